@@ -1,0 +1,50 @@
+"""The root of the project's exception tree.
+
+    TwinError
+    ├── BadInput          something a user wrote cannot be used: one line, exit code 2
+    └── (each folder adds its own below these)
+
+It stands here because `workloads` is the one folder that every other may see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TwinError(Exception):
+    """Any error that this project raises on purpose."""
+
+
+class BadInput(TwinError, ValueError):
+    """A file, a field or a flag that cannot be used.
+
+    The message is one line: where (file, line, column or field), the value found, and what was expected.
+    """
+
+    def __init__(
+        self,
+        expected: str,
+        *,
+        value: object = None,
+        field: str | None = None,
+        file: str | Path | None = None,
+        line: int | None = None,
+    ) -> None:
+        self.expected, self.value, self.field, self.line = expected, value, field, line
+        self.file = None if file is None else str(file)
+        super().__init__(self._one_line())
+
+    def _one_line(self) -> str:
+        place = self.file or ""
+        if self.line is not None:
+            place += f":{self.line}"
+        where = ": ".join(part for part in (place, self.field) if part)
+        found = "" if self.value is None else f"got {_short(self.value)}, "
+        text = f"{where}: {found}{self.expected}" if where else f"{found}{self.expected}"
+        return " ".join(text.split())
+
+
+def _short(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
