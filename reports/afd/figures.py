@@ -1,0 +1,134 @@
+"""Figures of a ratio sweep: throughput with both theories, idle ratios with their crossing, the three regimes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+Document = dict[str, Any]
+
+COLOURS = ("#1f5fa8", "#d1495b", "#2a8c5a", "#8a5fbf", "#c77f1a", "#4a4a4a")
+ATTENTION, FFN, LINK = "#1f5fa8", "#d1762b", "#2a8c5a"
+
+
+def sweep_figures(document: Document) -> dict[str, str]:
+    """Every figure by name, each a complete SVG text."""
+    figures: dict[str, Callable[[Axes, Document], None]] = {"throughput": _throughput}
+    if len(document["configurations"]) == 1:
+        figures |= {"idle": _idle, "regimes": _regimes}
+    return {name: _render(draw, document) for name, draw in figures.items()}
+
+
+def _render(draw: Callable[[Axes, Document], None], document: Document) -> str:
+    figure = Figure(figsize=(7.2, 4.2))
+    FigureCanvasSVG(figure)
+    axes = figure.add_axes((0.09, 0.12, 0.89, 0.8))
+    draw(axes, document)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    _ratio_axis(axes, document)
+    text = io.StringIO()
+    # No date and no random ids: the same document gives the same file.
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _ratio_axis(axes: Axes, document: Document) -> None:
+    ratios = [point["ratio"] for point in document["points"]]
+    if max(ratios) / min(ratios) > 6:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("attention instances per FFN instance, r")
+
+
+def _throughput(axes: Axes, document: Document) -> None:
+    several = len(document["configurations"]) > 1
+    for index, configuration in enumerate(document["configurations"]):
+        points = [point for point in document["points"] if point["configuration"] == index]
+        colour = COLOURS[index % len(COLOURS)]
+        name = ", ".join(f"{key} = {value}" for key, value in configuration["settings"].items())
+        _throughput_curves(axes, configuration, points, colour, f"{name}: " if several else "")
+    axes.set_ylabel(f"output tokens per {document['time_unit'][:-1]} and instance")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{document['name']}: simulated throughput against theory", loc="left", fontsize=10)
+    axes.legend(fontsize=7.5, frameon=False)
+
+
+def _throughput_curves(
+    axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str
+) -> None:
+    theory, curves = configuration["theory"], configuration["curves"]
+    label = (lambda text: None) if prefix else (lambda text: text)
+    axes.plot(curves["ratio"], curves["theory"], "--", color=colour, lw=1, alpha=0.7, label=label("theory as published (eq. 6)"))
+    axes.plot(curves["ratio"], curves["barrier"], "-", color=colour, lw=1.4, label=label("barrier- and pipeline-aware theory"))
+    ratios = [point["ratio"] for point in points]
+    measured = [point["throughput_per_instance"] for point in points]
+    axes.plot(ratios, measured, "x", color=colour, ms=5, label=f"{prefix}simulated, first 80 % (eq. 21)")
+    steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
+    if steady:
+        centre = [point["throughput_per_instance_steady"] for point in steady]
+        spread = [
+            [value - point["throughput_ci"][0] for value, point in zip(centre, steady, strict=True)],
+            [point["throughput_ci"][1] - value for value, point in zip(centre, steady, strict=True)],
+        ]
+        axes.errorbar(
+            [point["ratio"] for point in steady], centre, spread, fmt="o", ms=4, mfc="white", color=colour, capsize=2,
+            label=label("simulated, steady state with 95 % interval"),
+        )  # fmt: skip
+    star = theory["r_star"]
+    low, high = curves["ratio"][0], curves["ratio"][-1]
+    if low <= star <= high:
+        axes.axvline(star, color=colour, ls=":", lw=1, label=label(f"r* = {star:.2f} as published (eq. 19)"))
+
+
+def _idle(axes: Axes, document: Document) -> None:
+    points = sorted(document["points"], key=lambda point: point["ratio"])
+    ratios = [point["ratio"] for point in points]
+    axes.plot(ratios, [100 * point["idle_attention"] for point in points], "o-", color=ATTENTION, label="attention")
+    axes.plot(ratios, [100 * point["idle_ffn"] for point in points], "s-", color=FFN, label="FFN")
+    crossing = document["configurations"][0]["simulation"]["idle_crossing"]
+    if crossing is not None:
+        axes.axvline(crossing, color="#666", ls=":", lw=1, label=f"crossing at r = {crossing:.1f}")
+    axes.set_ylabel("idle time, % (eq. 23, simulated)")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{document['name']}: who waits for whom", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _regimes(axes: Axes, document: Document) -> None:
+    configuration = document["configurations"][0]
+    theory, curves = configuration["theory"], configuration["curves"]
+    ratios = curves["ratio"]
+    for name, colour, label in (
+        ("attention", ATTENTION, "attention at the mean load"),
+        ("communication", LINK, "communication, round trip"),
+        ("ffn", FFN, "FFN"),
+    ):
+        axes.plot(ratios, curves[f"t_{name}"], color=colour, lw=1.4, label=label)
+    axes.plot(ratios, curves["t_step"], color="black", lw=1, ls="-.", label="step, barrier- and pipeline-aware")
+    critical = theory["r_critical"]
+    bound = "I attention-bound" if theory["r_attention"] >= theory["r_communication"] else "II communication-bound"
+    colour = ATTENTION if bound.startswith("I a") else LINK
+    edge = min(max(critical, ratios[0]), ratios[-1])
+    axes.axvspan(ratios[0], edge, color=colour, alpha=0.07)
+    axes.axvspan(edge, ratios[-1], color=FFN, alpha=0.07)
+    top = 0.97
+    for left, right, text in ((ratios[0], edge, bound), (edge, ratios[-1], "III FFN-bound")):
+        if right > left * 1.3:
+            axes.text((left * right) ** 0.5, top, text, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=8)
+    axes.axvline(theory["r_star"], color="#666", ls=":", lw=1, label=f"r* = {theory['r_star']:.2f}")
+    axes.set_xlim(ratios[0], ratios[-1])
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"{document['time_unit']} per decode step")
+    axes.set_title(f"{document['name']}: the three regimes of the published theory", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="center left")

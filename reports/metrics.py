@@ -1,0 +1,54 @@
+"""What is measured, defined once: functions of plain arrays, one entry a request or a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StableThroughput:
+    """Eq. 21 before it is divided by instances: tokens of the first completions, and when the last of them came."""
+
+    tokens: int
+    time: float
+
+    def per_instance(self, instances: int) -> float:
+        """Output tokens per time unit and instance."""
+        return self.tokens / self.time / instances
+
+
+def stable_throughput(decode_tokens: Integers, finish: Floats, fraction: float = 0.8) -> StableThroughput:
+    """AFD eq. 21: all output tokens of the first ⌈fraction·N⌉ requests to complete, over the time that took.
+
+    Requests that complete at the same instant count in order of their ids. Tokens of requests still in flight are not
+    counted, which is the paper's choice and makes the figure a few per cent low for short runs.
+    """
+    count = math.ceil(fraction * len(finish))
+    first = np.argsort(finish, kind="stable")[:count]
+    return StableThroughput(int(decode_tokens[first].sum()), float(finish[first[-1]]))
+
+
+def tpot_paper(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float:
+    """AFD eq. 22: the mean over requests of (completion − first token) / D. One token takes no time by this count."""
+    return float(np.mean((finish - first_token) / decode_tokens))
+
+
+def tpot(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float | None:
+    """TPOT as serving benchmarks define it: the mean of (completion − first token) / (D − 1) over requests with D > 1."""
+    several = decode_tokens > 1
+    if not several.any():
+        return None
+    gaps = decode_tokens[several] - 1
+    return float(np.mean((finish[several] - first_token[several]) / gaps))
+
+
+def idle_ratio(busy: float, instances: int, total: float) -> float:
+    """AFD eq. 23: the share of `total` time that `instances` devices, busy for `busy` device-time together, stood idle."""
+    return 1.0 - busy / (instances * total)

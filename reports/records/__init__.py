@@ -1,0 +1,1 @@
+"""The record store: what a run leaves on disk. A leaf: imports nothing internal."""

@@ -1,0 +1,183 @@
+"""`runs/<id>/`: one folder a run, written so that a killed run loses no finished point.
+
+    manifest.json    what was asked, with what, and whether it is complete (or why not)
+    points.jsonl     one line a finished point, on disk before the next is counted
+    summary.json     the whole document, written last
+    figures/, report.html
+
+The id is the time of the start, the command, and a fingerprint of what was asked. An unfinished run with the same
+fingerprint is taken up again, unless a live process holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+SCHEMA = "twin.run/1"
+
+
+@dataclass
+class RunDirectory:
+    """One run's folder, held by this process until `close`.
+
+    Any failure to write is an `OSError` that carries the path.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    _lock: IO[str]
+
+    @property
+    def id(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def points(self) -> dict[str, dict[str, Any]]:
+        """Finished points by key. A last line cut short by a kill is dropped, from the file too."""
+        file = self.path / "points.jsonl"
+        found: dict[str, dict[str, Any]] = {}
+        if not file.exists():
+            return found
+        with naming(file), file.open("r+b") as lines:
+            kept = 0
+            for line in lines:
+                try:
+                    point = json.loads(line)
+                except ValueError:
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                found[point["key"]] = point
+                kept += len(line)
+            lines.truncate(kept)
+        return found
+
+    def add_point(self, key: str, point: dict[str, Any]) -> None:
+        """Append one finished point and see it to the disk."""
+        file = self.path / "points.jsonl"
+        with naming(file), file.open("a") as lines:
+            lines.write(json.dumps({"key": key, **point}) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+
+    def write_json(self, name: str, document: object) -> Path:
+        """Write a whole document, or leave the old one: never half of it."""
+        return self.write_text(name, json.dumps(document, indent=1) + "\n")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a whole file, or leave the old one: never half of it."""
+        file = self.path / name
+        with naming(file):
+            file.parent.mkdir(exist_ok=True)
+            draft = file.with_name(file.name + ".part")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(file)
+        return file
+
+    def set_status(self, complete: bool, status: str) -> None:
+        """Say in the manifest how the run stands."""
+        self.manifest |= {"complete": complete, "status": status, "updated": _now().isoformat()}
+        self.write_json("manifest.json", self.manifest)
+
+    def abandon(self, why: str) -> None:
+        """Leave the run unfinished and say why, if the disk still takes it."""
+        with contextlib.suppress(OSError):
+            self.set_status(False, why)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._lock.close()
+
+
+def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any], *, resume: bool) -> RunDirectory:
+    """Take up an unfinished run of the same fingerprint under `root`, or begin a new one."""
+    with naming(root):
+        root.mkdir(parents=True, exist_ok=True)
+    if resume:
+        for path in sorted(root.glob(f"*-{command}-{fingerprint}*"), reverse=True):
+            run = _take_up(path)
+            if run is not None:
+                return run
+    started = _now()
+    path = _new_folder(root, f"{started:%Y%m%dT%H%M%S}-{command}-{fingerprint}")
+    lock = _hold(path)
+    assert lock is not None, "a folder that was just made is free"
+    run = RunDirectory(path, {"schema": SCHEMA, "id": path.name, "started": started.isoformat(), **manifest}, lock)
+    run.set_status(False, "running")
+    return run
+
+
+def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Manifest and summary (None while there is none) of a run folder.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not JSON.
+    """
+    with naming(path):
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        summary = path / "summary.json"
+        return manifest, json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give every `OSError` in the block a file name, so that whoever reports it can say which file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def _take_up(path: Path) -> RunDirectory | None:
+    """The unfinished run in `path`, or None when it is finished, unreadable, or held by a live process."""
+    lock = _hold(path)
+    if lock is None:
+        return None
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        manifest = {"complete": True}
+    if manifest.get("complete", True):
+        lock.close()
+        return None
+    return RunDirectory(path, manifest, lock)
+
+
+def _hold(path: Path) -> IO[str] | None:
+    """Lock the folder for this process; None if another has it. The lock dies with its holder, however it dies."""
+    with naming(path / "lock"):
+        lock = (path / "lock").open("a")
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # no such lock on this platform: two equal sweeps at once are then the user's to avoid
+        pass
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    for attempt in range(1000):
+        path = root / (name if attempt == 0 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise OSError(17, "no free name left for a run folder", str(root / name))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,5 @@
+"""`python -m twin`."""
+
+from twin.cli import main
+
+main()

@@ -1,0 +1,193 @@
+"""From a checked scenario to everything that one point of a sweep needs: lengths, latencies, theory, supply."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency_models.calibration import Calibration, load_calibration
+from schedulers.bundle_slots import REFILL_POLICIES
+from twin.afd.bundle import BundleConfig, PassLatency, Supply
+from twin.scenarios.afd import AfdScenario, LineSpec, RooflineSpec
+from twin.scenarios.ratios import Topology
+from twin.theory.cycle import CycleModel
+from twin.theory.load import load_phases
+from twin.theory.paper import PaperModel
+from workloads.errors import BadInput
+from workloads.pairs import LengthPairs
+from workloads.traces import Trace
+
+MID_LIFE_POOL = 16
+"""How many candidates a stationary start draws for each slot it fills."""
+
+
+@dataclass(frozen=True)
+class BundlePlan:
+    """One configuration, ready to be run at any ratio.
+
+    Args:
+        latency: of a whole decode step, in the calibration's time unit.
+        lengths: joint distribution of prefill and decode lengths.
+    """
+
+    scenario: AfdScenario
+    calibration: Calibration
+    latency: PassLatency
+    lengths: LengthPairs
+    trace: Trace | None
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether every slot is kept full."""
+        return self.scenario.workload.arrivals.process == "closed_loop"
+
+    @cached_property
+    def slot_load(self) -> float:
+        """θ, the exact mean token load of an always-full slot."""
+        return self.lengths.renewal_load()
+
+    @cached_property
+    def paper(self) -> PaperModel:
+        """AFD section 4 with this workload's means and N."""
+        scenario = self.scenario
+        return PaperModel(
+            self.latency,
+            scenario.batch_size,
+            self.lengths.mean_prefill,
+            self.lengths.mean_decode,
+            scenario.requests_per_instance,
+        )
+
+    @cached_property
+    def cycle(self) -> CycleModel:
+        """The barrier- and pipeline-aware model of the same bundle."""
+        scenario = self.scenario
+        phases = load_phases(self.lengths, scenario.batch_size, in_step=scenario.start == "fresh")
+        return CycleModel(self.latency, scenario.batch_size, scenario.microbatches, phases)
+
+    @property
+    def warm_up(self) -> int:
+        """Steps of a microbatch until the start is forgotten: four times the mean age of a resident request."""
+        if self.scenario.start == "stationary":
+            return 0
+        return math.ceil(4 * (self.slot_load - self.resident_prefill))
+
+    @property
+    def resident_prefill(self) -> float:
+        """Mean prefill of the request in a slot at a random step, E[PD]/E[D]: long answers are seen more often."""
+        lengths = self.lengths
+        return lengths.mean_prefill + lengths.covariance / lengths.mean_decode
+
+    @property
+    def period(self) -> int:
+        """Steps after which the loads repeat exactly, or 1."""
+        constant = self.lengths.constant_decode
+        return constant if constant is not None and self.scenario.start == "fresh" else 1
+
+    def config(self, topology: Topology) -> BundleConfig:
+        """The bundle at one ratio."""
+        scenario, step = self.scenario, self.latency
+        parts = [
+            (alpha / scenario.layers, beta / scenario.layers)
+            for alpha, beta in (step.attention, step.ffn, step.communication)
+        ]
+        return BundleConfig(
+            topology.attention_instances,
+            topology.ffn_instances,
+            scenario.batch_size,
+            PassLatency(*parts),
+            scenario.microbatches,
+            scenario.layers,
+            REFILL_POLICIES[scenario.refill],
+            scenario.fast_forward,
+        )
+
+    def seed(self, topology: Topology) -> int:
+        """A seed of this point's own: from what the point is, not from where it stands in a sweep."""
+        identity = self.scenario.model_dump(mode="json", exclude={"ratio", "name", "description", "fast_forward"})
+        text = json.dumps([identity, str(topology.ratio)], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    def supply(self, topology: Topology) -> Supply:
+        """The requests that the bundle will be given."""
+        rng = np.random.default_rng(self.seed(topology))
+        scenario, instances = self.scenario, topology.attention_instances
+        wanted = scenario.requests_per_instance * instances
+        process = scenario.workload.arrival_process(self.trace, instances)
+        if scenario.workload.arrivals.process == "replay":
+            assert self.trace is not None
+            wanted = len(self.trace)
+            prefill, decode = self.trace.prefill_tokens, self.trace.decode_tokens
+        elif self.closed_loop:
+            in_flight = scenario.microbatches * scenario.batch_size * instances
+            prefill, decode = self.lengths.sample(rng, wanted + in_flight)
+            if scenario.start == "stationary":
+                prefill[:in_flight], decode[:in_flight] = _mid_life(self.lengths, rng, in_flight)
+            return Supply(prefill.tolist(), decode.tolist(), None, wanted)
+        else:
+            prefill, decode = self.lengths.sample(rng, wanted)
+        return Supply(prefill.tolist(), decode.tolist(), process.times(rng, wanted).tolist(), wanted)
+
+
+def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:
+    """Load what the scenario names; relative paths start from `base`, the scenario's folder.
+
+    Raises:
+        BadInput: a calibration or a trace that cannot be used.
+    """
+    calibration = _calibration(scenario, base)
+    return BundlePlan(
+        scenario, calibration, _step_latency(calibration, scenario), scenario.workload.lengths(trace), trace
+    )
+
+
+def _calibration(scenario: AfdScenario, base: Path) -> Calibration:
+    spec = scenario.calibration
+    if isinstance(spec, RooflineSpec):
+        return _derived(spec, base)
+    return load_calibration(spec, base)
+
+
+def _derived(spec: RooflineSpec, base: Path) -> Calibration:
+    from latency_models.hardware import load_hardware
+    from latency_models.models import load_model
+    from latency_models.roofline import derive, read_deployment
+
+    deployment = read_deployment(spec.deployment, "calibration.deployment")
+    return derive(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment)
+
+
+def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatency:
+    """α and β of a whole decode step, with the scenario's what-if changes."""
+    changes = scenario.latency
+    parts = [
+        _changed(calibration.step_line("attention"), changes.attention),
+        _changed(calibration.step_line("ffn"), changes.ffn),
+        _changed(calibration.step_line("communication"), changes.communication),
+    ]
+    if sum(alpha + beta for alpha, beta in parts) <= 0:
+        raise BadInput("expected a step that takes time, found every alpha and beta 0", field="latency")
+    return PassLatency(*parts)
+
+
+def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
+    alpha, beta = line
+    return (alpha if spec.alpha is None else spec.alpha, beta if spec.beta is None else spec.beta)
+
+
+def _mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[Any, Any]:
+    """Requests as a random step finds them: longer ones more often, each at a random age.
+
+    What has been generated counts as prompt, what remains as the answer. Drawn by resampling a pool in proportion to D.
+    """
+    prefill, decode = lengths.sample(rng, MID_LIFE_POOL * count)
+    rows = rng.choice(len(decode), count, p=decode / decode.sum())
+    age = rng.integers(0, decode[rows])
+    return prefill[rows] + age, decode[rows] - age

@@ -1,0 +1,66 @@
+"""One point of a sweep: simulate a bundle at one ratio and put theory beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
+from twin.afd.measure import Measurement, measure
+from twin.afd.plan import BundlePlan
+from twin.scenarios.ratios import Topology
+from twin.theory.gaps import decompose
+
+
+@dataclass(frozen=True)
+class BundleRun:
+    """A finished run: what went in, what was recorded, what was measured."""
+
+    config: BundleConfig
+    supply: Supply
+    records: BundleRecords
+    measured: Measurement
+
+
+def simulate(plan: BundlePlan, topology: Topology) -> BundleRun:
+    """Run the bundle of `plan` at one ratio."""
+    config, supply = plan.config(topology), plan.supply(topology)
+    records = Bundle(config, supply).run()
+    measured = measure(config, supply, records, plan.slot_load, plan.warm_up, plan.period)
+    return BundleRun(config, supply, records, measured)
+
+
+def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dict[str, Any]:
+    """The point as it stands in the document `twin.sweep/1`. Barrier-aware theory speaks of full slots under FCFS only."""
+    ratio, instances = float(topology.ratio), topology.attention_instances
+    steady = measured.steady
+    return {
+        "ratio": ratio,
+        "topology": str(topology),
+        "attention_instances": instances,
+        "ffn_instances": topology.ffn_instances,
+        "throughput_per_instance": measured.throughput,
+        "throughput_per_instance_generated": measured.throughput_generated,
+        "throughput_per_instance_steady": None if steady is None else steady.throughput,
+        "throughput_ci": None if steady is None else list(steady.interval),
+        "throughput_per_instance_steady_plain": None if steady is None else steady.plain,
+        "throughput_per_instance_theory": plan.paper.throughput(ratio),
+        "throughput_per_instance_barrier": plan.cycle.throughput(ratio, instances) if plan.closed_loop else None,
+        "tpot": measured.tpot,
+        "tpot_between_tokens": measured.tpot_gaps,
+        "idle_attention": measured.idle_attention,
+        "idle_ffn": measured.idle_ffn,
+        "regime": plan.paper.regime_at(ratio),
+        "gaps": decompose(plan.paper, plan.cycle, ratio, instances, measured) if plan.closed_loop else None,
+        "state_shares": measured.state_shares,
+        "requests": measured.requests,
+        "steps": measured.steps,
+        "mean_token_load": measured.mean_token_load,
+        "simulated_time": measured.total_time,
+        "seed": plan.seed(topology),
+    }
+
+
+def run_point(plan: BundlePlan, topology: Topology) -> dict[str, Any]:
+    """Simulate and describe one point; what a worker process does."""
+    return describe(plan, topology, simulate(plan, topology).measured)

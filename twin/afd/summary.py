@@ -1,0 +1,109 @@
+"""What one configuration of a sweep says as a whole: the theory's numbers, the simulation's, and the curves between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from twin.afd.plan import BundlePlan
+from workloads.pairs import JointEmpirical
+
+CURVE_POINTS = 96
+
+
+def theory_summary(plan: BundlePlan) -> dict[str, Any]:
+    """Eq. 12-20 for this configuration, the same with the exact load of its lengths, and the barrier-aware optimum."""
+    paper = plan.paper
+    limit = replace(paper, requests=None)
+    best = plan.cycle.best_ratio()
+    interval = plan.lengths.renewal_load_interval() if isinstance(plan.lengths, JointEmpirical) else None
+    return {
+        "r_star": paper.r_star,
+        "regime": paper.regime,
+        "r_attention": paper.r_attention,
+        "r_communication": paper.r_communication,
+        "r_critical": paper.r_critical,
+        "r_peak": paper.r_peak,
+        "throughput_at_r_star": paper.throughput_at_optimum,
+        "mean_token_load": paper.mean_load,
+        "horizon_steps": paper.horizon_steps,
+        "t_attention": paper.t_attention,
+        "t_communication": paper.t_communication,
+        "t_ffn_at_r_star": paper.t_ffn(paper.r_star),
+        "mean_token_load_limit": limit.mean_load,
+        "r_star_limit": limit.r_star,
+        "mean_prefill": plan.lengths.mean_prefill,
+        "mean_decode": plan.lengths.mean_decode,
+        "slot_load_renewal": plan.slot_load,
+        "slot_load_renewal_interval": None if interval is None else list(interval),
+        "mean_token_load_renewal": plan.slot_load * paper.batch_size,
+        "r_star_renewal": _r_star_at(plan, plan.slot_load),
+        "r_star_renewal_interval": None if interval is None else [_r_star_at(plan, load) for load in interval],
+        "r_star_barrier": best,
+        "throughput_at_r_star_barrier": plan.cycle.throughput(best),
+    }
+
+
+def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, Any]:
+    """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost."""
+    if not points:
+        return dict.fromkeys(
+            ("best_ratio", "best_topology", "best_throughput", "best_over_r_star", "idle_crossing", "discreteness")
+        )
+    best = max(points, key=lambda point: point["throughput_per_instance"])
+    peak = max(point["throughput_per_instance_theory"] for point in points)
+    return {
+        "best_ratio": best["ratio"],
+        "best_topology": best["topology"],
+        "best_throughput": best["throughput_per_instance"],
+        "best_over_r_star": best["ratio"] / theory["r_star"],
+        "idle_crossing": idle_crossing(points),
+        "discreteness": peak / theory["throughput_at_r_star"] - 1,
+    }
+
+
+def idle_crossing(points: Sequence[dict[str, Any]]) -> float | None:
+    """The ratio at which attention and FFN idle alike, interpolated in log r; None if they do not cross in the sweep."""
+    ordered = sorted(points, key=lambda point: point["ratio"])
+    for left, right in zip(ordered, ordered[1:], strict=False):
+        before = left["idle_attention"] - left["idle_ffn"]
+        after = right["idle_attention"] - right["idle_ffn"]
+        if before <= 0 < after:
+            share = before / (before - after)
+            return float(math.exp((1 - share) * math.log(left["ratio"]) + share * math.log(right["ratio"])))
+    return None
+
+
+def curves(plan: BundlePlan, ratios: Sequence[float]) -> dict[str, list[float]]:
+    """The theory's curves over the swept range, for figures."""
+    low, high = min(ratios), max(ratios)
+    if low == high:
+        low, high = low / 2, high * 2
+    grid = [float(ratio) for ratio in np.geomspace(low, high, CURVE_POINTS)]
+    paper, cycle = plan.paper, plan.cycle
+    steps = [cycle.step_time(ratio) for ratio in grid]
+    batch = plan.scenario.batch_size
+    return {
+        "ratio": grid,
+        "theory": [paper.throughput(ratio) for ratio in grid],
+        "barrier": [ratio * batch / ((ratio + 1) * step) for ratio, step in zip(grid, steps, strict=True)],
+        "t_attention": [paper.t_attention] * len(grid),
+        "t_communication": [paper.t_communication] * len(grid),
+        "t_ffn": [paper.t_ffn(ratio) for ratio in grid],
+        "t_step": steps,
+    }
+
+
+def _r_star_at(plan: BundlePlan, slot_load: float) -> float:
+    """Eq. 19 with the exact mean token load in place of T̄."""
+    paper = plan.paper
+    (alpha_a, beta_a), (alpha_f, beta_f) = plan.latency.attention, plan.latency.ffn
+    if alpha_f == 0:
+        return math.inf
+    attention = alpha_a * slot_load * paper.batch_size + beta_a
+    balance = (attention - beta_f) / (alpha_f * paper.batch_size)
+    return max(balance, paper.r_communication, paper.r_peak)

@@ -1,0 +1,59 @@
+"""The command line: one verb for one question.
+
+Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
+Exit codes: 0 done; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a threshold was missed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+from twin.cli.calibrate import calibrate
+from twin.cli.report import report
+from twin.cli.reproduce import reproduce
+from twin.cli.sweep import sweep
+from workloads.errors import TwinError
+
+app = cyclopts.App(
+    name="twin",
+    help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
+    version_flags=["--version"],
+    help_format="plaintext",
+)
+app.command(sweep)
+app.command(reproduce)
+app.command(calibrate)
+app.command(report)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns the exit code. What a user can cause ends in one clear line on stderr."""
+    try:
+        result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except cyclopts.CycloptsError as error:
+        return _complain(" ".join(str(error).split()) + " (see twin --help)")
+    except TwinError as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        print("twin: interrupted; the same command takes up where this one stopped", file=sys.stderr)
+        return 130
+
+
+def _complain(line: str) -> int:
+    print(f"twin: {line}", file=sys.stderr)
+    return 2

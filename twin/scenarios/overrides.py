@@ -1,0 +1,87 @@
+"""`--set a.b=1,2,4`: change any field of a scenario, or try several values of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+
+from latency_models.strict import read_yaml_text
+from workloads.errors import BadInput
+
+Settings = dict[str, Any]
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Each `key=v1,v2` as a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
+
+    Raises:
+        BadInput: no `=`, an empty key or value, a key given twice, or a value that is not YAML.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")) or not values.strip():
+            raise BadInput("expected key=value or key=v1,v2", field="--set", value=text)
+        if key in found:
+            raise BadInput("expected each key once; give several values as key=v1,v2", field="--set", value=text)
+        found[key] = [_value(value, text) for value in _split(values)]
+    return found
+
+
+def combinations(overrides: dict[str, list[Any]]) -> Iterator[Settings]:
+    """Every combination of one value a key, in order; one empty combination when there are no overrides."""
+    for values in itertools.product(*overrides.values()):
+        yield dict(zip(overrides, values, strict=True))
+
+
+def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """A copy of `document` with each dotted key set; sections on the way are made when absent.
+
+    Raises:
+        BadInput: the way to a key leads through something that is not a section.
+    """
+    result = dict(document)
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        section = result
+        for depth, name in enumerate(path):
+            inner = section.get(name)
+            if inner is not None and not isinstance(inner, dict):
+                dotted = ".".join(path[: depth + 1])
+                raise BadInput(f"expected a section at {dotted!r}, found {inner!r}", field="--set", value=key)
+            section[name] = section = dict(inner or {})
+        section[last] = value
+    return result
+
+
+def _split(values: str) -> list[str]:
+    """Split at commas that stand outside brackets, braces and quotes."""
+    parts, depth, quote, current = [], 0, "", ""
+    for character in values:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        if character == "," and depth == 0 and not quote:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    return [*parts, current]
+
+
+def _value(text: str, whole: str) -> Any:
+    if not text.strip():
+        raise BadInput("expected a value between commas", field="--set", value=whole)
+    try:
+        return read_yaml_text(text)
+    except yaml.YAMLError:
+        raise BadInput("expected a YAML value", field="--set", value=whole) from None

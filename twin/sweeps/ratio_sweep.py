@@ -1,0 +1,190 @@
+"""`twin sweep` on AFD bundles: every ratio of every configuration, simulated and set beside theory."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from twin.afd.plan import BundlePlan, make_plan
+from twin.afd.point import run_point
+from twin.afd.summary import curves, simulation_summary, theory_summary
+from twin.scenarios.afd import check_scenario
+from twin.scenarios.overrides import Settings, combinations
+from twin.scenarios.ratios import Topology, parse_ratios
+from twin.sweeps.parallel import each_as_done
+from twin.theory.gaps import NAMES
+from workloads.traces import Trace
+
+SCHEMA = "twin.sweep/1"
+NOTE = (
+    "Every point is simulated (discrete events, no hardware); the curves are closed forms. "
+    "Latencies come from the calibration named below."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of a sweep: the settings that set it apart, and its plan."""
+
+    settings: Settings
+    plan: BundlePlan
+
+
+@dataclass(frozen=True)
+class Task:
+    """One point to run."""
+
+    key: str
+    configuration: int
+    plan: BundlePlan
+    topology: Topology
+
+
+@dataclass(frozen=True)
+class RatioSweep:
+    """A checked sweep: its cases and the ratios of each.
+
+    Nothing is simulated until `run`; whatever can be wrong with the input has been found by then.
+    """
+
+    document: dict[str, Any]
+    cases: Sequence[Case]
+    topologies: Sequence[Topology]
+
+    @property
+    def size(self) -> int:
+        """How many points there are."""
+        return len(self.cases) * len(self.topologies)
+
+    def fingerprint(self, version: str) -> str:
+        """Changes with anything that a point's result depends on, and with the points asked for."""
+        identity = [
+            [case.plan.scenario.model_dump(mode="json"), case.plan.calibration.content_hash(), _digest(case.plan.trace)]
+            for case in self.cases
+        ]
+        text = json.dumps([version, identity, [str(each.ratio) for each in self.topologies]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def tasks(self, done: dict[str, dict[str, Any]]) -> list[Task]:
+        """The points not yet done, the longest first so that no core is left with a long one at the end."""
+        every = [
+            Task(f"{index}/{topology.ratio}", index, case.plan, topology)
+            for index, case in enumerate(self.cases)
+            for topology in self.topologies
+        ]
+        missing = [task for task in every if task.key not in done]
+        return sorted(missing, key=lambda task: -task.topology.attention_instances)
+
+    def run(
+        self,
+        done: dict[str, dict[str, Any]],
+        keep: Callable[[str, dict[str, Any]], None],
+        jobs: int,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Iterator[dict[str, Any]]:
+        """Run what is missing; `keep` each point, then yield it. `meanwhile` is called once the workers are busy."""
+        results = each_as_done(run_task, self.tasks(done), jobs)
+        meanwhile()
+        for task, result in results:
+            point = {"configuration": task.configuration, **result}
+            keep(task.key, point)
+            done[task.key] = point
+            yield point
+
+    def prepare_theory(self) -> None:
+        """Work out the closed forms now; otherwise `summarise` does."""
+        _ = self._theory
+
+    @cached_property
+    def _theory(self) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+        ratios = [float(topology.ratio) for topology in self.topologies]
+        return [(theory_summary(case.plan), curves(case.plan, ratios)) for case in self.cases]
+
+    def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The document `twin.sweep/1`. With one configuration its theory stands at the top as well."""
+        points = [
+            done[f"{index}/{topology.ratio}"]
+            for index in range(len(self.cases))
+            for topology in self.topologies
+            if f"{index}/{topology.ratio}" in done
+        ]
+        configurations = [self._configuration(index, points) for index in range(len(self.cases))]
+        single = configurations[0] if len(configurations) == 1 else None
+        first = self.cases[0].plan
+        return {
+            "schema": SCHEMA,
+            "name": first.scenario.name,
+            "simulated": True,
+            "note": NOTE,
+            "time_unit": first.calibration.time_unit,
+            "calibration": {"name": first.calibration.name, "hash": first.calibration.content_hash()},
+            "theory": None if single is None else single["theory"],
+            "simulation": None if single is None else single["simulation"],
+            "configurations": configurations,
+            "points": points,
+            "gap_names": NAMES,
+        }
+
+    def _configuration(self, index: int, points: list[dict[str, Any]]) -> dict[str, Any]:
+        case = self.cases[index]
+        theory, drawn = self._theory[index]
+        own = [point for point in points if point["configuration"] == index]
+        return {
+            "settings": case.settings,
+            "scenario": case.plan.scenario.model_dump(mode="json", by_alias=True),
+            "theory": theory,
+            "simulation": simulation_summary(own, theory),
+            "curves": drawn,
+        }
+
+
+def prepare(
+    document: dict[str, Any], path: Path, ratio: str | None, overrides: dict[str, list[Any]], trace: Path | None
+) -> RatioSweep:
+    """Check everything that a sweep needs.
+
+    Raises:
+        BadInput: naming the file, field and value, when the scenario, a setting, a ratio, the trace or the calibration
+            cannot be used.
+    """
+    if trace is not None:
+        document = _with_trace(document, trace)
+    traces: dict[str, Trace | None] = {}
+    cases = []
+    for settings in combinations(overrides):
+        scenario = check_scenario(document, settings, path)
+        spec = scenario.workload.trace
+        key = json.dumps(None if spec is None else [spec.path, spec.format])
+        if key not in traces:
+            traces[key] = scenario.workload.read_trace(path.parent)
+        cases.append(Case(settings, make_plan(scenario, path.parent, traces[key])))
+    topologies = parse_ratios(ratio if ratio is not None else cases[0].plan.scenario.ratio)
+    return RatioSweep(document, cases, topologies)
+
+
+def run_task(task: Task) -> dict[str, Any]:
+    """One point. Collecting garbage is put off until it is done: a run makes millions of objects and no cycles."""
+    gc.disable()
+    try:
+        return run_point(task.plan, task.topology)
+    finally:
+        gc.enable()
+
+
+def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
+    workload = dict(document.get("workload") or {})
+    workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
+    return {**document, "workload": workload}
+
+
+def _digest(trace: Trace | None) -> str | None:
+    if trace is None:
+        return None
+    content = trace.prefill_tokens.tobytes() + trace.decode_tokens.tobytes()
+    return hashlib.sha256(content + (b"" if trace.arrivals is None else trace.arrivals.tobytes())).hexdigest()

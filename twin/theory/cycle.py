@@ -1,0 +1,136 @@
+"""What a bundle's cycle takes: barrier over instances, m microbatches in flight, exposed communication.
+
+Four servers stand in a ring (attention, A→F link, FFN, F→A link) and m microbatches go round it without overtaking. Were
+their times constant, the ring would repeat itself with a period Z that is the largest of (the maximum cycle mean of its
+event graph)
+
+    Σ_j a_j                 attention always busy,
+    m·f                     the FFN always busy,
+    m·c/2                   one direction of the link always busy,
+    max_j a_j + c + f       a microbatch never waits: communication is exposed,
+
+and yields m decode steps in that time. Attention times do vary, a_j = α_A·(largest token load of x instances) + β_A, but
+slowly: a step replaces a few of an instance's requests. So the mean period is the expectation of Z over independent
+microbatches in the steady state. The paper's eq. 5 is the same without the first maximum over instances, with the mean
+load for the random one, and with unlimited overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.afd.bundle import PassLatency
+from twin.theory.load import LoadLaw
+
+Floats = NDArray[np.float64]
+
+NODES = 2048
+
+
+@dataclass(frozen=True)
+class CycleModel:
+    """Mean cycle time and throughput of a bundle over its A/F ratio.
+
+    Args:
+        latency: of a whole decode step. Cut into L passes, each 1/L of it, the ring turns L times as fast and L times as
+            often, so the layers drop out.
+        batch_size: B.
+        microbatches: m.
+        phases: the laws of an instance's token load that take turns (`twin.theory.load.load_phases`).
+    """
+
+    latency: PassLatency
+    batch_size: int
+    microbatches: int
+    phases: Sequence[LoadLaw]
+
+    @cached_property
+    def _levels(self) -> Floats:
+        """Probability levels of m independent microbatches, shape (nodes, m): a low-discrepancy (Kronecker) sequence."""
+        m = self.microbatches
+        nodes = max(NODES // len(self.phases), 64)
+        if m == 1:
+            return ((np.arange(nodes) + 0.5) / nodes)[:, None]
+        root = _harmonious_number(m)
+        steps = root ** -np.arange(1, m + 1)
+        return (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
+
+    def period(self, attention: Floats, ratio: float) -> Floats:
+        """Z for attention times of shape (…, m); shape (…)."""
+        alpha_c, beta_c = self.latency.communication
+        alpha_f, beta_f = self.latency.ffn
+        m = self.microbatches
+        round_trip = alpha_c * self.batch_size + beta_c
+        ffn = alpha_f * ratio * self.batch_size + beta_f
+        slowest_server = np.maximum(attention.sum(axis=-1), m * max(ffn, round_trip / 2))
+        return np.maximum(slowest_server, attention.max(axis=-1) + round_trip + ffn)
+
+    def step_time(self, ratio: float, attention_instances: float | None = None) -> float:
+        """Mean time between the ends of consecutive microbatch steps, barrier and all.
+
+        Args:
+            ratio: r = x/y.
+            attention_instances: x; r itself when y = 1 is meant (also between whole numbers).
+        """
+        instances = ratio if attention_instances is None else attention_instances
+        alpha, beta = self.latency.attention
+        levels = self._levels ** (1 / instances)
+        periods = [self.period(alpha * law.quantile(levels) + beta, ratio).mean() for law in self.phases]
+        return float(np.mean(periods)) / self.microbatches
+
+    def step_time_at_mean_load(self, ratio: float) -> float:
+        """The same ring with every load at its mean: exposed communication remains, the barrier does not."""
+        alpha, beta = self.latency.attention
+        periods = [
+            float(self.period(np.full(self.microbatches, alpha * law.mean + beta), ratio)) for law in self.phases
+        ]
+        return float(np.mean(periods)) / self.microbatches
+
+    def step_time_unlimited_overlap(self, ratio: float) -> float:
+        """Eq. 5 at the exact mean load: the slowest stage alone, the round trip counting as one stage."""
+        alpha, beta = self.latency.attention
+        alpha_c, beta_c = self.latency.communication
+        alpha_f, beta_f = self.latency.ffn
+        load = float(np.mean([law.mean for law in self.phases]))
+        stages = (
+            alpha * load + beta,
+            alpha_c * self.batch_size + beta_c,
+            alpha_f * ratio * self.batch_size + beta_f,
+        )
+        return max(stages)
+
+    def throughput(self, ratio: float, attention_instances: float | None = None) -> float:
+        """Output tokens per time unit and instance in the steady state."""
+        return self._rate(ratio, self.step_time(ratio, attention_instances))
+
+    def throughput_at_mean_load(self, ratio: float) -> float:
+        """Throughput per instance without the barrier's cost."""
+        return self._rate(ratio, self.step_time_at_mean_load(ratio))
+
+    def throughput_unlimited_overlap(self, ratio: float) -> float:
+        """Throughput per instance of eq. 5-6 at the exact mean load."""
+        return self._rate(ratio, self.step_time_unlimited_overlap(ratio))
+
+    def best_ratio(self, low: float = 0.25, high: float = 256.0) -> float:
+        """The ratio in [low, high] with the highest throughput, to about 0.1 %."""
+        for _ in range(3):
+            grid = np.geomspace(low, high, 25)
+            best = int(np.argmax([self.throughput(float(ratio)) for ratio in grid]))
+            low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+        return float(grid[best])
+
+    def _rate(self, ratio: float, step_time: float) -> float:
+        return ratio * self.batch_size / ((ratio + 1) * step_time)
+
+
+def _harmonious_number(dimension: int) -> float:
+    """The root above 1 of x^(d+1) = x + 1, whose powers spread a d-dimensional Kronecker sequence most evenly."""
+    root = 2.0
+    for _ in range(64):
+        root = (1 + root) ** (1 / (dimension + 1))
+    return root

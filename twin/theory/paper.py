@@ -1,0 +1,137 @@
+"""AFD section 4 exactly as published: Lemma 4.1 and eq. 5-20, for geometric decode lengths.
+
+The published figures follow with p = 1/μ_D, decode lengths counted on {1, 2, …}; the index of the token being decoded is
+then (1 − p)/p = μ_D − 1 in the mean, which is how it enters eq. 10-14.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from twin.afd.bundle import PassLatency
+
+
+@dataclass(frozen=True, slots=True)
+class PaperModel:
+    """The paper's model of one bundle at microbatch size B.
+
+    Args:
+        latency: α and β of a whole decode step (eq. 2-4).
+        batch_size: B, requests of one attention instance.
+        mean_prefill, mean_decode: μ_P and μ_D, tokens.
+        requests: N of eq. 12, requests that one attention instance serves; None for the limit (eq. 14).
+    """
+
+    latency: PassLatency
+    batch_size: int
+    mean_prefill: float
+    mean_decode: float
+    requests: float | None = None
+
+    @property
+    def p(self) -> float:
+        """Per-step termination probability."""
+        return 1 / self.mean_decode
+
+    @property
+    def horizon_steps(self) -> float:
+        """Eq. 12: K(B) = N/(B p)."""
+        return math.inf if self.requests is None else self.requests / (self.batch_size * self.p)
+
+    def expected_load(self, step: float) -> float:
+        """Eq. 11: E[T_k], the mean token load of one instance at decode step k."""
+        grown = 1 - (1 - self.p) ** step
+        return self.batch_size * (self.mean_prefill + (1 - self.p) / self.p * grown)
+
+    @property
+    def mean_load(self) -> float:
+        """Eq. 13-14: T̄(B; N), or its limit T̄ when the horizon is not given."""
+        index = (1 - self.p) / self.p
+        steps = self.horizon_steps
+        ramp = 0.0 if math.isinf(steps) else (1 - (1 - self.p) ** steps) / (steps * self.p)
+        return self.batch_size * (self.mean_prefill + index * (1 - ramp))
+
+    @property
+    def t_attention(self) -> float:
+        """t̄_A = α_A T̄ + β_A."""
+        return _line(self.latency.attention, self.mean_load)
+
+    @property
+    def t_communication(self) -> float:
+        """t̄_C = α_C B + β_C, the round trip."""
+        return _line(self.latency.communication, self.batch_size)
+
+    def t_ffn(self, ratio: float) -> float:
+        """t̄_F(r) = α_F r B + β_F."""
+        return _line(self.latency.ffn, ratio * self.batch_size)
+
+    @property
+    def r_attention(self) -> float:
+        """Eq. 15: r_A, where the FFN takes as long as attention."""
+        return self._ratio_at(self.t_attention)
+
+    @property
+    def r_communication(self) -> float:
+        """Eq. 16: r_C, where the FFN takes as long as the round trip."""
+        return self._ratio_at(self.t_communication)
+
+    @property
+    def r_critical(self) -> float:
+        """Eq. 17: r_crit, from which on the FFN is the bottleneck."""
+        return max(self.r_attention, self.r_communication)
+
+    @property
+    def r_peak(self) -> float:
+        """Eq. 18: where throughput peaks while the FFN is the bottleneck."""
+        alpha, beta = self.latency.ffn
+        return math.sqrt(beta / (alpha * self.batch_size)) if alpha > 0 else math.inf
+
+    @property
+    def r_star(self) -> float:
+        """Eq. 19: the optimal A/F ratio."""
+        return max(self.r_attention, self.r_communication, self.r_peak)
+
+    @property
+    def regime(self) -> str:
+        """Which term of eq. 19 sets r*: attention (I), communication (II), or the FFN's own peak (III)."""
+        terms = {
+            "attention-bottleneck": self.r_attention,
+            "communication-bottleneck": self.r_communication,
+            "ffn-bottleneck": self.r_peak,
+        }
+        return max(terms, key=terms.__getitem__)
+
+    def regime_at(self, ratio: float) -> str:
+        """Which stage sets the cycle time at `ratio` (section 4.3)."""
+        times = {
+            "attention-bottleneck": self.t_attention,
+            "communication-bottleneck": self.t_communication,
+            "ffn-bottleneck": self.t_ffn(ratio),
+        }
+        return max(times, key=times.__getitem__)
+
+    def cycle_time(self, ratio: float) -> float:
+        """Eq. 5 at the mean load: the slowest of the three stages."""
+        return max(self.t_attention, self.t_communication, self.t_ffn(ratio))
+
+    def throughput(self, ratio: float) -> float:
+        """Eq. 6: output tokens per time unit and instance."""
+        return ratio * self.batch_size / ((ratio + 1) * self.cycle_time(ratio))
+
+    @property
+    def throughput_at_optimum(self) -> float:
+        """Eq. 20: Throughput*, at r*."""
+        ratio = self.r_star
+        return ratio * self.batch_size / ((ratio + 1) * self.t_ffn(ratio))
+
+    def _ratio_at(self, time: float) -> float:
+        alpha, beta = self.latency.ffn
+        if alpha == 0:
+            return math.inf if time >= beta else 0.0
+        return (time - beta) / (alpha * self.batch_size)
+
+
+def _line(coefficients: tuple[float, float], size: float) -> float:
+    alpha, beta = coefficients
+    return alpha * size + beta
