@@ -58,13 +58,13 @@ def controlled_mean(
     return Estimate(plain - slope * (centre - control_mean), half_width, plain)
 
 
-def batch_mean(batches: Floats, confidence: float = 0.95) -> Estimate:
-    """Mean of batch means with Student's interval, widened when neighbouring batches are correlated."""
-    count = len(batches)
-    plain = float(batches.mean())
-    residuals = batches - plain
+def ratio_of_means(numerator: Floats, denominator: Floats, confidence: float = 0.95) -> Estimate:
+    """Σ numerator / Σ denominator over batches, with the interval of the delta method."""
+    count = len(numerator)
+    ratio = float(numerator.sum() / denominator.sum())
+    residuals = (numerator - ratio * denominator) / float(denominator.mean())
     variance = float((residuals**2).sum()) / (count - 1) / count * _inflation(residuals)
-    return Estimate(plain, student_quantile(confidence, count - 1) * math.sqrt(variance), plain)
+    return Estimate(ratio, student_quantile(confidence, count - 1) * math.sqrt(variance), ratio)
 
 
 def _inflation(residuals: Floats) -> float:

@@ -8,13 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports import metrics
-from reports.statistics import Estimate, batch_mean, controlled_mean
 from twin.afd.bundle import BundleConfig, BundleRecords, Supply
-
-MICROBATCH, READY, END, ATTENTION_WAIT, FFN_WAIT, LOAD_MAX, LOAD_TOTAL, REQUESTS, AT_WORK = range(9)
-BATCHES = 32
-
-Floats = NDArray[np.float64]
+from twin.afd.steady import SteadyState, steady_state
+from twin.afd.steps import (
+    AT_WORK,
+    ATTENTION_WAIT,
+    END,
+    FFN_WAIT,
+    LOAD_MAX,
+    LOAD_TOTAL,
+    MICROBATCH,
+    READY,
+    REQUESTS,
+    Floats,
+    step_table,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +34,6 @@ class RequestTimes:
     seated: Floats
     first_token: Floats
     finish: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class SteadyState:
-    """Throughput per instance while every slot is full and the start is forgotten.
-
-    `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not. `interval` is at 95 %.
-    """
-
-    throughput: float
-    interval: tuple[float, float]
-    plain: float
-    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +57,7 @@ class Measurement:
 
 def request_times(config: BundleConfig, supply: Supply, records: BundleRecords) -> RequestTimes:
     """Read the times of the first `supply.completions` requests to finish off the steps of their microbatches."""
-    steps = np.array(records.steps, dtype=np.float64)
+    steps = step_table(records)
     seats = np.array(records.seated, dtype=np.int64)
     decode = np.asarray(supply.decode, dtype=np.int64)
     owner, begun = seats % config.microbatches, seats // config.microbatches
@@ -88,7 +83,7 @@ def measure(
         warm_up: steps of each microbatch that the steady state leaves out.
         period: steps after which the loads repeat exactly (constant lengths), else 1; the window is whole periods.
     """
-    steps = np.array(records.steps, dtype=np.float64)
+    steps = step_table(records)
     times = request_times(config, supply, records)
     decode = np.asarray(supply.decode, dtype=np.int64)[times.ids]
     instances = config.attention_instances + config.ffn_instances
@@ -96,6 +91,9 @@ def measure(
     total = float(steps[-1, END])
     generated = float(steps[steps[:, END] <= stable.time, REQUESTS].sum())
     busy = _busy(config, steps)
+    steady = steady_state(
+        config, supply, records, steps, slot_load=slot_load, warm_up=warm_up, period=period
+    )
     return Measurement(
         throughput=stable.per_instance(instances),
         throughput_generated=generated / stable.time / instances,
@@ -103,7 +101,7 @@ def measure(
         tpot_gaps=metrics.tpot(times.first_token, times.finish, decode),
         idle_attention=metrics.idle_ratio(busy["instances"], config.attention_instances, total),
         idle_ffn=metrics.idle_ratio(busy["ffn"], 1, total),
-        steady=_steady_state(config, supply, records, steps, slot_load, warm_up, period),
+        steady=steady,
         stable_time=stable.time,
         total_time=total,
         mean_token_load=float(steps[:, LOAD_TOTAL].mean()) / config.attention_instances,
@@ -111,58 +109,6 @@ def measure(
         requests=len(decode),
         state_shares=_state_shares(steps, busy),
     )
-
-
-def _steady_state(
-    config: BundleConfig,
-    supply: Supply,
-    records: BundleRecords,
-    steps: Floats,
-    slot_load: float,
-    warm_up: int,
-    period: int,
-) -> SteadyState | None:
-    """None when the run is too short to hold a window, or when arrivals leave slots empty at random."""
-    window = _window(config, records, steps, warm_up, period)
-    if window is None:
-        return None
-    batch, duration, load, tokens = window
-    instances = config.attention_instances + config.ffn_instances
-    per_step = tokens.sum() / batch.sum()
-    estimate: Estimate
-    if supply.arrivals is None:
-        estimate = controlled_mean(duration, load / config.attention_instances, slot_load * config.batch_size)
-    else:
-        estimate = batch_mean(duration)
-    low, high = estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
-    rate = float(per_step) / instances
-    return SteadyState(rate / estimate.mean, (rate / high, rate / low), rate / estimate.plain, int(batch.sum()))
-
-
-def _window(
-    config: BundleConfig, records: BundleRecords, steps: Floats, warm_up: int, period: int
-) -> tuple[Floats, Floats, Floats, Floats] | None:
-    """Cut the full-slot stretch into batches: their steps, mean step duration, mean total load, and tokens."""
-    m = config.microbatches
-    until = records.full_until
-    full = int(np.searchsorted(steps[:, END], np.inf if until is None else until, side="right"))
-    begin = min(warm_up * m, full // 2)
-    if period > 1:
-        begin = -(-begin // (period * m)) * period * m
-        count = min(BATCHES, (full - 1 - begin) // (period * m))
-        size = (full - 1 - begin) // (period * m * max(count, 1)) * period * m
-    else:
-        count = BATCHES
-        size = (full - 1 - begin) // (BATCHES * m) * m
-    if size < 1 or count < (2 if period > 1 else BATCHES):
-        return None
-    # Durations run from end to end, so the step before the window opens it.
-    edges = begin + np.arange(count + 1) * size
-    cuts = [slice(low + 1, high + 1) for low, high in zip(edges[:-1], edges[1:], strict=True)]
-    duration = np.diff(steps[edges, END]) / size
-    load = np.array([steps[cut, LOAD_TOTAL].mean() for cut in cuts])
-    tokens = np.array([steps[cut, REQUESTS].sum() for cut in cuts])
-    return np.full(count, float(size)), duration, load, tokens
 
 
 def _busy(config: BundleConfig, steps: Floats) -> dict[str, float]:

@@ -1,0 +1,102 @@
+"""The steady state of a run: the stretch in which the start is forgotten, cut into batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reports.statistics import controlled_mean, ratio_of_means
+from twin.afd.bundle import BundleConfig, BundleRecords, Supply
+from twin.afd.steps import END, LOAD_TOTAL, REQUESTS, Floats
+
+BATCHES = 32
+FEWEST_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """Throughput per instance once the start is forgotten, tokens per time unit.
+
+    In a closed loop `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not.
+    `interval` is at 95 %. `steps` are the microbatch steps it rests on.
+    """
+
+    throughput: float
+    interval: tuple[float, float]
+    plain: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Consecutive batches of `size` microbatch steps; arrays of shape (batches,), means over a batch's steps."""
+
+    size: int
+    duration: Floats
+    load: Floats
+    tokens: Floats
+
+
+def steady_state(
+    config: BundleConfig,
+    supply: Supply,
+    records: BundleRecords,
+    steps: Floats,
+    *,
+    slot_load: float,
+    warm_up: int,
+    period: int,
+) -> SteadyState | None:
+    """Estimate it; None when the run is too short to hold enough batches.
+
+    Args:
+        slot_load: exact mean token load of an always-full slot, the control.
+        warm_up: steps of each microbatch to leave out, though never more than half of them.
+        period: steps after which the loads repeat exactly, else 1; batches are whole periods.
+    """
+    closed = supply.arrivals is None
+    usable = len(steps)
+    if closed and records.full_until is not None:
+        usable = int(np.searchsorted(steps[:, END], records.full_until, side="right"))
+    if not closed:
+        # Once the last request has come, the bundle only drains.
+        usable = int(np.searchsorted(steps[:, END], supply.arrivals[-1], side="right"))  # type: ignore[index]
+    batches = _cut(steps[:usable], config.microbatches, warm_up, period)
+    if batches is None:
+        return None
+    instances = config.attention_instances + config.ffn_instances
+    if not closed:
+        rate = ratio_of_means(batches.tokens, batches.duration)
+        low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
+        scale = 1 / instances
+        return _state(rate.mean * scale, (low * scale, high * scale), rate.plain * scale, batches)
+    control = batches.load / config.attention_instances
+    time = controlled_mean(batches.duration, control, slot_load * config.batch_size)
+    tokens = config.batch_size * config.attention_instances / instances
+    interval = (tokens / (time.mean + time.half_width), tokens / (time.mean - time.half_width))
+    return _state(tokens / time.mean, interval, tokens / time.plain, batches)
+
+
+def _state(throughput: float, interval: tuple[float, float], plain: float, batches: Batches) -> SteadyState:
+    return SteadyState(throughput, interval, plain, batches.size * len(batches.duration))
+
+
+def _cut(steps: Floats, microbatches: int, warm_up: int, period: int) -> Batches | None:
+    """Leave out the warm-up and cut the rest into up to 32 batches of whole rounds (and whole periods)."""
+    unit = microbatches * period
+    begin = -(-min(warm_up * microbatches, len(steps) // 2) // unit) * unit
+    units = (len(steps) - 1 - begin) // unit
+    count = min(BATCHES, units)
+    if count < FEWEST_BATCHES:
+        return None
+    size = units // count * unit
+    # Durations run from end to end, so the step before the window opens it.
+    edges = begin + np.arange(count + 1) * size
+    inside = steps[begin + 1 : edges[-1] + 1].reshape(count, size, -1)
+    return Batches(
+        size,
+        np.diff(steps[edges, END]) / size,
+        inside[:, :, LOAD_TOTAL].mean(axis=1),
+        inside[:, :, REQUESTS].mean(axis=1),
+    )
