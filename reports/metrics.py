@@ -41,7 +41,8 @@ def tpot_paper(first_token: Floats, finish: Floats, decode_tokens: Integers) -> 
 
 
 def tpot(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float | None:
-    """TPOT as serving benchmarks define it: the mean of (completion − first token) / (D − 1) over requests with D > 1."""
+    """TPOT as serving benchmarks define it: the mean of (completion − first token) / (D − 1) over requests with D >
+    1."""
     several = decode_tokens > 1
     if not several.any():
         return None
@@ -50,5 +51,6 @@ def tpot(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float 
 
 
 def idle_ratio(busy: float, instances: int, total: float) -> float:
-    """AFD eq. 23: the share of `total` time that `instances` devices, busy for `busy` device-time together, stood idle."""
+    """AFD eq. 23: the share of `total` time that `instances` devices, busy for `busy` device-time together, stood
+    idle."""
     return 1.0 - busy / (instances * total)

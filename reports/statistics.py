@@ -1,4 +1,5 @@
-"""Confidence intervals for the mean of a correlated sequence: batch means, with a control variate where one is known."""
+"""Confidence intervals for the mean of a correlated sequence: batch means, with a control variate where one is
+known."""
 
 from __future__ import annotations
 
@@ -30,17 +31,16 @@ def student_quantile(confidence: float, degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
-def controlled_mean(
-    batches: Floats, control: Floats, control_mean: float, confidence: float = 0.95
-) -> Estimate:
+def controlled_mean(batches: Floats, control: Floats, control_mean: float, confidence: float = 0.95) -> Estimate:
     """Mean of batch means, corrected for how far a control with known mean strayed in the same batches.
 
-    A least-squares line of `batches` on `control` is read off at `control_mean`. What the control explains, sampling noise
-    and what is left of a start-up transient alike, drops out of the estimate and of its interval. Batches that are still
-    correlated widen the interval by (1 + ρ)/(1 − ρ), ρ being the lag-one correlation of the residuals when positive.
+    A least-squares line of `batches` on `control` is read off at `control_mean`. What the control explains, sampling
+    noise and what is left of a start-up transient alike, drops out of the estimate and of its interval. Batches that
+    are still correlated widen the interval by (1 + ρ)/(1 − ρ), ρ being the lag-one correlation of the residuals when
+    positive.
 
     Args:
         batches, control: shape (n,), n ≥ 10, means over the same n consecutive stretches.

@@ -1,11 +1,12 @@
 """Slots of an attention/FFN-disaggregated bundle: x attention instances × m microbatches × B slots (AFD 3.1, 5.1).
 
-A slot holds one request for as long as it decodes. The slots of one microbatch step together, so whoever finishes leaves at
-the end of a step, and the vacated slots are refilled from one global queue before the next step of that microbatch begins
-(continuous batching). The scheduler is never told how long an answer will be: the plant says who finished.
+A slot holds one request for as long as it decodes. The slots of one microbatch step together, so whoever finishes
+leaves at the end of a step, and the vacated slots are refilled from one global queue before the next step of that
+microbatch begins (continuous batching). The scheduler is never told how long an answer will be: the plant says who
+finished.
 
-No step does work proportional to B. Each instance keeps one running token load per microbatch: it grows by the number of
-its resident requests each step, and changes by one request's tokens at each admission and completion.
+No step does work proportional to B. Each instance keeps one running token load per microbatch: it grows by the number
+of its resident requests each step, and changes by one request's tokens at each admission and completion.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ class Microbatch:
     Attributes:
         index: which of the bundle's m microbatches this is.
         step: decode steps ended so far.
-        loads: token load of each attention instance, T of eq. 1: prompt plus generated tokens of its residents, length x.
-        active: resident requests of each attention instance, length x.
-        requests: resident requests over all instances.
-        admitted: ids that entered their slots at the start of this step.
-        vacant: the instance that owns each free slot, in the order in which the slots became free.
+        loads: token load of each attention instance, T of eq. 1: prompt plus generated tokens of its residents,
+        length x. active: resident requests of each attention instance, length x. requests: resident requests over all
+        instances. admitted: ids that entered their slots at the start of this step. vacant: the instance that owns
+        each free slot, in the order in which the slots became free.
     """
 
     __slots__ = ("active", "admitted", "index", "loads", "requests", "resident", "step", "vacant")
@@ -43,7 +43,8 @@ class Microbatch:
         self.admitted: list[int] = []
         # Slot by slot, instance after instance, so that the first requests spread evenly.
         self.vacant: deque[int] = deque(list(range(instances)) * slots)
-        # id -> (instance, prompt tokens minus the step of admission), so that `offset + step` is the token load at any step.
+        # id -> (instance, prompt tokens minus the step of admission), so that `offset + step` is the token load at
+        # any step.
         self.resident: dict[int, tuple[int, int]] = {}
 
     def admit(self, request: Waiting, instance: int) -> None:
@@ -68,7 +69,8 @@ def refill_fcfs(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
 
 
 def refill_least_loaded(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
-    """Still the oldest requests first, but the longest prompt among them goes to the lightest instance with a free slot.
+    """Still the oldest requests first, but the longest prompt among them goes to the lightest instance with a free
+    slot.
 
     Who enters is decided by age, so nobody starves; only where they sit is decided by load. Greedy: each seat counts
     before the next is given.

@@ -11,8 +11,8 @@ from simpy.events import NORMAL, Event
 class Clock(simpy.Environment):
     """A SimPy environment that can also be asked to wake somebody at an absolute time.
 
-    SimPy's `timeout` takes a delay and wakes at `now + delay`. A process that has computed *when* it wants to wake would
-    lose the last bit in `now + (when - now)`, and with it the equality of fast-forwarded and step-by-step runs.
+    SimPy's `timeout` takes a delay and wakes at `now + delay`. A process that has computed *when* it wants to wake
+    would lose the last bit in `now + (when - now)`, and with it the equality of fast-forwarded and step-by-step runs.
     """
 
     def at(self, when: float) -> Event:

@@ -64,13 +64,21 @@ def _throughput(axes: Axes, document: Document) -> None:
     axes.legend(fontsize=7.5, frameon=False)
 
 
-def _throughput_curves(
-    axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str
-) -> None:
+def _throughput_curves(axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str) -> None:
     theory, curves = configuration["theory"], configuration["curves"]
     label = (lambda text: None) if prefix else (lambda text: text)
-    axes.plot(curves["ratio"], curves["theory"], "--", color=colour, lw=1, alpha=0.7, label=label("theory as published (eq. 6)"))
-    axes.plot(curves["ratio"], curves["barrier"], "-", color=colour, lw=1.4, label=label("barrier- and pipeline-aware theory"))
+    axes.plot(
+        curves["ratio"],
+        curves["theory"],
+        "--",
+        color=colour,
+        lw=1,
+        alpha=0.7,
+        label=label("theory as published (eq. 6)"),
+    )
+    axes.plot(
+        curves["ratio"], curves["barrier"], "-", color=colour, lw=1.4, label=label("barrier- and pipeline-aware theory")
+    )
     ratios = [point["ratio"] for point in points]
     measured = [point["throughput_per_instance"] for point in points]
     axes.plot(ratios, measured, "x", color=colour, ms=5, label=f"{prefix}simulated, first 80 % (eq. 21)")
@@ -125,7 +133,15 @@ def _regimes(axes: Axes, document: Document) -> None:
     top = 0.97
     for left, right, text in ((ratios[0], edge, bound), (edge, ratios[-1], "III FFN-bound")):
         if right > left * 1.3:
-            axes.text((left * right) ** 0.5, top, text, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=8)
+            axes.text(
+                (left * right) ** 0.5,
+                top,
+                text,
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=8,
+            )
     axes.axvline(theory["r_star"], color="#666", ls=":", lw=1, label=f"r* = {theory['r_star']:.2f}")
     axes.set_xlim(ratios[0], ratios[-1])
     axes.set_ylim(bottom=0)

@@ -69,8 +69,10 @@ def _gaps(points: list[Document], document: Document) -> list[str]:
     rows = [
         [_cell(point["ratio"]), *(f"{100 * (point['gaps'][name] - 1):+.2f}" for name in names)] for point in explained
     ]
-    meanings = "".join(f"<li>{escape(name.replace('_', ' '))}: {escape(document['gap_names'][name])}</li>" for name in names)
-    intro = "From the published formula (eq. 6) to the simulated eq. 21, each step in per cent; their product is the whole gap."
+    meanings = "".join(
+        f"<li>{escape(name.replace('_', ' '))}: {escape(document['gap_names'][name])}</li>" for name in names
+    )
+    intro = "From the published formula (eq. 6) to the simulated eq. 21, in per cent; they multiply to the whole gap."
     return [
         "<h2>Why theory and simulation differ</h2>",
         f"<p>{intro}</p><ul class='note'>{meanings}</ul>",

@@ -47,7 +47,19 @@ def footnote(document: Document) -> str:
 
 def _points_table(points: list[Document], unit: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headers = ("r", "bundle", "eq. 21", "steady", "± %", "theory", "barrier", "gap %", f"TPOT {unit}", "idle A", "idle F")
+    headers = (
+        "r",
+        "bundle",
+        "eq. 21",
+        "steady",
+        "± %",
+        "theory",
+        "barrier",
+        "gap %",
+        f"TPOT {unit}",
+        "idle A",
+        "idle F",
+    )
     for title in headers:
         table.add_column(title, justify="right", no_wrap=True)
     for point in points:

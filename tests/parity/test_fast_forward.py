@@ -34,7 +34,12 @@ def both(config: BundleConfig, supply: Supply) -> tuple[BundleRecords, BundleRec
 
 
 @settings(deadline=None, max_examples=150)
-@given(configs, st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=50), st.booleans(), st.data())
+@given(
+    configs,
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=50),
+    st.booleans(),
+    st.data(),
+)
 def test_equal_records(
     config: BundleConfig, requests: list[tuple[int, int]], closed: bool, data: st.DataObject
 ) -> None:

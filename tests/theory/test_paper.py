@@ -1,4 +1,5 @@
-"""AFD section 4 as published: its printed figures, its lemma against the recursion it solves, its optimum against a search."""
+"""AFD section 4 as published: its printed figures, its lemma against the recursion it solves, its optimum against a
+search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Degenerate bundles are queues that others have solved: one instance, one slot, one microbatch.
 
-A decode step then takes a constant time s, a request's service is s·D, and the waiting time of Poisson arrivals is that of
-Pollaczek and Khinchine: W = λ E[S²] / (2 (1 − ρ)). The estimate's error is taken from independent replications.
+A decode step then takes a constant time s, a request's service is s·D, and the waiting time of Poisson arrivals is
+that of Pollaczek and Khinchine: W = λ E[S²] / (2 (1 − ρ)). The estimate's error is taken from independent
+replications.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ def test_layers_cut_a_step_into_passes() -> None:
     quarter = PassLatency((0.0625, 0.5), (0.125, 0.25), (0.03125, 0.09375))
     layered = BundleConfig(1, 1, 1, quarter, microbatches=1, layers=4)
     supply = Supply([16], [3])
-    assert [row[2] for row in Bundle(once, supply).run().steps] == [row[2] for row in Bundle(layered, supply).run().steps]
+    assert [row[2] for row in Bundle(once, supply).run().steps] == [
+        row[2] for row in Bundle(layered, supply).run().steps
+    ]
 
 
 def test_open_arrivals_leave_slots_empty_and_wait_for_the_next_step() -> None:

@@ -1,9 +1,9 @@
 """The simulated plant of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
-A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. Its attention phase ends with
-the slowest of the x instances (the barrier); m microbatches are in flight, so that one computes attention while another is
-in transfer or at the FFN. Attention, the two directions of the link, and the FFN each serve one microbatch at a time, in
-order of arrival.
+A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. Its attention phase ends
+with the slowest of the x instances (the barrier); m microbatches are in flight, so that one computes attention while
+another is in transfer or at the FFN. Attention, the two directions of the link, and the FFN each serve one microbatch
+at a time, in order of arrival.
 
 Because all four serve in order and every microbatch visits them in the same order, nobody overtakes. When a microbatch
 sets out, all its waiting times are therefore already known: with `fast_forward` one event carries it round, without it
@@ -53,9 +53,10 @@ class BundleConfig:
 class Supply:
     """The requests that a bundle is given, by id 0, 1, …, in order of arrival.
 
-    `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the closed loop). The run ends
-    when `completions` of them have finished (None: all): a closed loop that is given more requests than that keeps its
-    slots full to the end, one that is not drains. A request caught in mid-life by a stationary start has its generated tokens counted into `prefill` and taken off `decode`.
+    `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the closed loop). The run
+    ends when `completions` of them have finished (None: all): a closed loop that is given more requests than that
+    keeps its slots full to the end, one that is not drains. A request caught in mid-life by a stationary start has
+    its generated tokens counted into `prefill` and taken off `decode`.
     """
 
     prefill: Sequence[int]
@@ -71,10 +72,10 @@ StepRow = tuple[int, float, float, float, float, int, int, int, int]
 class BundleRecords:
     """What one run saw. One row a microbatch step in `steps`, in order of their ends.
 
-    Columns of `steps`: microbatch, ready (set out), end, time waited for attention and for the FFN (links included, over
-    all layers), largest token load of an instance, token load over all instances, requests, attention instances at work.
-    `seated[id]` is microbatch + m·step of admission, −1 if it never came to that: one integer, since there may be
-    millions. `full_until` is when a slot first stayed empty for want of requests (None: never).
+    Columns of `steps`: microbatch, ready (set out), end, time waited for attention and for the FFN (links included,
+    over all layers), largest token load of an instance, token load over all instances, requests, attention instances
+    at work. `seated[id]` is microbatch + m·step of admission, −1 if it never came to that: one integer, since there
+    may be millions. `full_until` is when a slot first stayed empty for want of requests (None: never).
     """
 
     steps: list[StepRow] = field(default_factory=list)
@@ -83,7 +84,8 @@ class BundleRecords:
 
 
 class Stage:
-    """A server that takes one microbatch at a time, in order of arrival: attention, FFN, or one direction of the link."""
+    """A server that takes one microbatch at a time, in order of arrival: attention, FFN, or one direction of the
+    link."""
 
     __slots__ = ("free_at", "queue")
 
@@ -105,14 +107,10 @@ class Bundle:
     def __init__(self, config: BundleConfig, supply: Supply) -> None:
         self.config, self.supply = config, supply
         self.env = Clock()
-        self.slots = BundleSlots(
-            config.attention_instances, config.microbatches, config.batch_size, config.refill
-        )
+        self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
         self.records = BundleRecords(seated=[-1] * len(supply.prefill))
         self.attention, self.outward, self.ffn, self.homeward = (Stage(self.env) for _ in range(4))
-        self._calendars: list[defaultdict[int, list[int]]] = [
-            defaultdict(list) for _ in range(config.microbatches)
-        ]
+        self._calendars: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(config.microbatches)]
         self._arrived = 0
         self._unfinished = len(supply.prefill) if supply.completions is None else supply.completions
         self._over = self.env.event()
@@ -164,9 +162,7 @@ class Bundle:
         yield env.at(returned + transfer)
         return (begun - ready) + (returned - done), (sent - attended) + (taken - arrived)
 
-    def _walk_round(
-        self, attention: float, transfer: float, ffn: float
-    ) -> Generator[Event, None, tuple[float, float]]:
+    def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, tuple[float, float]]:
         """One pass state by state, each an event: what the fast path is held against."""
         for_attention = yield from self._serve(self.attention, attention)
         for_link = yield from self._serve(self.outward, transfer)
@@ -214,9 +210,7 @@ class Bundle:
             self.records.full_until = self.env.now
         return microbatch
 
-    def _end_step(
-        self, microbatch: Microbatch, ready: float, attention_wait: float, ffn_wait: float
-    ) -> None:
+    def _end_step(self, microbatch: Microbatch, ready: float, attention_wait: float, ffn_wait: float) -> None:
         active = microbatch.active
         self.records.steps.append(
             (

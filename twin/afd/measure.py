@@ -91,9 +91,7 @@ def measure(
     total = float(steps[-1, END])
     generated = float(steps[steps[:, END] <= stable.time, REQUESTS].sum())
     busy = _busy(config, steps)
-    steady = steady_state(
-        config, supply, records, steps, slot_load=slot_load, warm_up=warm_up, period=period
-    )
+    steady = steady_state(config, supply, records, steps, slot_load=slot_load, warm_up=warm_up, period=period)
     return Measurement(
         throughput=stable.per_instance(instances),
         throughput_generated=generated / stable.time / instances,

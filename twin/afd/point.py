@@ -31,7 +31,8 @@ def simulate(plan: BundlePlan, topology: Topology) -> BundleRun:
 
 
 def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dict[str, Any]:
-    """The point as it stands in the document `twin.sweep/1`. Barrier-aware theory speaks of full slots under FCFS only."""
+    """The point as it stands in the document `twin.sweep/1`. Barrier-aware theory speaks of full slots under FCFS
+    only."""
     ratio, instances = float(topology.ratio), topology.attention_instances
     steady = measured.steady
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,9 +68,10 @@ def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any])
 
 
 def idle_crossing(points: Sequence[dict[str, Any]]) -> float | None:
-    """The ratio at which attention and FFN idle alike, interpolated in log r; None if they do not cross in the sweep."""
+    """The ratio at which attention and FFN idle alike, interpolated in log r; None if they do not cross in the
+    sweep."""
     ordered = sorted(points, key=lambda point: point["ratio"])
-    for left, right in zip(ordered, ordered[1:], strict=False):
+    for left, right in itertools.pairwise(ordered):
         before = left["idle_attention"] - left["idle_ffn"]
         after = right["idle_attention"] - right["idle_ffn"]
         if before <= 0 < after:

@@ -29,9 +29,9 @@ def sweep(
 ) -> int:
     """Throughput, idle time, TPOT and r* over A/F ratios.
 
-    Simulates the scenario's bundle at every ratio, sets the published and the barrier-aware theory beside it, and leaves
-    a run folder with manifest, points, summary, figures and an HTML report. A killed sweep is taken up again by the same
-    command.
+    Simulates the scenario's bundle at every ratio, sets the published and the barrier-aware theory beside it, and
+    leaves a run folder with manifest, points, summary, figures and an HTML report. A killed sweep is taken up again
+    by the same command.
 
     Parameters
     ----------

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
-from latency_models.strict import explain_validation, read_yaml
+from latency_models.strict import Strict, explain_validation, read_yaml
 from twin.scenarios.overrides import Settings, apply
-from twin.scenarios.workload import Strict, WorkloadSpec
+from twin.scenarios.workload import WorkloadSpec
 from workloads.errors import BadInput
 
 
@@ -33,7 +33,7 @@ class RooflineSpec(Strict):
 
     hardware: str
     model: str
-    deployment: dict[str, Any] = {}
+    deployment: dict[str, Any] = Field(default_factory=dict)
 
 
 class AfdScenario(Strict):
@@ -80,7 +80,9 @@ def read_scenario(path: Path) -> dict[str, Any]:
     document = read_yaml(path)
     kind = document.get("kind")
     if kind != "afd-bundle":
-        raise BadInput("expected afd-bundle, the one kind of scenario there is so far", field="kind", value=kind, file=path)
+        raise BadInput(
+            "expected afd-bundle, the one kind of scenario there is so far", field="kind", value=kind, file=path
+        )
     return document
 
 
@@ -93,4 +95,4 @@ def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> 
     try:
         return AfdScenario.model_validate(apply(document, settings))
     except ValidationError as error:
-        raise explain_validation(error, path) from None
+        raise explain_validation(error, path, AfdScenario) from None

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
+from latency_models.strict import Strict
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson, Replay
 from workloads.errors import BadInput
 from workloads.lengths import Fixed, Geometric, Lengths, LogNormal, Uniform
 from workloads.pairs import Independent, LengthPairs
 from workloads.traces import Trace, read_trace
-
-
-class Strict(BaseModel):
-    """Every section of a scenario: no unknown fields, no silent conversions, no change after loading."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FixedLengths(Strict):
@@ -147,7 +142,8 @@ class WorkloadSpec(Strict):
         if trace is not None and self.trace is not None:
             pairs = trace.pairs()
             return pairs if self.trace.pairing == "joint" else pairs.independent()
-        assert self.prefill is not None and self.decode is not None
+        assert self.prefill is not None
+        assert self.decode is not None
         return Independent(self.prefill.build(), self.decode.build())
 
     def arrival_process(self, trace: Trace | None, attention_instances: int) -> Arrivals:

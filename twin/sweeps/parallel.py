@@ -13,9 +13,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def each_as_done(
-    work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int
-) -> Iterator[tuple[Task, Result]]:
+def each_as_done(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Result]]:
     """Start the tasks in the order given and yield (task, result) in order of completion.
 
     Processes are at work from the call on, before the first result is asked for. With one job or one task none is

@@ -1,18 +1,18 @@
 """What a bundle's cycle takes: barrier over instances, m microbatches in flight, exposed communication.
 
-Four servers stand in a ring (attention, A→F link, FFN, F→A link) and m microbatches go round it without overtaking. Were
-their times constant, the ring would repeat itself with a period Z that is the largest of (the maximum cycle mean of its
-event graph)
+Four servers stand in a ring (attention, A→F link, FFN, F→A link) and m microbatches go round it without overtaking.
+Were their times constant, the ring would repeat itself with a period Z that is the largest of (the maximum cycle mean
+of its event graph)
 
     Σ_j a_j                 attention always busy,
     m·f                     the FFN always busy,
     m·c/2                   one direction of the link always busy,
     max_j a_j + c + f       a microbatch never waits: communication is exposed,
 
-and yields m decode steps in that time. Attention times do vary, a_j = α_A·(largest token load of x instances) + β_A, but
-slowly: a step replaces a few of an instance's requests. So the mean period is the expectation of Z over independent
-microbatches in the steady state. The paper's eq. 5 is the same without the first maximum over instances, with the mean
-load for the random one, and with unlimited overlap.
+and yields m decode steps in that time. Attention times do vary, a_j = α_A·(largest token load of x instances) + β_A,
+but slowly: a step replaces a few of an instance's requests. So the mean period is the expectation of Z over
+independent microbatches in the steady state. The paper's eq. 5 is the same without the first maximum over instances,
+with the mean load for the random one, and with unlimited overlap.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class CycleModel:
     """Mean cycle time and throughput of a bundle over its A/F ratio.
 
     Args:
-        latency: of a whole decode step. Cut into L passes, each 1/L of it, the ring turns L times as fast and L times as
+        latency: of a whole decode step. Cut into L passes, each 1/L of it, the ring turns L times as fast and L times
+        as
             often, so the layers drop out.
         batch_size: B.
         microbatches: m.
@@ -51,14 +52,16 @@ class CycleModel:
 
     @cached_property
     def _levels(self) -> Floats:
-        """Probability levels of m independent microbatches, shape (nodes, m): a low-discrepancy (Kronecker) sequence."""
+        """Probability levels of m independent microbatches, shape (nodes, m): a low-discrepancy (Kronecker)
+        sequence."""
         m = self.microbatches
         nodes = max(NODES // len(self.phases), 64)
         if m == 1:
             return ((np.arange(nodes) + 0.5) / nodes)[:, None]
         root = _harmonious_number(m)
         steps = root ** -np.arange(1, m + 1)
-        return (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
+        levels: Floats = (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
+        return levels
 
     def period(self, attention: Floats, ratio: float) -> Floats:
         """Z for attention times of shape (…, m); shape (…)."""
@@ -68,7 +71,8 @@ class CycleModel:
         round_trip = alpha_c * self.batch_size + beta_c
         ffn = alpha_f * ratio * self.batch_size + beta_f
         slowest_server = np.maximum(attention.sum(axis=-1), m * max(ffn, round_trip / 2))
-        return np.maximum(slowest_server, attention.max(axis=-1) + round_trip + ffn)
+        periods: Floats = np.maximum(slowest_server, attention.max(axis=-1) + round_trip + ffn)
+        return periods
 
     def step_time(self, ratio: float, attention_instances: float | None = None) -> float:
         """Mean time between the ends of consecutive microbatch steps, barrier and all.

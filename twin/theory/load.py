@@ -1,13 +1,14 @@
 """The token load of an attention instance whose slots are always full, for any length distribution.
 
-Renewal-reward: a request with prefill s and decode length D keeps its slot for D steps, with loads s, s + 1, …, s + D − 1.
-Seen at a random step, a slot therefore carries θ = E[PD]/E[D] + E[D(D − 1)]/(2 E[D]) tokens in the mean, and its whole
-distribution is known too. The B slots of an instance are independent, so their sum has a known distribution, and the
-barrier waits for the largest of r such sums.
+Renewal-reward: a request with prefill s and decode length D keeps its slot for D steps, with loads s, s + 1, …, s + D
+− 1. Seen at a random step, a slot therefore carries θ = E[PD]/E[D] + E[D(D − 1)]/(2 E[D]) tokens in the mean, and its
+whole distribution is known too. The B slots of an instance are independent, so their sum has a known distribution,
+and the barrier waits for the largest of r such sums.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,13 +50,13 @@ class LoadLaw:
 def instance_load(slot_pmf: Floats, slots: int) -> LoadLaw:
     """The law of the sum of `slots` independent slots, each with mass `slot_pmf[l]` on load l.
 
-    The slot's mass is laid on a grid fine enough for the sum's spread, its characteristic function raised to the power of
-    `slots`, and transformed back.
+    The slot's mass is laid on a grid fine enough for the sum's spread, its characteristic function raised to the
+    power of `slots`, and transformed back.
     """
     loads = np.arange(len(slot_pmf))
     mean = float(slot_pmf @ loads)
-    deviation = float(np.sqrt(max(slot_pmf @ (loads - mean) ** 2, 0.0)))
-    centre, spread = slots * mean, np.sqrt(slots) * deviation
+    deviation = math.sqrt(max(float(slot_pmf @ (loads - mean) ** 2), 0.0))
+    centre, spread = slots * mean, math.sqrt(slots) * deviation
     if spread == 0:
         return constant_load(centre)
     top = max(centre + REACH * spread, float(len(slot_pmf)))
@@ -70,9 +71,8 @@ def instance_load(slot_pmf: Floats, slots: int) -> LoadLaw:
     # A bin's mass lies around its grid point: half of it is below.
     cdf = np.cumsum(total) - total / 2
     keep = np.concatenate(([True], np.diff(cdf) > 1e-15))
-    values = np.arange(GRID) * width
-    law = LoadLaw(values[keep], cdf[keep], centre)
-    return law
+    values: Floats = np.arange(GRID, dtype=np.float64) * width
+    return LoadLaw(values[keep], cdf[keep], centre)
 
 
 def constant_load(load: float) -> LoadLaw:
@@ -83,9 +83,10 @@ def constant_load(load: float) -> LoadLaw:
 def load_phases(lengths: LengthPairs, slots: int, *, in_step: bool, limit: int = 64) -> Sequence[LoadLaw]:
     """The laws of an instance's load that take turns, equally often, in the steady state.
 
-    One law suffices when decode lengths vary: slots drift apart and the mixture is the stationary law. When every decode
-    length is the same D and all slots start `in_step`, they stay together for good: the load at phase k is the sum of B
-    prompts plus B·k, and each phase is a law of its own (at most `limit` of them, evenly spaced, their mean kept).
+    One law suffices when decode lengths vary: slots drift apart and the mixture is the stationary law. When every
+    decode length is the same D and all slots start `in_step`, they stay together for good: the load at phase k is the
+    sum of B prompts plus B·k, and each phase is a law of its own (at most `limit` of them, evenly spaced, their mean
+    kept).
     """
     decode = lengths.constant_decode
     if decode is None or not in_step:

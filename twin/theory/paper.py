@@ -1,7 +1,7 @@
 """AFD section 4 exactly as published: Lemma 4.1 and eq. 5-20, for geometric decode lengths.
 
-The published figures follow with p = 1/μ_D, decode lengths counted on {1, 2, …}; the index of the token being decoded is
-then (1 − p)/p = μ_D − 1 in the mean, which is how it enters eq. 10-14.
+The published figures follow with p = 1/μ_D, decode lengths counted on {1, 2, …}; the index of the token being decoded
+is then (1 − p)/p = μ_D − 1 in the mean, which is how it enters eq. 10-14.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PaperModel:
 
     def expected_load(self, step: float) -> float:
         """Eq. 11: E[T_k], the mean token load of one instance at decode step k."""
-        grown = 1 - (1 - self.p) ** step
+        grown: float = 1 - (1 - self.p) ** step
         return self.batch_size * (self.mean_prefill + (1 - self.p) / self.p * grown)
 
     @property

@@ -1,0 +1,289 @@
+"""Traces that can be read: what each format means, and that what was written comes back."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.errors import BadInput
+from workloads.traces import Trace, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 23:59:59.9999999,374,44
+2023-11-17 00:00:00.0000001,0,109
+2023-11-17 00:00:01.5000000,879,1
+"""
+MOONCAKE = """{"timestamp": 3000, "input_length": 1025, "output_length": 500, "hash_ids": [0, 1, 2]}
+{"timestamp": 3000, "input_length": 512, "output_length": 1, "hash_ids": [0]}
+{"timestamp": 6001, "input_length": 3, "output_length": 9, "hash_ids": []}
+"""
+LENGTHS = """num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio
+74,918,992,0.08
+290,905,1195,nonsense
+"""
+PLAIN_CSV = "arrival,prompt_tokens,output_tokens\n10.5,3,4\n10.5,0,1\n12,7,2\n"
+PLAIN_JSONL = '{"prompt_tokens": 3, "output_tokens": 4}\n{"prompt_tokens": 0, "output_tokens": 1, "note": "x"}\n'
+
+ROWS = st.lists(
+    st.tuples(st.floats(0, 1e6), st.integers(0, 10**9), st.integers(1, 10**9)), min_size=1, max_size=30
+).map(sorted)
+
+
+def read(tmp_path: Path, content: str | bytes, name: str = "trace.csv", format: str = "auto") -> Trace:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return read_trace(path, format)  # type: ignore[arg-type]
+
+
+def arrivals(trace: Trace) -> list[float]:
+    assert trace.arrivals is not None
+    assert trace.arrivals.dtype == np.float64
+    return trace.arrivals.tolist()
+
+
+def lengths(trace: Trace) -> list[tuple[int, int]]:
+    assert trace.prefill_tokens.dtype == trace.decode_tokens.dtype == np.int64
+    return list(zip(trace.prefill_tokens.tolist(), trace.decode_tokens.tolist(), strict=True))
+
+
+def test_azure(tmp_path: Path) -> None:
+    trace = read(tmp_path, AZURE, "azure_conv.csv")
+    assert (trace.name, len(trace), trace.prefix_blocks) == ("azure_conv", 3, None)
+    assert arrivals(trace) == [0.0, 2e-7, 1.5000001]
+    assert lengths(trace) == [(374, 44), (0, 109), (879, 1)]
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01.009930+00:00"),
+        ("2024-02-29T23:59:59Z", "2024-03-01T00:00:00Z"),
+        (" 2024-12-31 23:59:59.5 ", "2025-01-01 00:00:00.500000000"),
+    ],
+)
+def test_azure_dates_of_other_years_are_read_too(tmp_path: Path, stamps: tuple[str, str]) -> None:
+    content = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{stamp},5,6\n" for stamp in stamps)
+    assert arrivals(read(tmp_path, content)) == [0.0, 1.0]
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    trace = read(tmp_path, MOONCAKE, "mooncake.jsonl")
+    assert (trace.name, trace.prefix_block_tokens) == ("mooncake", 512)
+    assert arrivals(trace) == [0.0, 0.0, 3.001]
+    assert lengths(trace) == [(1025, 500), (512, 1), (3, 9)]
+    assert trace.prefix_blocks == ((0, 1, 2), (0,), ())
+
+
+def test_mooncake_without_hashes_has_no_prefixes(tmp_path: Path) -> None:
+    trace = read(tmp_path, '{"timestamp": 1, "input_length": 2, "output_length": 3}\n')
+    assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
+
+
+def test_lengths_only(tmp_path: Path) -> None:
+    trace = read(tmp_path, LENGTHS)
+    assert trace.arrivals is None
+    assert lengths(trace) == [(74, 918), (290, 905)]
+
+
+def test_plain_csv_counts_seconds_from_its_first_row(tmp_path: Path) -> None:
+    trace = read(tmp_path, PLAIN_CSV)
+    assert arrivals(trace) == [0.0, 0.0, 1.5]
+    assert lengths(trace) == [(3, 4), (0, 1), (7, 2)]
+
+
+def test_plain_json_lines_without_arrivals(tmp_path: Path) -> None:
+    trace = read(tmp_path, PLAIN_JSONL, "mine.jsonl")
+    assert trace.arrivals is None
+    assert lengths(trace) == [(3, 4), (0, 1)]
+
+
+CONTENTS = {
+    "azure": AZURE,
+    "mooncake": MOONCAKE,
+    "lengths": LENGTHS,
+    "plain": PLAIN_CSV,
+    "plain JSON": PLAIN_JSONL,
+}
+REWRITTEN: dict[str, Callable[[str], bytes]] = {
+    "gzip": lambda text: gzip.compress(text.encode()),
+    "gzip in two members": lambda text: gzip.compress(text[:50].encode()) + gzip.compress(text[50:].encode()),
+    "byte order mark": lambda text: text.encode("utf-8-sig"),
+    "carriage returns": lambda text: text.replace("\n", "\r\n").encode(),
+    "no newline at the end": lambda text: text.rstrip("\n").encode(),
+    "blank lines": lambda text: ("\n  \n" + text.replace("\n", "\n\n \n")).encode(),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
+@pytest.mark.parametrize("rewrite", REWRITTEN.values(), ids=REWRITTEN.keys())
+@pytest.mark.parametrize("name", ["trace.csv", "trace.unknown"])
+def test_the_wrapping_of_a_file_changes_nothing(
+    tmp_path: Path, content: str, rewrite: Callable[[str], bytes], name: str
+) -> None:
+    plain, wrapped = read(tmp_path, content), read(tmp_path, rewrite(content), name)
+    assert lengths(plain) == lengths(wrapped)
+    assert plain.prefix_blocks == wrapped.prefix_blocks
+    assert (plain.arrivals is None) == (wrapped.arrivals is None)
+    if plain.arrivals is not None:
+        assert arrivals(plain) == arrivals(wrapped)
+
+
+@pytest.mark.parametrize("name", ["w.csv", "w.csv.gz", "w.jsonl.gz", "w.gz", "w"])
+def test_the_name_is_the_file_without_its_endings(tmp_path: Path, name: str) -> None:
+    content = gzip.compress(LENGTHS.encode()) if name.endswith("gz") else LENGTHS
+    assert read(tmp_path, content, name).name == "w"
+
+
+def test_a_path_may_be_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(LENGTHS)
+    assert len(read_trace(str(tmp_path / "t.csv"))) == 2
+
+
+@pytest.mark.parametrize(("content", "format"), [(AZURE, "azure"), (MOONCAKE, "mooncake"), (LENGTHS, "lengths")])
+def test_a_format_can_be_named(tmp_path: Path, content: str, format: str) -> None:
+    assert lengths(read(tmp_path, content, format=format)) == lengths(read(tmp_path, content))
+
+
+def test_a_named_format_decides_where_two_would_fit(tmp_path: Path) -> None:
+    content = "prompt_tokens,output_tokens,num_prefill_tokens,num_decode_tokens\n1,2,3,4\n"
+    assert lengths(read(tmp_path, content, format="plain")) == [(1, 2)]
+    assert lengths(read(tmp_path, content, format="lengths")) == [(3, 4)]
+
+
+@pytest.mark.parametrize("cell", ["12", " 12", "+12", "12.0", "1.2e1", "12.", '"12"', "012"])
+def test_one_number_in_many_spellings(tmp_path: Path, cell: str) -> None:
+    """Each beside a plain 5, and beside a spelling that makes the whole column be read cell by cell."""
+    for other in ("5", " 5 "):
+        trace = read(tmp_path, f"output_tokens , prompt_tokens\n{cell},{cell}\n{other},5\n")
+        assert lengths(trace) == [(12, 12), (5, 5)]
+
+
+def test_json_numbers_may_be_whole_floats(tmp_path: Path) -> None:
+    assert lengths(read(tmp_path, '{"prompt_tokens": 12.0, "output_tokens": 3e2}')) == [(12, 300)]
+
+
+def write_csv(rows: list[tuple[float, int, int]]) -> str:
+    return "arrival,prompt_tokens,output_tokens\n" + "".join(f"{a!r},{p},{d}\n" for a, p, d in rows)
+
+
+def write_jsonl(rows: list[tuple[float, int, int]]) -> str:
+    return "\n".join(json.dumps({"arrival": a, "prompt_tokens": p, "output_tokens": d}) for a, p, d in rows)
+
+
+@pytest.mark.parametrize("write", [write_csv, write_jsonl])
+@given(rows=ROWS)
+@settings(deadline=None)
+def test_what_was_written_comes_back(write: Callable[[list[tuple[float, int, int]]], str], rows) -> None:
+    with TemporaryDirectory() as folder:
+        trace = read(Path(folder), write(rows))
+    assert arrivals(trace) == [arrival - rows[0][0] for arrival, _, _ in rows]
+    assert lengths(trace) == [(prompt, output) for _, prompt, output in rows]
+
+
+def test_a_trace_becomes_requests(tmp_path: Path) -> None:
+    trace = read(tmp_path, MOONCAKE)
+    first, second, third = trace.requests(model="chat")
+    assert [first.id, second.id, third.id] == [0, 1, 2]
+    assert [first.arrival, second.arrival, third.arrival] == [0.0, 0.0, 3.001]
+    assert [first.prompt_tokens, second.prompt_tokens, third.prompt_tokens] == [1025, 512, 3]
+    assert (first.model, first.prefix_blocks, third.prefix_blocks) == ("chat", (0, 1, 2), ())
+    assert type(first.arrival) is float
+    assert type(first.prompt_tokens) is type(first.max_tokens) is int
+
+
+def test_requests_do_not_tell_how_long_their_answers_will_be(tmp_path: Path) -> None:
+    trace = read(tmp_path, AZURE)
+    assert {request.max_tokens for request in trace.requests()} == {109}
+    assert {request.max_tokens for request in trace.requests(max_tokens=4096)} == {4096}
+    with pytest.raises(BadInput, match=r"^max_tokens: got 108, expected at least the longest answer .*109"):
+        trace.requests(max_tokens=108)
+
+
+def test_requests_without_times_are_all_there_at_the_start(tmp_path: Path) -> None:
+    assert [request.arrival for request in read(tmp_path, LENGTHS).requests()] == [0.0, 0.0]
+
+
+def test_a_trace_becomes_a_joint_distribution(tmp_path: Path) -> None:
+    pairs = read(tmp_path, PLAIN_CSV).pairs()
+    assert pairs.prefill_values.tolist() == [3, 0, 7]
+    assert pairs.decode_values.tolist() == [4, 1, 2]
+
+
+def test_columns_are_read_only_copies() -> None:
+    source = np.array([1, 2, 3])
+    trace = Trace("mine", None, source, np.array([1, 1, 1]))
+    source[0] = 99
+    assert trace.prefill_tokens.tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="read-only"):
+        trace.decode_tokens[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((None, [1, 2], [1]), "decode_tokens: got 1, expected 2 rows"),
+        (([0.0], [1, 2], [1, 1]), "arrivals: got 1, expected 2 rows"),
+        ((None, [1, 2], [1, 1], ((1,),), 16), "prefix_blocks: got 1, expected 2 rows"),
+        ((None, [1], [1], ((1,),)), "expected both of prefix_blocks and prefix_block_tokens"),
+        ((None, [1], [0]), r"decode_tokens\[0\]: got 0"),
+        (([1.0, 0.5], [1, 2], [1, 1]), r"arrivals\[1\]: got 0.5"),
+        ((None, [], []), "prefill_tokens: "),
+    ],
+)
+def test_columns_must_fit_together(columns: tuple, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Trace("mine", *columns)
+
+
+def test_the_public_azure_trace_is_read_as_a_plain_loop_reads_it(public_trace) -> None:
+    path = public_trace("azure_llm_2023_conv.csv.gz")
+    trace = read_trace(path)
+    with gzip.open(path, "rt") as lines:
+        rows = list(csv.DictReader(lines))
+    assert (trace.name, len(trace)) == ("azure_llm_2023_conv", 19_366)
+    assert lengths(trace) == [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
+    start = datetime.fromisoformat(rows[0]["TIMESTAMP"][:26])
+    loop = [(datetime.fromisoformat(row["TIMESTAMP"][:26]) - start).total_seconds() for row in rows]
+    assert np.abs(np.array(loop) - trace.arrivals).max() < 1.1e-6
+
+
+def test_the_public_mooncake_trace_is_read_as_a_plain_loop_reads_it(public_trace) -> None:
+    path = public_trace("mooncake_conversation.jsonl.gz")
+    trace = read_trace(path)
+    with gzip.open(path, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    assert len(trace) == len(rows) == 12_031
+    assert lengths(trace) == [(row["input_length"], row["output_length"]) for row in rows]
+    assert arrivals(trace) == [row["timestamp"] / 1000 for row in rows]
+    assert trace.prefix_blocks == tuple(tuple(row["hash_ids"]) for row in rows)
+
+
+def test_the_public_lengths_are_read_as_a_plain_loop_reads_them(public_trace) -> None:
+    path = public_trace("sharegpt_8k_lengths.csv.gz")
+    trace = read_trace(path)
+    with gzip.open(path, "rt") as lines:
+        rows = [(int(r["num_prefill_tokens"]), int(r["num_decode_tokens"])) for r in csv.DictReader(lines)]
+    assert len(trace) == 30_731
+    assert lengths(trace) == rows
+
+
+@pytest.mark.parametrize(
+    "name", ["azure_llm_2023_conv.csv.gz", "mooncake_conversation.jsonl.gz", "sharegpt_8k_lengths.csv.gz"]
+)
+def test_the_slot_load_of_a_public_trace_has_its_renewal_mean(public_trace, name: str) -> None:
+    pairs = read_trace(public_trace(name)).pairs()
+    mass = pairs.slot_load_pmf()
+    assert mass.sum() == pytest.approx(1.0, abs=1e-12)
+    assert np.arange(len(mass)) @ mass == pytest.approx(pairs.renewal_load(), rel=1e-12)
+    low, high = pairs.renewal_load_interval(0.95)
+    assert low < pairs.renewal_load() < high

@@ -1,0 +1,287 @@
+"""Families of token lengths: how long one prompt, or one answer, is.
+
+Each family is a small frozen object that is handed a generator. Its moments are those of the whole numbers
+that `sample` really draws, not those of the continuous curve behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from workloads.checks import MAX_TOKENS, FloatArray, IntArray, number, token_counts, whole
+from workloads.errors import BadInput
+from workloads.normal import REACH, upper_tail
+
+PMF_ENTRIES = 2**22
+"""No `pmf` is longer: what lies beyond is folded into its last entry."""
+
+_TAIL = 1e-12
+_TAIL_Z = 7.034484  # P(Z > 7.034484) = 1e-12 for a standard normal Z
+_EXACT_TERMS = 2**16
+
+
+class Lengths(Protocol):
+    """A distribution of lengths in tokens."""
+
+    @property
+    def mean(self) -> float:
+        """The mean of what is drawn, in tokens."""
+
+    @property
+    def variance(self) -> float:
+        """The variance of what is drawn, in tokens squared."""
+
+    @property
+    def cv(self) -> float:
+        """Standard deviation over mean; 0 when every length is 0."""
+
+    @property
+    def minimum(self) -> int:
+        """The shortest length that can be drawn."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is only one length to draw."""
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        """`size` independent lengths, shape (size,)."""
+
+    def pmf(self) -> FloatArray:
+        """P(length = k) at index k, from 0 up, summing to 1.
+
+        The last entry also holds the far tail: at most 1e-12 of mass, or all that lies beyond `PMF_ENTRIES`.
+        """
+
+
+class _Moments(Protocol):
+    @property
+    def mean(self) -> float: ...
+    @property
+    def variance(self) -> float: ...
+
+
+class _Spread:
+    """What every family derives from its mean and variance in the same way."""
+
+    @property
+    def cv(self: _Moments) -> float:
+        return math.sqrt(self.variance) / self.mean if self.mean else 0.0
+
+    @property
+    def is_constant(self: _Moments) -> bool:
+        return self.variance == 0.0
+
+
+@dataclass(frozen=True)
+class Fixed(_Spread):
+    """Always `value` tokens. Raises `BadInput` unless it is a whole number, 0 or more."""
+
+    value: int
+
+    def __post_init__(self) -> None:
+        whole(self.value, "value", low=0)
+
+    @property
+    def mean(self) -> float:
+        return float(self.value)
+
+    @property
+    def variance(self) -> float:
+        return 0.0
+
+    @property
+    def minimum(self) -> int:
+        return self.value
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        return np.full(whole(size, "size", low=0), self.value, dtype=np.int64)
+
+    def pmf(self) -> FloatArray:
+        mass = np.zeros(min(self.value + 1, PMF_ENTRIES))
+        mass[-1] = 1.0
+        return mass
+
+
+@dataclass(frozen=True)
+class Geometric(_Spread):
+    """Lengths 1, 2, ... that end after each token with probability p = 1/mean.
+
+    The AFD paper's section 3.3 counts from 0, where p = 1/(mean + 1); here an answer has at least one token.
+    Raises `BadInput` unless 1 <= mean <= 1e9.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        number(self.mean, "mean", low=1, high=MAX_TOKENS)
+
+    @property
+    def variance(self) -> float:
+        return self.mean * (self.mean - 1.0)
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        return rng.geometric(1.0 / self.mean, whole(size, "size", low=0)).astype(np.int64)
+
+    def pmf(self) -> FloatArray:
+        p = 1.0 / self.mean
+        if p == 1.0:
+            return np.array([0.0, 1.0])
+        log_stay = math.log1p(-p)
+        last = min(math.ceil(math.log(_TAIL) / log_stay) + 1, PMF_ENTRIES - 1)
+        mass: FloatArray = np.exp(np.arange(-1, last) * log_stay) * p
+        mass[0] = 0.0
+        mass[-1] /= p
+        return mass
+
+
+@dataclass(frozen=True)
+class Uniform(_Spread):
+    """Whole numbers from `low` to `high`, both included. Raises `BadInput` unless 0 <= low <= high."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        whole(self.low, "low", low=0)
+        whole(self.high, "high", low=self.low)
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def variance(self) -> float:
+        return ((self.high - self.low + 1) ** 2 - 1) / 12
+
+    @property
+    def minimum(self) -> int:
+        return self.low
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        return rng.integers(self.low, self.high, whole(size, "size", low=0), dtype=np.int64, endpoint=True)
+
+    def pmf(self) -> FloatArray:
+        last = min(self.high, PMF_ENTRIES - 1)
+        mass = np.zeros(last + 1)
+        mass[self.low :] = 1.0
+        mass[-1] = self.high - max(self.low, last) + 1
+        mass /= self.high - self.low + 1
+        return mass
+
+
+@dataclass(frozen=True, init=False)
+class LogNormal(_Spread):
+    """exp(N(μ, σ²)) rounded to the nearest whole number and never below 1.
+
+    `mean` and `cv` at construction are the label: they fix μ and σ. The attributes of the same names are
+    those of the rounded lengths. Raises `BadInput` unless 1 <= mean <= 1e9 and 1e-6 <= cv <= 100, and when
+    rounding and the floor would move the mean by more than 1 % of its label.
+    """
+
+    label_mean: float
+    label_cv: float
+
+    def __init__(self, mean: float, cv: float) -> None:
+        label = number(mean, "mean", low=1, high=MAX_TOKENS)
+        object.__setattr__(self, "label_mean", label)
+        spread = number(cv, "cv", low=1e-6, high=100, hint="; Fixed has no variation")
+        object.__setattr__(self, "label_cv", spread)
+        if abs(self.mean - label) > 0.01 * label:
+            moved = f"with cv {cv:g} it would become {self.mean:.4g}"
+            raise BadInput(f"expected a mean that rounding keeps within 1 %; {moved}", field="mean", value=mean)
+
+    @property
+    def mean(self) -> float:
+        return self._moments[0]
+
+    @property
+    def variance(self) -> float:
+        return self._moments[1]
+
+    @property
+    def minimum(self) -> int:
+        return 1
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        curve = rng.lognormal(self._mu, self._sigma, whole(size, "size", low=0))
+        return np.maximum(np.rint(curve), 1.0).astype(np.int64)
+
+    def pmf(self) -> FloatArray:
+        last = min(math.ceil(math.exp(self._mu + _TAIL_Z * self._sigma)) + 1, PMF_ENTRIES - 1)
+        above = self._above(np.arange(1, last, dtype=np.float64))
+        return np.concatenate(([0.0], -np.diff(above, prepend=1.0, append=0.0)))
+
+    @property
+    def _sigma(self) -> float:
+        return math.sqrt(math.log1p(self.label_cv**2))
+
+    @property
+    def _mu(self) -> float:
+        return math.log(self.label_mean) - self._sigma**2 / 2
+
+    def _above(self, lengths: FloatArray) -> FloatArray:
+        """P(length > k) for each k, never increasing."""
+        tail = upper_tail((np.log(lengths + 0.5) - self._mu) / self._sigma)
+        return np.minimum.accumulate(np.minimum(tail, 1.0))
+
+    @cached_property
+    def _moments(self) -> tuple[float, float]:
+        """Mean and variance of the rounded lengths.
+
+        The first `_EXACT_TERMS` lengths that carry mass are summed one by one. Where they do not reach, the
+        curve is so wide that rounding changes its moments by less than 1e-8 of their size, and those of the
+        curve serve: E[Y^j; Y > t] = E[Y^j] Q((ln t - μ)/σ - jσ).
+        """
+        mu, sigma, centre = self._mu, self._sigma, self.label_mean
+        first = max(1, math.floor(math.exp(mu - REACH * sigma)))
+        last = min(math.ceil(math.exp(mu + REACH * sigma)) + 1, first + _EXACT_TERMS)
+        lengths = np.arange(first, last + 1, dtype=np.float64)
+        mass = -np.diff(self._above(lengths), prepend=1.0)
+        away = lengths - centre
+        z = (math.log(last + 0.5) - mu) / sigma
+        beyond = upper_tail(np.array([z, z - sigma, z - 2 * sigma]))
+        y0, y1, y2 = beyond * [1.0, centre, math.exp(2 * (mu + sigma**2))]
+        shift = float(mass @ away + (y1 - centre * y0))
+        square = float(mass @ away**2 + (y2 - 2 * centre * y1 + centre**2 * y0))
+        return centre + shift, max(square - shift**2, 0.0)
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Empirical(_Spread):
+    """Lengths drawn again, with replacement, from `values` (kept as a read-only int64 array, shape (n,)).
+
+    Raises `BadInput` unless there is at least one value and all are whole numbers, 0 or more.
+    """
+
+    values: IntArray
+
+    def __init__(self, values: Sequence[int] | IntArray) -> None:
+        object.__setattr__(self, "values", token_counts(values, "values"))
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def variance(self) -> float:
+        return float(self.values.var())
+
+    @property
+    def minimum(self) -> int:
+        return int(self.values.min())
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        return self.values[rng.integers(0, len(self.values), whole(size, "size", low=0))]
+
+    def pmf(self) -> FloatArray:
+        return np.bincount(np.minimum(self.values, PMF_ENTRIES - 1)) / len(self.values)

@@ -1,0 +1,234 @@
+"""Joint distributions of prefill length P and decode length D, and the token load they put on a decode slot.
+
+A slot that is always full holds one request after another. A request with prefill P stays for D decode steps
+with loads P, P + 1, ..., P + D - 1. Long answers stay longer, so a slot seen at a random step carries more
+than E[P] tokens:
+
+    θ = E[P D] / E[D] + E[D (D - 1)] / (2 E[D])
+
+This is the renewal-reward theorem; it needs no assumption about the shape of P or D, nor that they are
+independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from workloads.checks import FloatArray, IntArray, number, token_counts, whole
+from workloads.errors import BadInput
+from workloads.lengths import PMF_ENTRIES, Empirical, Lengths
+
+_MEAN_KEPT = 1e-3
+
+
+class LengthPairs(Protocol):
+    """A joint distribution of (prefill, decode) lengths in tokens, with decode >= 1."""
+
+    @property
+    def mean_prefill(self) -> float:
+        """E[P], in tokens."""
+
+    @property
+    def mean_decode(self) -> float:
+        """E[D], in tokens."""
+
+    @property
+    def covariance(self) -> float:
+        """Cov(P, D), in tokens squared."""
+
+    @property
+    def constant_decode(self) -> int | None:
+        """The decode length if every request has the same, else None."""
+
+    def prefill_pmf(self) -> FloatArray:
+        """P(P = s) at index s, from 0 up, of a fresh request."""
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
+
+    def renewal_load(self) -> float:
+        """θ: the mean token load of one always-full slot."""
+
+    def slot_load_pmf(self) -> FloatArray:
+        """P(load = l) at index l, from 0 up, of one always-full slot seen at a random decode step.
+
+        Raises `BadInput` when lengths reach so far beyond `PMF_ENTRIES` that the table would be wrong.
+        """
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Prefill and decode lengths that know nothing of each other.
+
+    Raises `BadInput` if a decode could be of 0 tokens.
+    """
+
+    prefill: Lengths
+    decode: Lengths
+
+    def __post_init__(self) -> None:
+        if self.decode.minimum < 1:
+            raise BadInput("expected lengths of at least 1 token", field="decode", value=self.decode)
+
+    @property
+    def mean_prefill(self) -> float:
+        return self.prefill.mean
+
+    @property
+    def mean_decode(self) -> float:
+        return self.decode.mean
+
+    @property
+    def covariance(self) -> float:
+        return 0.0
+
+    @property
+    def constant_decode(self) -> int | None:
+        return round(self.decode.mean) if self.decode.is_constant else None
+
+    def prefill_pmf(self) -> FloatArray:
+        return self.prefill.pmf()
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        prefill = self.prefill.sample(rng, size)
+        return prefill, self.decode.sample(rng, size)
+
+    def renewal_load(self) -> float:
+        mean = self.decode.mean
+        return self.prefill.mean + (self.decode.variance + mean * (mean - 1.0)) / (2.0 * mean)
+
+    def slot_load_pmf(self) -> FloatArray:
+        """The prefill's mass convolved with that of the age, P(age = i) = P(D > i) / E[D]."""
+        prefill, age = self.prefill.pmf(), _age_pmf(self.decode.pmf())
+        if self.prefill.is_constant:
+            load = np.concatenate((np.zeros(len(prefill) - 1), age))
+        else:
+            load = _convolve(prefill, age)
+        kept, mean = float(np.arange(len(load)) @ load), self.renewal_load()
+        if abs(kept - mean) > _MEAN_KEPT * mean:
+            raise _too_long(f"{self}, whose mean load {mean:.6g} would become {kept:.6g}")
+        return load
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class JointEmpirical:
+    """Pairs drawn again, with replacement, from measured ones, so that long prompts keep their answers.
+
+    Both fields are read-only int64 arrays of shape (n,), row by row one request. Raises `BadInput` unless
+    there is at least one pair, both have the same length, prefill is 0 or more and decode 1 or more.
+    """
+
+    prefill_values: IntArray
+    decode_values: IntArray
+
+    def __init__(self, prefill_values: Sequence[int] | IntArray, decode_values: Sequence[int] | IntArray) -> None:
+        prefill = token_counts(prefill_values, "prefill_values")
+        decode = token_counts(decode_values, "decode_values", low=1)
+        if len(prefill) != len(decode):
+            raise BadInput(
+                f"expected as many as prefill_values ({len(prefill)})",
+                field="len(decode_values)",
+                value=len(decode),
+            )
+        object.__setattr__(self, "prefill_values", prefill)
+        object.__setattr__(self, "decode_values", decode)
+
+    def __len__(self) -> int:
+        return len(self.prefill_values)
+
+    @property
+    def mean_prefill(self) -> float:
+        return float(self.prefill_values.mean())
+
+    @property
+    def mean_decode(self) -> float:
+        return float(self.decode_values.mean())
+
+    @property
+    def covariance(self) -> float:
+        away = (self.prefill_values - self.mean_prefill) * (self.decode_values - self.mean_decode)
+        return float(away.mean())
+
+    @property
+    def constant_decode(self) -> int | None:
+        first = int(self.decode_values[0])
+        return first if bool((self.decode_values == first).all()) else None
+
+    def prefill_pmf(self) -> FloatArray:
+        mass: FloatArray = np.bincount(self.prefill_values) / len(self)
+        return mass
+
+    def independent(self) -> Independent:
+        """The same prompts and the same answers, drawn apart from each other."""
+        return Independent(Empirical(self.prefill_values), Empirical(self.decode_values))
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        rows = rng.integers(0, len(self), whole(size, "size", low=0))
+        return self.prefill_values[rows], self.decode_values[rows]
+
+    def renewal_load(self) -> float:
+        return float(self._token_steps().mean()) / self.mean_decode
+
+    def renewal_load_interval(self, confidence: float = 0.95, *, block: int = 1) -> tuple[float, float]:
+        """An interval (low, high) that holds the true θ with probability `confidence`, in tokens.
+
+        θ is a ratio of two means, so by the delta method its error is that of the mean of
+        (token steps - θ D), over E[D]. With `block=1` the pairs are taken as independent. Requests of a real
+        trace are not: they drift with the hour. Then give a `block` of consecutive rows long enough to
+        forget, and the error comes from how much whole blocks differ. This is a large-sample interval: expect
+        it to be a little too short for a few dozen blocks, or under very heavy tails.
+
+        Raises `BadInput` for a confidence outside [0.001, 0.999999], and for fewer than two blocks.
+        """
+        from statistics import NormalDist
+
+        level = number(confidence, "confidence", low=1e-3, high=0.999999)
+        blocks = len(self) // whole(block, "block", low=1)
+        if blocks < 2:
+            raise BadInput(f"expected at least 2 blocks in {len(self)} pairs", field="block", value=block)
+        theta = self.renewal_load()
+        residual = self._token_steps() - theta * self.decode_values
+        means = residual[: blocks * block].reshape(blocks, block).mean(axis=1)
+        error = float(means.std(ddof=1)) / (self.mean_decode * blocks**0.5)
+        reach = NormalDist().inv_cdf((1.0 + level) / 2.0) * error
+        return max(0.0, theta - reach), theta + reach
+
+    def slot_load_pmf(self) -> FloatArray:
+        """Exact: a pair adds one to each load P ... P + D - 1, summed from where such runs start and end."""
+        if max(self.prefill_values.max(), self.decode_values.max()) >= PMF_ENTRIES:
+            raise _too_long("measured values")
+        ends = self.prefill_values + self.decode_values
+        size = int(ends.max())
+        steps = np.bincount(self.prefill_values, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+        load: FloatArray = np.cumsum(steps[:size]) / self.decode_values.sum()
+        return load
+
+    def _token_steps(self) -> FloatArray:
+        """The loads of each pair summed over its steps: P D + D (D - 1) / 2, shape (n,)."""
+        prefill, decode = self.prefill_values, self.decode_values
+        return (prefill * decode + decode * (decode - 1) // 2).astype(np.float64)
+
+
+def _age_pmf(decode: FloatArray) -> FloatArray:
+    """P(D > i) / E[D] at index i: how many tokens a slot's request has decoded, seen at a random step."""
+    longer: FloatArray = np.cumsum(decode[::-1])[::-1][1:]
+    longer /= longer.sum()
+    return longer
+
+
+def _convolve(first: FloatArray, second: FloatArray) -> FloatArray:
+    """The mass of the sum of two independent lengths, by FFT; what rounding leaves below zero is cut off."""
+    size = len(first) + len(second) - 1
+    padded = 1 << (size - 1).bit_length()
+    spectrum = np.fft.rfft(first, padded) * np.fft.rfft(second, padded)
+    mass: FloatArray = np.maximum(np.fft.irfft(spectrum, padded)[:size], 0.0)
+    mass /= mass.sum()
+    return mass
+
+
+def _too_long(what: str) -> BadInput:
+    return BadInput(f"expected lengths that a table of {PMF_ENTRIES} entries can hold, not {what}", field="slot load")
