@@ -12,7 +12,7 @@ of its resident requests each step, and changes by one request's tokens at each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 Waiting = tuple[int, int]
 """One queued request: (request id, prompt tokens)."""
@@ -47,14 +47,15 @@ class Microbatch:
         # any step.
         self.resident: dict[int, tuple[int, int]] = {}
 
-    def admit(self, request: Waiting, instance: int) -> None:
-        """Seat one request on `instance`; the caller has taken the slot from `vacant`."""
-        request_id, prompt_tokens = request
-        self.resident[request_id] = (instance, prompt_tokens - self.step)
-        self.loads[instance] += prompt_tokens
-        self.active[instance] += 1
-        self.requests += 1
-        self.admitted.append(request_id)
+    def seat(self, requests: Sequence[Waiting], instances: Sequence[int]) -> None:
+        """Seat each request on the instance beside it; the caller has taken the slots from `vacant`."""
+        resident, loads, active, step = self.resident, self.loads, self.active, self.step
+        for (request_id, prompt_tokens), instance in zip(requests, instances, strict=True):
+            resident[request_id] = (instance, prompt_tokens - step)
+            loads[instance] += prompt_tokens
+            active[instance] += 1
+        self.admitted += [request_id for request_id, _ in requests]
+        self.requests = len(resident)
 
 
 Refill = Callable[[Microbatch, deque[Waiting]], None]
@@ -64,8 +65,8 @@ Refill = Callable[[Microbatch, deque[Waiting]], None]
 def refill_fcfs(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
     """Global first come, first served: the oldest request takes the slot that has been free longest."""
     vacant = microbatch.vacant
-    for _ in range(min(len(vacant), len(waiting))):
-        microbatch.admit(waiting.popleft(), vacant.popleft())
+    entering = range(min(len(vacant), len(waiting)))
+    microbatch.seat([waiting.popleft() for _ in entering], [vacant.popleft() for _ in entering])
 
 
 def refill_least_loaded(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
@@ -79,7 +80,7 @@ def refill_least_loaded(microbatch: Microbatch, waiting: deque[Waiting]) -> None
     for request in sorted(entering, key=lambda waiting_request: -waiting_request[1]):
         instance = min(microbatch.vacant, key=microbatch.loads.__getitem__)
         microbatch.vacant.remove(instance)
-        microbatch.admit(request, instance)
+        microbatch.seat([request], [instance])
 
 
 REFILL_POLICIES: dict[str, Refill] = {"fcfs": refill_fcfs, "least_loaded": refill_least_loaded}

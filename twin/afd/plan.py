@@ -74,9 +74,7 @@ class BundlePlan:
 
     @property
     def warm_up(self) -> int:
-        """Steps of a microbatch until the start is forgotten: four times the mean age of a resident request."""
-        if self.scenario.start == "stationary":
-            return 0
+        """Steps of a microbatch after which a fresh start should be forgotten: four mean ages of a resident request."""
         return math.ceil(4 * (self.slot_load - self.resident_prefill))
 
     @property
@@ -117,23 +115,29 @@ class BundlePlan:
 
     def supply(self, topology: Topology) -> Supply:
         """The requests that the bundle will be given."""
+        scenario = self.scenario
+        wanted = scenario.requests_per_instance * topology.attention_instances
+        if self.closed_loop:
+            return self.closed_supply(topology, wanted, stationary=scenario.start == "stationary")
         rng = np.random.default_rng(self.seed(topology))
-        scenario, instances = self.scenario, topology.attention_instances
-        wanted = scenario.requests_per_instance * instances
-        process = scenario.workload.arrival_process(self.trace, instances)
+        process = scenario.workload.arrival_process(self.trace, topology.attention_instances)
         if scenario.workload.arrivals.process == "replay":
             assert self.trace is not None
-            wanted = len(self.trace)
             prefill, decode = self.trace.prefill_tokens, self.trace.decode_tokens
-        elif self.closed_loop:
-            in_flight = scenario.microbatches * scenario.batch_size * instances
-            prefill, decode = self.lengths.sample(rng, wanted + in_flight)
-            if scenario.start == "stationary":
-                prefill[:in_flight], decode[:in_flight] = _mid_life(self.lengths, rng, in_flight)
-            return Supply(prefill.tolist(), decode.tolist(), None, wanted)
         else:
             prefill, decode = self.lengths.sample(rng, wanted)
-        return Supply(prefill.tolist(), decode.tolist(), process.times(rng, wanted).tolist(), wanted)
+        arrivals = process.times(rng, len(decode))
+        return Supply(prefill.tolist(), decode.tolist(), arrivals.tolist(), len(decode))
+
+    def closed_supply(self, topology: Topology, completions: int, *, stationary: bool, stream: int = 0) -> Supply:
+        """Requests for a closed loop that stays full until `completions` have finished; `stream` numbers its draws."""
+        rng = np.random.default_rng([self.seed(topology), stream])
+        scenario = self.scenario
+        in_flight = scenario.microbatches * scenario.batch_size * topology.attention_instances
+        prefill, decode = self.lengths.sample(rng, completions + in_flight)
+        if stationary:
+            prefill[:in_flight], decode[:in_flight] = _mid_life(self.lengths, rng, in_flight)
+        return Supply(prefill.tolist(), decode.tolist(), None, completions)
 
 
 def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 from twin.afd.measure import Measurement, measure
 from twin.afd.plan import BundlePlan
+from twin.afd.steady import SteadyState, steady_state
+from twin.afd.steps import step_table
 from twin.scenarios.ratios import Topology
 from twin.theory.gaps import decompose
+
+LOAD_ERROR = 0.01
+STEADY_PRECISION = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,36 @@ class BundleRun:
 
 
 def simulate(plan: BundlePlan, topology: Topology) -> BundleRun:
-    """Run the bundle of `plan` at one ratio."""
+    """Run the bundle of `plan` at one ratio, and once more for its steady state if the run did not reach it."""
     config, supply = plan.config(topology), plan.supply(topology)
     records = Bundle(config, supply).run()
-    measured = measure(config, supply, records, plan.slot_load, plan.warm_up, plan.period)
+    fresh = plan.scenario.start == "fresh"
+    measured = measure(config, supply, records, plan.slot_load, plan.warm_up if fresh else 0, plan.period)
+    if plan.closed_loop and plan.period == 1:
+        measured = replace(measured, steady=_settled(plan, topology, measured.steady))
     return BundleRun(config, supply, records, measured)
+
+
+def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) -> SteadyState | None:
+    """The steady state, from a run that was in it.
+
+    A run that starts with empty caches is taken at its word if its mean token load came within `LOAD_ERROR` of the
+    exact one. If not, long answers have not had time to settle in: a run of its own follows, which starts with
+    requests in mid-life as a random step finds them, and is made longer until the interval is narrow enough or the
+    run 8 times as long.
+    """
+    if first is not None and abs(first.load_error) < LOAD_ERROR:
+        return first
+    config = plan.config(topology)
+    completions = plan.scenario.requests_per_instance * topology.attention_instances
+    settled = None
+    for stream, longer in enumerate((1, 2, 4, 8), start=1):
+        supply = plan.closed_supply(topology, longer * completions, stationary=True, stream=stream)
+        records = Bundle(config, supply).run()
+        settled = steady_state(config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=0)
+        if settled is not None and settled.relative_half_width < STEADY_PRECISION:
+            break
+    return settled
 
 
 def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dict[str, Any]:

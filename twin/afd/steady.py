@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.statistics import controlled_mean, ratio_of_means
+from reports.statistics import Estimate, controlled_mean, ratio_of_means
 from twin.afd.bundle import BundleConfig, BundleRecords, Supply
 from twin.afd.steps import END, LOAD_TOTAL, REQUESTS, Floats
 
@@ -19,13 +19,20 @@ class SteadyState:
     """Throughput per instance once the start is forgotten, tokens per time unit.
 
     In a closed loop `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not.
-    `interval` is at 95 %. `steps` are the microbatch steps it rests on.
+    `interval` is at 95 %. `steps` are the microbatch steps it rests on. `load_error` is how far, relatively, their mean
+    token load lies from the exact one (0 for open arrivals, where none is known).
     """
 
     throughput: float
     interval: tuple[float, float]
     plain: float
     steps: int
+    load_error: float
+
+    @property
+    def relative_half_width(self) -> float:
+        """Half the interval, as a share of the throughput."""
+        return (self.interval[1] - self.interval[0]) / 2 / self.throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ def steady_state(
     *,
     slot_load: float,
     warm_up: int,
-    period: int,
+    period: int = 1,
 ) -> SteadyState | None:
     """Estimate it; None when the run is too short to hold enough batches.
 
@@ -65,21 +72,25 @@ def steady_state(
     batches = _cut(steps[:usable], config.microbatches, warm_up, period)
     if batches is None:
         return None
-    instances = config.attention_instances + config.ffn_instances
     if not closed:
         rate = ratio_of_means(batches.tokens, batches.duration)
-        low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
-        scale = 1 / instances
-        return _state(rate.mean * scale, (low * scale, high * scale), rate.plain * scale, batches)
+        return _state(config, rate, batches, 0.0)
     control = batches.load / config.attention_instances
-    time = controlled_mean(batches.duration, control, slot_load * config.batch_size)
-    tokens = config.batch_size * config.attention_instances / instances
-    interval = (tokens / (time.mean + time.half_width), tokens / (time.mean - time.half_width))
-    return _state(tokens / time.mean, interval, tokens / time.plain, batches)
+    exact = slot_load * config.batch_size
+    time = controlled_mean(batches.duration, control, exact)
+    tokens = config.batch_size * config.attention_instances
+    # From time per step to tokens per time; the relative width of the interval carries over.
+    rate = Estimate(tokens / time.mean, tokens * time.half_width / time.mean**2, tokens / time.plain)
+    return _state(config, rate, batches, float(control.mean()) / exact - 1 if exact else 0.0)
 
 
-def _state(throughput: float, interval: tuple[float, float], plain: float, batches: Batches) -> SteadyState:
-    return SteadyState(throughput, interval, plain, batches.size * len(batches.duration))
+def _state(config: BundleConfig, rate: Estimate, batches: Batches, load_error: float) -> SteadyState:
+    """Per instance."""
+    instances = config.attention_instances + config.ffn_instances
+    low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
+    steps = batches.size * len(batches.duration)
+    interval = (low / instances, high / instances)
+    return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps, load_error)
 
 
 def _cut(steps: Floats, microbatches: int, warm_up: int, period: int) -> Batches | None:
