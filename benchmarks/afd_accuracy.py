@@ -66,7 +66,7 @@ def workloads(trace: Path | None) -> dict[str, dict[str, Any]]:
 def compare(settings: dict[str, Any], ratio: str, requests: int) -> dict[str, Any]:
     """Sweep one workload and compare theory and simulation at every ratio."""
     document = apply(read_scenario(EXAMPLE), {**settings, "requests_per_instance": requests})
-    sweep = prepare(document, EXAMPLE, ratio, {}, None)
+    sweep = prepare(document, EXAMPLE, ratio)
     done: dict[str, dict[str, Any]] = {}
     for _ in sweep.run(done, lambda key, point: None, usable_cores()):
         pass

@@ -73,13 +73,7 @@ class RunDirectory:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a whole file, or leave the old one: never half of it."""
-        file = self.path / name
-        with naming(file):
-            file.parent.mkdir(exist_ok=True)
-            draft = file.with_name(file.name + ".part")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(file)
-        return file
+        return write_text(self.path / name, text)
 
     def set_status(self, complete: bool, status: str) -> None:
         """Say in the manifest how the run stands."""
@@ -124,6 +118,16 @@ def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         summary = path / "summary.json"
         return manifest, json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+
+
+def write_text(file: Path, text: str) -> Path:
+    """Write a whole file, making its folder, or leave the old one: never half of it."""
+    with naming(file):
+        file.parent.mkdir(exist_ok=True)
+        draft = file.with_name(file.name + ".part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
+    return file
 
 
 @contextlib.contextmanager

@@ -50,20 +50,26 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
 
 
 def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, Any]:
-    """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost."""
-    if not points:
-        return dict.fromkeys(
-            ("best_ratio", "best_topology", "best_throughput", "best_over_r_star", "idle_crossing", "discreteness")
-        )
-    best = max(points, key=lambda point: point["throughput_per_instance"])
-    peak = max(point["throughput_per_instance_theory"] for point in points)
+    """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost.
+
+    `best_*` is by eq. 21. Near its peak the curve is flat, so `best_steady_range` says which ratios the steady-state
+    intervals cannot tell from the best. `discreteness` is what the published curve loses between the ratios swept.
+    """
+    best = max(points, key=lambda point: point["throughput_per_instance"], default=None)
+    steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
+    peak = max(steady, key=lambda point: point["throughput_per_instance_steady"], default=None)
+    level = 0.0 if peak is None else peak["throughput_ci"][0]
+    rivals = [point["ratio"] for point in steady if point["throughput_ci"][1] >= level]
+    curve = max((point["throughput_per_instance_theory"] for point in points), default=None)
     return {
-        "best_ratio": best["ratio"],
-        "best_topology": best["topology"],
-        "best_throughput": best["throughput_per_instance"],
-        "best_over_r_star": best["ratio"] / theory["r_star"],
+        "best_ratio": best and best["ratio"],
+        "best_topology": best and best["topology"],
+        "best_throughput": best and best["throughput_per_instance"],
+        "best_over_r_star": best and best["ratio"] / theory["r_star"],
+        "best_steady_ratio": peak and peak["ratio"],
+        "best_steady_range": [min(rivals), max(rivals)] if rivals else None,
         "idle_crossing": idle_crossing(points),
-        "discreteness": peak / theory["throughput_at_r_star"] - 1,
+        "discreteness": curve and curve / theory["throughput_at_r_star"] - 1,
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 import cyclopts
 
@@ -21,6 +22,7 @@ from workloads.errors import TwinError
 app = cyclopts.App(
     name="twin",
     help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
+    version=lambda: metadata.version("serving-twin"),
     version_flags=["--version"],
     help_format="plaintext",
 )

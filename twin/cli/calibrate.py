@@ -1,6 +1,119 @@
+"""`twin calibrate`: where α and β come from."""
+
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-def calibrate() -> int:
-    """Placeholder."""
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from latency_models.calibration import Calibration
+
+calibrate = App(
+    name="calibrate", help="Make a calibration file: from specifications, or by regression on measurements."
+)
+
+
+@calibrate.command
+def roofline(
+    *,
+    hardware: str,
+    model: str,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Derive α and β from a hardware and a model file (AFD appendix B). Derived is not measured, and the file says so.
+
+    Parameters
+    ----------
+    hardware
+        Built-in name (a100-sxm-80gb, b200-sxm, h100-sxm, h200-sxm) or a file.
+    model
+        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b) or a file.
+    set_
+        Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth, link,
+        shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
+    output
+        File to write; default: print it.
+    """
+    from latency_models.hardware import load_hardware
+    from latency_models.models import load_model
+    from latency_models.roofline import derive, read_deployment
+    from twin.scenarios.overrides import apply
+
+    deployment = read_deployment(apply({}, _settings(set_ or [])), "--set")
+    _write(derive(load_hardware(hardware), load_model(model), deployment), output)
     return 0
+
+
+@calibrate.command
+def fit(
+    measurements: Path,
+    /,
+    *,
+    name: str,
+    device: str,
+    model: str,
+    time_unit: str = "seconds",
+    layers: int | None = None,
+    relative: Annotated[bool, Parameter(negative=())] = False,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Fit α and β by regression on measured times, with intervals, R² and held-out error.
+
+    Parameters
+    ----------
+    measurements
+        CSV with the columns component (attention, ffn or communication), size and time. Size is the token load of an
+        instance, the requests at one FFN instance, or the requests of one attention instance; communication is timed
+        there and back.
+    name
+        Name of the calibration.
+    device, model
+        What was measured, for the record.
+    time_unit
+        seconds or cycles.
+    layers
+        Say so when the times are of one layer, out of this many.
+    relative
+        Weigh errors in proportion to the time.
+    output
+        File to write; default: print it.
+    """
+    from latency_models.measurements import fit_calibration, read_measurements
+
+    calibration = fit_calibration(
+        read_measurements(measurements),
+        name=name,
+        device=device,
+        model=model,
+        time_unit=time_unit,
+        layers=layers,
+        relative=relative,
+        source=measurements.name,
+    )
+    _write(calibration, output)
+    return 0
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    from twin.scenarios.overrides import parse_overrides
+    from workloads.errors import BadInput
+
+    values = parse_overrides(texts)
+    for key, several in values.items():
+        if len(several) > 1:
+            raise BadInput("expected one value", field=f"--set {key}", value=several)
+    return {key: value for key, (value,) in values.items()}
+
+
+def _write(calibration: Calibration, output: Path | None) -> None:
+    text = calibration.to_yaml()
+    if output is None:
+        print(text, end="")
+        return
+    from reports.records.run_directory import naming
+
+    with naming(output):
+        output.write_text(text, encoding="utf-8")

@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
-    from twin.sweeps.ratio_sweep import RatioSweep
 
 FLAG = Parameter(negative=())
 
@@ -56,69 +55,31 @@ def sweep(
         Leave out figures and the HTML report.
     """
     from twin.cli.console import require_at_least
+    from twin.cli.running import run_folder, run_points
     from twin.scenarios.afd import read_scenario
-    from twin.scenarios.overrides import parse_overrides
-    from twin.sweeps.parallel import usable_cores
+    from twin.scenarios.overrides import combinations, parse_overrides
     from twin.sweeps.ratio_sweep import prepare
 
     require_at_least("--jobs", jobs, 1)
-    plan = prepare(read_scenario(scenario), scenario, ratio, parse_overrides(set_ or []), trace)
-    run = _open(plan, scenario, runs, fresh)
-    try:
-        document = _run(plan, run, jobs or usable_cores(), figures=not no_figures)
-    except BaseException as error:
-        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
-    finally:
-        run.close()
+    configurations = combinations(parse_overrides(set_ or []))
+    plan = prepare(read_scenario(scenario), scenario, ratio, configurations, trace)
+    with run_folder(plan, "sweep", runs, fresh=fresh, asked={"scenario_file": str(scenario)}) as run:
+        document = run_points(plan, run, jobs, (lambda: None) if no_figures else load_figures)
+        run.write_json("summary.json", document)
+        if not no_figures:
+            illustrate(document, run)
+        run.set_status(True, "complete")
     _show(document, run, json)
     return 0
 
 
-def _open(plan: RatioSweep, scenario: Path, runs: Path, fresh: bool) -> RunDirectory:
-    from reports.records.run_directory import open_run
-    from twin.cli.manifest import manifest
-
-    first = plan.cases[0].plan
-    asked: dict[str, Any] = {
-        "scenario_file": str(scenario),
-        "scenarios": [case.plan.scenario.model_dump(mode="json", by_alias=True) for case in plan.cases],
-        "ratios": [str(topology.ratio) for topology in plan.topologies],
-        "seed": first.scenario.seed,
-        "calibration": first.calibration.name,
-        "calibration_hash": first.calibration.content_hash(),
-        "trace": None if first.trace is None else first.trace.name,
-    }
-    content = manifest(asked)
-    fingerprint = plan.fingerprint(str(content["version"]))
-    return open_run(runs, "sweep", fingerprint, content, resume=not fresh)
+def load_figures() -> None:
+    """Import the drawing library, which takes a second, while the workers simulate."""
+    import reports.afd.figures  # noqa: F401
 
 
-def _run(plan: RatioSweep, run: RunDirectory, jobs: int, *, figures: bool) -> dict[str, Any]:
-    from twin.cli.console import note, progress
-
-    done = run.points()
-    if done:
-        note(f"taking up {run.path}: {len(done)} points are done")
-
-    def meanwhile() -> None:
-        plan.prepare_theory()
-        if figures:
-            import reports.afd.figures  # noqa: F401  slow to import: while the workers simulate
-
-    with progress("simulating", plan.size, len(done)) as advance:
-        for point in plan.run(done, run.add_point, jobs, meanwhile):
-            advance(f"r = {point['ratio']:g}")
-    document = plan.summarise(done)
-    document["run"] = {"id": run.id, "directory": str(run.path)}
-    run.write_json("summary.json", document)
-    if figures:
-        _illustrate(document, run)
-    run.set_status(True, "complete")
-    return document
-
-
-def _illustrate(document: dict[str, Any], run: RunDirectory) -> None:
+def illustrate(document: dict[str, Any], run: RunDirectory) -> None:
+    """Figures and the HTML report, from the document alone."""
     from reports.afd.figures import sweep_figures
     from reports.afd.page import sweep_page
 

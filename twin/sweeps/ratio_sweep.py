@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
 from twin.scenarios.afd import check_scenario
-from twin.scenarios.overrides import Settings, combinations
+from twin.scenarios.overrides import Settings
 from twin.scenarios.ratios import Topology, parse_ratios
 from twin.sweeps.parallel import each_as_done
 from twin.theory.gaps import NAMES
@@ -145,9 +145,13 @@ class RatioSweep:
 
 
 def prepare(
-    document: dict[str, Any], path: Path, ratio: str | None, overrides: dict[str, list[Any]], trace: Path | None
+    document: dict[str, Any],
+    path: Path,
+    ratio: str | None = None,
+    configurations: Iterable[Settings] = ({},),
+    trace: Path | None = None,
 ) -> RatioSweep:
-    """Check everything that a sweep needs.
+    """Check everything that a sweep needs: `document` with each configuration's settings, at every ratio.
 
     Raises:
         BadInput: naming the file, field and value, when the scenario, a setting, a ratio, the trace or the calibration
@@ -157,7 +161,7 @@ def prepare(
         document = _with_trace(document, trace)
     traces: dict[str, Trace | None] = {}
     cases = []
-    for settings in combinations(overrides):
+    for settings in configurations:
         scenario = check_scenario(document, settings, path)
         spec = scenario.workload.trace
         key = json.dumps(None if spec is None else [spec.path, spec.format])

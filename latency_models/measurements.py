@@ -1,0 +1,116 @@
+"""From a table of measured times to a calibration: one regression a component."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from latency_models.calibration import COMPONENTS, Calibration, FitReport, Line, Provenance
+from latency_models.linear import CannotFit, LinearLatency
+from latency_models.strict import explain_validation, read_text
+from workloads.errors import BadInput
+
+COLUMNS = ("component", "size", "time")
+SIZES = {"attention": "token", "ffn": "request", "communication": "request"}
+
+Measurements = dict[str, tuple[list[float], list[float]]]
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Sizes and times of each component from a CSV with the columns component, size, time.
+
+    Raises:
+        BadInput: a file that cannot be read, a missing column, an unknown component, or a value that is not a finite
+            number, with file and line.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(path)))
+    missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
+    if missing:
+        raise BadInput(f"expected the columns {', '.join(COLUMNS)}", value=rows.fieldnames, file=path, line=1)
+    found: Measurements = {name: ([], []) for name in COMPONENTS}
+    for row in rows:
+        name = row["component"]
+        if name not in found:
+            raise BadInput(
+                f"expected one of {', '.join(COMPONENTS)}", value=name, field="component", file=path, line=rows.line_num
+            )
+        for column, values in zip(("size", "time"), found[name], strict=True):
+            values.append(_number(row[column], column, path, rows.line_num))
+    return found
+
+
+def fit_calibration(
+    measurements: Measurements,
+    *,
+    name: str,
+    device: str,
+    model: str,
+    time_unit: str = "seconds",
+    layers: int | None = None,
+    relative: bool = False,
+    source: str = "",
+) -> Calibration:
+    """Fit every component and write down how well each line holds.
+
+    Raises:
+        BadInput: a component that cannot be fitted, or a field that the calibration file would not take.
+    """
+    lines = {}
+    for component in COMPONENTS:
+        try:
+            fitted = LinearLatency(relative=relative).fit(*measurements[component])
+        except CannotFit as error:
+            raise BadInput(str(error), field=component, file=source) from None
+        lines[component] = _line(fitted, component, time_unit)
+    document: dict[str, Any] = {
+        "schema": "twin.calibration/1",
+        "name": name,
+        "time_unit": time_unit,
+        "scope": "step" if layers is None else "layer",
+        "layers": layers,
+        **lines,
+        "provenance": Provenance(method="measured", source=source, device=device, model=model),
+    }
+    try:
+        return Calibration.model_validate(document)
+    except ValidationError as error:
+        raise explain_validation(error, None, Calibration) from None
+
+
+def _line(fitted: LinearLatency, component: str, time_unit: str) -> Line:
+    if fitted.beta_ < 0:
+        raise BadInput(
+            f"expected a line that starts at 0 or above, the fitted beta is {fitted.beta_:.6g}: "
+            "measure smaller sizes, or weigh errors in proportion (--relative)",
+            field=component,
+        )
+    return Line(
+        alpha=fitted.alpha_,
+        beta=fitted.beta_,
+        alpha_unit=f"{time_unit}/{SIZES[component]}",
+        beta_unit=time_unit,
+        fit=FitReport(
+            points=fitted.points_,
+            range=list(fitted.range_),
+            alpha_interval=list(fitted.alpha_interval_),
+            beta_interval=list(fitted.beta_interval_),
+            covariance=[[float(value) for value in row] for row in fitted.covariance_],
+            r_squared=fitted.r_squared_,
+            heldout_median_error=fitted.heldout_median_error_,
+        ),
+    )
+
+
+def _number(text: str | None, column: str, path: Path, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadInput("expected a finite number", value=text, field=column, file=path, line=line)
+    return value

@@ -1,0 +1,53 @@
+"""Tables of the reproduced AFD paper: printed beside computed, and what disagrees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+
+
+def reproduction_tables(summary: Document) -> RenderableType:
+    """The optimal ratios, then the claims of figures 4 to 7, then what disagrees, in words."""
+    disagreements = [claim for claim in summary["claims"] if not claim["agrees"]]
+    lines = [f"- {claim['where']}, {claim['what']}: {claim['note'] or claim['found']}" for claim in disagreements]
+    lines += [
+        f"- r* at B = {row['batch_size']}: {row['published']:.2f} is printed, eq. 19 gives {row['computed']:.4f}; "
+        + ("unrounded parameters could explain it" if row["within_rounding"] else "no rounding of Table 4 explains it")
+        for row in summary["optimal_ratios"]
+        if not row["prints_the_same"]
+    ]
+    return Group(
+        Text("Optimal ratios, eq. 19", style="bold"),
+        _ratios(summary["optimal_ratios"]),
+        Text("\nFigures 4 to 7, simulated", style="bold"),
+        _claims(summary["claims"]),
+        Text("\nWhat disagrees", style="bold"),
+        Text("\n".join(lines) or "nothing"),
+    )
+
+
+def _ratios(rows: list[Document]) -> Table:
+    table = Table("B", "μ_P", "μ_D", "printed", "computed", "same digits", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            str(row["batch_size"]),
+            f"{row['mean_prefill']:g}",
+            f"{row['mean_decode']:g}",
+            f"{row['published']:.2f}",
+            f"{row['computed']:.4f}",
+            "yes" if row["prints_the_same"] else "no",
+        )
+    return table
+
+
+def _claims(claims: list[Document]) -> Table:
+    table = Table("where", "what", "printed", "found", "agrees", box=None, pad_edge=False)
+    for claim in claims:
+        agrees = "yes" if claim["agrees"] else "no"
+        table.add_row(claim["where"], claim["what"], claim["published"], claim["found"], agrees)
+    return table

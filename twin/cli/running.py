@@ -1,0 +1,66 @@
+"""What commands that sweep have in common: a run folder, progress, and points kept as they come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+    from twin.sweeps.ratio_sweep import RatioSweep
+
+
+@contextlib.contextmanager
+def run_folder(
+    sweep: RatioSweep, command: str, runs: Path, *, fresh: bool, asked: dict[str, Any]
+) -> Iterator[RunDirectory]:
+    """Open the sweep's run folder; if the block fails, the folder says why and can be taken up again."""
+    from reports.records.run_directory import open_run
+    from twin.cli.manifest import manifest
+
+    first = sweep.cases[0].plan
+    content = manifest(
+        {
+            **asked,
+            "scenarios": [case.plan.scenario.model_dump(mode="json", by_alias=True) for case in sweep.cases],
+            "ratios": [str(topology.ratio) for topology in sweep.topologies],
+            "seed": first.scenario.seed,
+            "calibration": first.calibration.name,
+            "calibration_hash": first.calibration.content_hash(),
+            "trace": None if first.trace is None else first.trace.name,
+        }
+    )
+    fingerprint = sweep.fingerprint(str(content["version"]))
+    run = open_run(runs, command, fingerprint, content, resume=not fresh)
+    try:
+        yield run
+    except BaseException as error:
+        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        run.close()
+
+
+def run_points(
+    sweep: RatioSweep, run: RunDirectory, jobs: int | None, meanwhile: Callable[[], object]
+) -> dict[str, Any]:
+    """Simulate what is missing, each point on disk as soon as it is done; returns the sweep's document."""
+    from twin.cli.console import note, progress
+    from twin.sweeps.parallel import usable_cores
+
+    done = run.points()
+    if done:
+        note(f"taking up {run.path}: {len(done)} of {sweep.size} points are done")
+
+    def while_workers_simulate() -> None:
+        sweep.prepare_theory()
+        meanwhile()
+
+    with progress("simulating", sweep.size, len(done)) as advance:
+        for point in sweep.run(done, run.add_point, jobs or usable_cores(), while_workers_simulate):
+            advance(f"r = {point['ratio']:g}")
+    document = sweep.summarise(done)
+    document["run"] = {"id": run.id, "directory": str(run.path)}
+    return document

@@ -1,0 +1,1 @@
+"""Small tables of facts that the papers print, as data files; read with `importlib.resources`."""
