@@ -54,7 +54,7 @@ class RunDirectory:
                     break
                 if not line.endswith(b"\n"):
                     break
-                found[point["key"]] = point
+                found[point.pop("key")] = point
                 kept += len(line)
             lines.truncate(kept)
         return found

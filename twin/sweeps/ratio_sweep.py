@@ -182,7 +182,10 @@ def run_task(task: Task) -> dict[str, Any]:
 
 
 def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
-    workload = dict(document.get("workload") or {})
+    """The trace takes the place of synthetic lengths."""
+    workload = {
+        key: value for key, value in (document.get("workload") or {}).items() if key not in ("prefill", "decode")
+    }
     workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
     return {**document, "workload": workload}
 

@@ -1,0 +1,290 @@
+"""`twin sweep` from the outside: its document, its run folder, resuming, and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from twin.cli import run
+
+POINT_KEYS = {
+    "ratio",
+    "attention_instances",
+    "ffn_instances",
+    "throughput_per_instance",
+    "throughput_per_instance_steady",
+    "throughput_ci",
+    "throughput_per_instance_theory",
+    "throughput_per_instance_barrier",
+    "tpot",
+    "idle_attention",
+    "idle_ffn",
+}
+
+
+def test_the_document_has_what_is_promised(sweep) -> None:
+    document = sweep("--ratio", "1,7/2,4")
+    assert document["schema"] == "twin.sweep/1"
+    assert document["simulated"] is True
+    assert document["theory"]["r_star"] > 0
+    assert document["theory"]["regime"] in {"attention-bottleneck", "communication-bottleneck", "ffn-bottleneck"}
+    assert [point["ratio"] for point in document["points"]] == [1, 3.5, 4]
+    assert [(point["attention_instances"], point["ffn_instances"]) for point in document["points"]] == [
+        (1, 1),
+        (7, 2),
+        (4, 1),
+    ]
+    assert all(point.keys() >= POINT_KEYS for point in document["points"])
+
+
+def test_factors_between_theory_and_measurement_multiply_to_the_gap(sweep) -> None:
+    for point in sweep("--set", "requests_per_instance=1500")["points"]:
+        product = 1.0
+        for factor in point["gaps"].values():
+            product *= factor
+        whole = point["throughput_per_instance"] / point["throughput_per_instance_theory"]
+        assert product == pytest.approx(whole, rel=1e-9)
+
+
+def test_a_seed_reproduces_and_another_does_not(sweep) -> None:
+    first, again, other = sweep(), sweep(), sweep("--set", "seed=8")
+    assert first["points"] == again["points"]
+    assert first["points"] != other["points"]
+
+
+def test_a_point_does_not_depend_on_its_company_nor_on_processes(sweep) -> None:
+    alone = sweep("--ratio", "2")["points"][0]
+    among = sweep("--ratio", "1:4", "--jobs", "2")["points"][1]
+    assert alone == among
+
+
+def test_fast_forward_changes_nothing(sweep) -> None:
+    assert sweep()["points"] == sweep("--set", "fast_forward=false")["points"]
+
+
+def test_several_values_make_several_configurations(sweep) -> None:
+    document = sweep("--set", "batch_size=8,16", "--set", "workload.decode.mean=10,20", "--ratio", "1,2")
+    assert [each["settings"] for each in document["configurations"]] == [
+        {"batch_size": batch, "workload.decode.mean": mean} for batch in (8, 16) for mean in (10, 20)
+    ]
+    assert len(document["points"]) == 8
+    assert document["theory"] is None
+    loads = [each["theory"]["mean_token_load"] for each in document["configurations"]]
+    assert len(set(loads)) == 4
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "refill=least_loaded",
+        "start=stationary",
+        "layers=3",
+        "microbatches=3",
+        "workload.arrivals={process: poisson, rate: 0.01}",
+    ],
+)
+def test_every_option_runs(sweep, setting: str) -> None:
+    document = sweep("--ratio", "2", "--set", setting)
+    assert document["points"][0]["throughput_per_instance"] > 0
+    assert document["points"][0]["requests"] == 240
+
+
+def test_open_arrivals_have_no_closed_loop_theory(sweep) -> None:
+    (point,) = sweep("--ratio", "2", "--set", "workload.arrivals={process: poisson, rate: 0.001}")["points"]
+    assert point["throughput_per_instance_barrier"] is None
+    assert point["gaps"] is None
+    # Two attention instances at 0.001 requests a cycle each, 20 tokens a request, three instances in all.
+    assert point["throughput_per_instance"] == pytest.approx(2 * 0.001 * 20 / 3, rel=0.4)
+
+
+def test_the_run_folder(scenario: Path) -> None:
+    assert run(["sweep", str(scenario), "--jobs", "1", "--ratio", "1:8"]) == 0
+    (folder,) = (scenario.parent / "runs").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["complete"] is True
+    assert manifest["scenarios"][0]["batch_size"] == 16
+    assert manifest["seed"] == 7
+    assert {"command", "version", "commit", "calibration_hash", "schema"} <= manifest.keys()
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = (folder / "points.jsonl").read_text().splitlines()
+    assert len(lines) == len(summary["points"]) == 8
+    assert sorted(path.name for path in (folder / "figures").iterdir()) == ["idle.svg", "regimes.svg", "throughput.svg"]
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    ).replace("https://matplotlib.org", "")
+
+
+def test_report_draws_the_same_page_again(scenario: Path) -> None:
+    run(["sweep", str(scenario), "--jobs", "1"])
+    (folder,) = (scenario.parent / "runs").iterdir()
+    page = folder / "report.html"
+    before = page.read_text()
+    page.unlink()
+    assert run(["report", str(folder)]) == 0
+    figures_before, figures_after = (
+        text[text.index("<figure") : text.index("<h2>How")] for text in (before, page.read_text())
+    )
+    assert figures_before == figures_after
+
+
+def start(scenario: Path, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "twin", "sweep", str(scenario), "--no-figures", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_killed_sweep_is_taken_up_with_no_point_lost_or_repeated(scenario: Path, sweep) -> None:
+    arguments = ("--ratio", "1:12", "--jobs", "1", "--set", "requests_per_instance=600")
+    process = start(scenario, *arguments)
+    points = None
+    while points is None or points.read_text().count("\n") < 3:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        time.sleep(0.005)
+        points = next(scenario.parent.glob("runs/*/points.jsonl"), None)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # A kill can tear a line in two.
+    finished = points.read_text().splitlines()
+    with points.open("a") as file:
+        file.write(finished[0][:40])
+    resumed = sweep(*arguments)
+    assert Path(resumed["run"]["directory"]).name == points.parent.name
+    lines = [json.loads(line) for line in points.read_text().splitlines()]
+    assert len(lines) == 12
+    assert len({line["key"] for line in lines}) == 12
+    assert lines[: len(finished)] == [json.loads(line) for line in finished]
+    whole = sweep(*arguments)
+    assert whole["run"]["id"] != resumed["run"]["id"]
+    assert whole["points"] == resumed["points"]
+
+
+def test_a_run_that_is_alive_is_left_alone(scenario: Path, sweep) -> None:
+    arguments = ("--ratio", "1:6", "--jobs", "1", "--set", "requests_per_instance=3000")
+    process = start(scenario, *arguments)
+    while not list(scenario.parent.glob("runs/*/points.jsonl")):
+        time.sleep(0.005)
+    document = sweep(*arguments)
+    assert len(document["points"]) == 6
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    assert len(list((scenario.parent / "runs").iterdir())) == 2
+
+
+def test_a_full_disk_is_one_line(scenario: Path) -> None:
+    def no_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+
+    process = start(scenario, "--jobs", "1", preexec_fn=no_large_files)
+    _, error = process.communicate()
+    assert process.returncode == 2
+    (line,) = [line for line in error.splitlines() if "simulating" not in line]
+    assert "runs/" in line
+    assert "File too large" in line
+
+
+def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must fail; returns its one line."""
+    capsys.readouterr()
+    assert run(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ratio", "0"], ["--ratio", "'0'", "above 0"]),
+        (["--ratio", "-1"], ["--ratio", "above 0"]),
+        (["--ratio", "4:1"], ["--ratio", "'4:1'"]),
+        (["--ratio", "1,,2"], ["--ratio"]),
+        (["--ratio", "nan"], ["--ratio"]),
+        (["--ratio", "1/0"], ["--ratio"]),
+        (["--ratio", "1:1e9"], ["--ratio"]),
+        (["--set", "batch_size=0"], ["small.yaml", "batch_size", "got 0", "above 0"]),
+        (["--set", "batch_size=2.5"], ["batch_size", "2.5"]),
+        (["--set", "batchsize=3"], ["batchsize", "unknown field", "batch_size"]),
+        (["--set", "batch_size"], ["--set", "key=value"]),
+        (["--set", "batch_size=1,,2"], ["--set"]),
+        (["--set", "batch_size=1", "--set", "batch_size=2"], ["--set", "once"]),
+        (
+            ["--set", "latency.attention.alpha=-1"],
+            ["small.yaml", "latency.attention.alpha", "got -1", "at least 0"],
+        ),
+        (["--set", "workload.decode.mean=.nan"], ["workload.decode.mean", "nan"]),
+        (["--set", "workload.decode.distribution=zipf"], ["workload.decode", "zipf", "geometric"]),
+        (["--set", "workload.arrivals.process=replay"], ["workload", "replay", "trace"]),
+        (["--set", "calibration=nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (["--set", "calibration=h100"], ["h100", "deepseek-v3-ascend-910c"]),
+        (["--set", "name.first=x"], ["--set", "name"]),
+        (["--trace", "nowhere.csv"], ["nowhere.csv", "expected a file"]),
+        (["--jobs", "0"], ["--jobs", "0"]),
+        (["--jobs", "two"], ["--jobs", "two"]),
+        (["--colour", "red"], ["--colour"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    scenario: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    line = fault(capsys, "sweep", str(scenario), *arguments)
+    assert all(word in line for word in words), line
+    assert not (scenario.parent / "runs").exists()
+
+
+def test_bad_files_are_one_line(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No such file" in fault(capsys, "sweep", "nowhere.yaml")
+    assert "directory" in fault(capsys, "sweep", str(scenario.parent))
+    broken = scenario.parent / "broken.yaml"
+    broken.write_text("a: [1,\nb: 2\n")
+    assert "broken.yaml:" in fault(capsys, "sweep", str(broken))
+    broken.write_text("kind: unknown\n")
+    assert "kind" in fault(capsys, "sweep", str(broken))
+    trace = scenario.parent / "trace.csv"
+    trace.write_text("prompt_tokens,output_tokens\n10,20\n10,twenty\n")
+    line = fault(
+        capsys,
+        "sweep",
+        str(scenario),
+        "--trace",
+        str(trace),
+        "--set",
+        "workload.prefill=null",
+        "--set",
+        "workload.decode=null",
+    )
+    assert "trace.csv:3" in line
+    assert "output_tokens" in line
+    assert "twenty" in line
+
+
+def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep) -> None:
+    trace = scenario.parent / "trace.csv"
+    trace.write_text("prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20)
+    document = sweep("--trace", str(trace), "--ratio", "1")
+    assert document["theory"]["mean_prefill"] == 155
+    assert document["theory"]["mean_decode"] == 30
+    assert document["theory"]["slot_load_renewal_interval"][0] < document["theory"]["slot_load_renewal"]
+
+
+def test_runs_that_cannot_be_reported(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "run folder" in fault(capsys, "report", str(scenario.parent))
+    folder = scenario.parent / "half"
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"status": "running", "command": "twin sweep x"}')
+    assert "twin sweep x" in fault(capsys, "report", str(folder))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario.parent.chmod(0o500)
+    assert "Permission denied" in fault(capsys, "sweep", str(scenario), "--jobs", "1", "--no-figures")
