@@ -151,7 +151,7 @@ def test_a_killed_sweep_is_taken_up_with_no_point_lost_or_repeated(scenario: Pat
         time.sleep(0.005)
         points = next(scenario.parent.glob("runs/*/points.jsonl"), None)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     # A kill can tear a line in two.
     finished = points.read_text().splitlines()
     with points.open("a") as file:
