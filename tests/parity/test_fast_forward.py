@@ -48,7 +48,7 @@ def test_equal_records(
     if not closed:
         gaps = data.draw(st.lists(st.floats(0, 30), min_size=len(requests), max_size=len(requests)))
     completions = data.draw(st.integers(1, len(requests)))
-    supply = Supply(prefill, decode, None if closed else np.cumsum(gaps).tolist(), completions)
+    supply = Supply.of(prefill, decode, None if closed else np.cumsum(gaps).tolist(), completions)
     fast, walked = both(config, supply)
     assert fast.steps == walked.steps
     assert fast.seated == walked.seated
@@ -58,7 +58,7 @@ def test_equal_records(
 @pytest.mark.parametrize("layers", [1, 4])
 def test_equal_records_at_the_paper_s_scale(layers: int) -> None:
     rng = np.random.default_rng(3)
-    supply = Supply(rng.geometric(0.05, 1500).tolist(), rng.geometric(0.02, 1500).tolist())
+    supply = Supply.of(rng.geometric(0.05, 1500).tolist(), rng.geometric(0.02, 1500).tolist())
     config = BundleConfig(5, 2, 32, BASELINE, microbatches=3, layers=layers)
     fast, walked = both(config, supply)
     assert fast == walked

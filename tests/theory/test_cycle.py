@@ -26,7 +26,7 @@ def test_constant_times_repeat_with_the_predicted_period(
     once = PassLatency((0.0, attention / layers), (0.0, ffn / layers), (0.0, link / layers))
     config = BundleConfig(1, 1, 1, once, microbatches, layers)
     length = 40
-    records = Bundle(config, Supply([0] * microbatches, [length] * microbatches)).run()
+    records = Bundle(config, Supply.of([0] * microbatches, [length] * microbatches)).run()
     ends = np.array([row[2] for row in records.steps if row[0] == 0])
     period = (ends[-1] - ends[length // 2 - 1]) / (length - length // 2)
     assert period / microbatches == pytest.approx(model.step_time(1.0), rel=1e-9)

@@ -13,6 +13,7 @@ import pytest
 from reports.statistics import student_quantile
 from twin.afd.bundle import Bundle, BundleConfig, PassLatency, Supply
 from twin.afd.measure import request_times
+from twin.afd.steps import step_table
 from workloads.arrivals import Poisson
 from workloads.lengths import Fixed, Geometric, Lengths
 
@@ -25,9 +26,10 @@ def replicate(decode: Lengths, load: float, requests: int, seed: int) -> tuple[f
     rng = np.random.default_rng(seed)
     rate = load / (STEP * decode.mean)
     arrivals = Poisson(rate).times(rng, requests)
-    supply = Supply([0] * requests, decode.sample(rng, requests).tolist(), arrivals.tolist())
+    supply = Supply.of([0] * requests, decode.sample(rng, requests).tolist(), arrivals.tolist())
     records = Bundle(ONE_SLOT, supply).run()
-    times = request_times(ONE_SLOT, supply, records)
+    # One server, first come first served: completions come in order of arrival.
+    times = request_times(ONE_SLOT, supply, records, step_table(records))
     end = times.finish[-1]
     events = np.concatenate((arrivals, times.finish))
     order = np.argsort(events, kind="stable")

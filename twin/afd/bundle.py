@@ -16,11 +16,16 @@ from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import simpy
+from numpy.typing import NDArray
 from simpy.events import Event
 
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 from twin.clock import Clock
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +58,28 @@ class BundleConfig:
 class Supply:
     """The requests that a bundle is given, by id 0, 1, …, in order of arrival.
 
-    `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the closed loop). The run
-    ends when `completions` of them have finished (None: all): a closed loop that is given more requests than that
-    keeps its slots full to the end, one that is not drains. A request caught in mid-life by a stationary start has
-    its generated tokens counted into `prefill` and taken off `decode`.
+    Arrays of one length. `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the
+    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop that is given more
+    requests than that keeps its slots full to the end, one that is not drains. A request caught in mid-life by a
+    stationary start has its generated tokens counted into `prefill` and taken off `decode`.
     """
 
-    prefill: Sequence[int]
-    decode: Sequence[int]
-    arrivals: Sequence[float] | None = None
+    prefill: IntArray
+    decode: IntArray
+    arrivals: FloatArray | None = None
     completions: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prefill: Sequence[int],
+        decode: Sequence[int],
+        arrivals: Sequence[float] | None = None,
+        completions: int | None = None,
+    ) -> Supply:
+        """The same from plain lists."""
+        times = None if arrivals is None else np.array(arrivals, dtype=np.float64)
+        return cls(np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64), times, completions)
 
 
 StepRow = tuple[int, float, float, float, float, int, int, int, int]
@@ -105,20 +122,22 @@ class Bundle:
     """One bundle, its supply of requests, and the records of its run. Call `run` once."""
 
     def __init__(self, config: BundleConfig, supply: Supply) -> None:
-        self.config, self.supply = config, supply
+        self.config = config
+        self._prefill, self._decode = supply.prefill.tolist(), supply.decode.tolist()
+        self._arrivals: list[float] | None = None if supply.arrivals is None else supply.arrivals.tolist()
         self.env = Clock()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
-        self.records = BundleRecords(seated=[-1] * len(supply.prefill))
+        self.records = BundleRecords(seated=[-1] * len(self._prefill))
         self.attention, self.outward, self.ffn, self.homeward = (Stage(self.env) for _ in range(4))
         self._calendars: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(config.microbatches)]
         self._arrived = 0
-        self._unfinished = len(supply.prefill) if supply.completions is None else supply.completions
+        self._unfinished = len(self._prefill) if supply.completions is None else supply.completions
         self._over = self.env.event()
 
     def run(self) -> BundleRecords:
         """Run until as many requests have finished as the supply asks for."""
-        if self.supply.arrivals is None:
-            self._submit(len(self.supply.prefill))
+        if self._arrivals is None:
+            self._submit(len(self._prefill))
         for index in range(self.config.microbatches):
             self.env.process(self._life(index))
         self.env.run(until=self._over)
@@ -133,9 +152,9 @@ class Bundle:
         while True:
             microbatch = begin_step(index)
             if microbatch is None:
-                if self.supply.arrivals is None or self._arrived == len(self.supply.arrivals):
+                if self._arrivals is None or self._arrived == len(self._arrivals):
                     return
-                yield env.at(self.supply.arrivals[self._arrived])
+                yield env.at(self._arrivals[self._arrived])
                 continue
             ready = env.now
             durations = self._durations(microbatch)
@@ -196,12 +215,12 @@ class Bundle:
         )
 
     def _begin_step(self, index: int) -> Microbatch | None:
-        if self.supply.arrivals is not None:
+        if self._arrivals is not None:
             self._let_in()
         microbatch = self.slots.begin_step(index)
         if microbatch is not None and microbatch.admitted:
             step, calendar, seated = microbatch.step, self._calendars[index], self.records.seated
-            decode = self.supply.decode
+            decode = self._decode
             seat = index + self.config.microbatches * step
             for request_id in microbatch.admitted:
                 seated[request_id] = seat
@@ -235,13 +254,13 @@ class Bundle:
 
     def _let_in(self) -> None:
         """Queue whoever has arrived by now."""
-        assert self.supply.arrivals is not None
-        arrived, arrivals, now = self._arrived, self.supply.arrivals, self.env.now
+        assert self._arrivals is not None
+        arrived, arrivals, now = self._arrived, self._arrivals, self.env.now
         while arrived < len(arrivals) and arrivals[arrived] <= now:
             arrived += 1
         self._submit(arrived)
 
     def _submit(self, until: int) -> None:
         ids = range(self._arrived, until)
-        self.slots.submit(zip(ids, self.supply.prefill[self._arrived : until], strict=True))
+        self.slots.submit(zip(ids, self._prefill[self._arrived : until], strict=True))
         self._arrived = until

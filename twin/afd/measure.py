@@ -27,7 +27,10 @@ from twin.afd.steps import (
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When each request was seated, gave its first token and finished. Arrays over `ids`, those that did finish."""
+    """When each request was seated, gave its first token and finished.
+
+    Arrays over `ids`, the requests that did finish, in order of completion.
+    """
 
     ids: NDArray[np.int64]
     microbatch: NDArray[np.int64]
@@ -55,11 +58,10 @@ class Measurement:
     state_shares: dict[str, float]
 
 
-def request_times(config: BundleConfig, supply: Supply, records: BundleRecords) -> RequestTimes:
+def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, steps: Floats) -> RequestTimes:
     """Read the times of the first `supply.completions` requests to finish off the steps of their microbatches."""
-    steps = step_table(records)
     seats = np.array(records.seated, dtype=np.int64)
-    decode = np.asarray(supply.decode, dtype=np.int64)
+    decode = supply.decode
     owner, begun = seats % config.microbatches, seats // config.microbatches
     ready, first, finish = (np.full(len(seats), np.inf) for _ in range(3))
     for index in range(config.microbatches):
@@ -69,7 +71,7 @@ def request_times(config: BundleConfig, supply: Supply, records: BundleRecords) 
         first[done] = own_steps[begun[done], END]
         finish[done] = own_steps[begun[done] + decode[done] - 1, END]
     count = len(decode) if supply.completions is None else supply.completions
-    ids = np.sort(np.argsort(finish, kind="stable")[:count])
+    ids = np.argsort(finish, kind="stable")[:count]
     return RequestTimes(ids, owner[ids], ready[ids], first[ids], finish[ids])
 
 
@@ -84,8 +86,8 @@ def measure(
         period: steps after which the loads repeat exactly (constant lengths), else 1; the window is whole periods.
     """
     steps = step_table(records)
-    times = request_times(config, supply, records)
-    decode = np.asarray(supply.decode, dtype=np.int64)[times.ids]
+    times = request_times(config, supply, records, steps)
+    decode = supply.decode[times.ids]
     instances = config.attention_instances + config.ffn_instances
     stable = metrics.stable_throughput(decode, times.finish)
     total = float(steps[-1, END])

@@ -127,7 +127,7 @@ class BundlePlan:
         else:
             prefill, decode = self.lengths.sample(rng, wanted)
         arrivals = process.times(rng, len(decode))
-        return Supply(prefill.tolist(), decode.tolist(), arrivals.tolist(), len(decode))
+        return Supply(prefill, decode, arrivals, len(decode))
 
     def closed_supply(self, topology: Topology, completions: int, *, stationary: bool, stream: int = 0) -> Supply:
         """Requests for a closed loop that stays full until `completions` have finished; `stream` numbers its draws."""
@@ -137,7 +137,7 @@ class BundlePlan:
         prefill, decode = self.lengths.sample(rng, completions + in_flight)
         if stationary:
             prefill[:in_flight], decode[:in_flight] = _mid_life(self.lengths, rng, in_flight)
-        return Supply(prefill.tolist(), decode.tolist(), None, completions)
+        return Supply(prefill, decode, None, completions)
 
 
 def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:

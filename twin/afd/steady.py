@@ -62,17 +62,13 @@ def steady_state(
         warm_up: steps of each microbatch to leave out, though never more than half of them.
         period: steps after which the loads repeat exactly, else 1; batches are whole periods.
     """
-    closed = supply.arrivals is None
-    usable = len(steps)
-    if closed and records.full_until is not None:
-        usable = int(np.searchsorted(steps[:, END], records.full_until, side="right"))
-    if not closed:
-        # Once the last request has come, the bundle only drains.
-        usable = int(np.searchsorted(steps[:, END], supply.arrivals[-1], side="right"))  # type: ignore[index]
+    # Steps with every slot full; with open arrivals, steps before the last request came and the bundle began to drain.
+    until = records.full_until if supply.arrivals is None else float(supply.arrivals[-1])
+    usable = len(steps) if until is None else int(np.searchsorted(steps[:, END], until, side="right"))
     batches = _cut(steps[:usable], config.microbatches, warm_up, period)
     if batches is None:
         return None
-    if not closed:
+    if supply.arrivals is not None:
         rate = ratio_of_means(batches.tokens, batches.duration)
         return _state(config, rate, batches, 0.0)
     control = batches.load / config.attention_instances

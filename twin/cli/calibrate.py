@@ -32,8 +32,8 @@ def roofline(
     model
         Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b) or a file.
     set_
-        Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth, link,
-        shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
+        Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
+        link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
     output
         File to write; default: print it.
     """

@@ -138,8 +138,8 @@ def claims(document: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         _claim(
             "figure 4", "simulated eq. 21 over theory at r = 32", "about -15 %", f"{100 * gap:+.1f} %", gap < -0.12,
-            f"of this, waiting for the slowest instance is {100 * straggling:+.2f} %: at r = 32 the FFN takes"
-            f" {last['t_ffn']:.0f} cycles and the slowest attention instance about {last['t_slowest']:.0f}, so it hides;"
+            f"of this, waiting for the slowest instance is {100 * straggling:+.2f} %: the FFN takes"
+            f" {last['t_ffn']:.0f} cycles, the slowest attention instance about {last['t_slowest']:.0f}, so it hides;"
             f" uncounted tokens in flight are {100 * (last['gaps']['in_flight'] - 1):+.1f} %",
         ),
         _claim("figure 5", "FFN idle at r = 1", "> 60 %", f"{100 * first['idle_ffn']:.1f} %", first["idle_ffn"] > 0.6,
