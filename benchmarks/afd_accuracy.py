@@ -12,6 +12,8 @@ import argparse
 import json
 import statistics
 import sys
+from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +121,8 @@ def main() -> int:
             )
             print(f"{name:28}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
     if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        origin = {"version": metadata.version("serving-twin"), "date": date.today().isoformat()}
+        arguments.out.write_text(json.dumps({**origin, "workloads": results}, indent=1) + "\n")
     return 4 if any(abs(result["largest"]) > arguments.tolerance for result in results.values()) else 0
 
 

@@ -1,34 +1,81 @@
-"""The calibration file: α and β of attention, FFN and communication, their units, and where they came from."""
+"""The calibration file: α and β of attention, FFN and communication, their units, and where they came from.
+
+Every field is described in docs/reference/calibration-file.md.
+"""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
-from importlib.resources import files
+import math
+import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import yaml
-from pydantic import Field, NonNegativeFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
-from latency_models.strict import Strict, explain_validation, read_yaml
+from latency_models.builtin import builtin_names, find_data
+from latency_models.strict import Strict, checked, read_yaml
 from workloads.errors import BadInput
 
-Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
-COMPONENTS = ("attention", "ffn", "communication")
+if TYPE_CHECKING:
+    from latency_models.linear import LinearLatency
+
+Component: TypeAlias = Literal["attention", "ffn", "communication"]
+COMPONENTS: tuple[Component, ...] = ("attention", "ffn", "communication")
+
+SIZES: dict[Component, tuple[str, ...]] = {
+    "attention": ("token",),
+    "ffn": ("request", "token"),
+    "communication": ("request", "token"),
+}
+"""What a slope may be per; the first is how this project writes it. A decode step has one token a request."""
+
+
+def _a_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _a_date(value: object) -> object:
+    """YAML makes a date of 2026-01-31; in quotes it stays text."""
+    try:
+        return datetime.date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Pair: TypeAlias = Annotated[tuple[float, float], BeforeValidator(_a_list)]
+Date: TypeAlias = Annotated[datetime.date, BeforeValidator(_a_date)]
+Share: TypeAlias = Annotated[float, Field(gt=0, lt=1)]
 
 
 class FitReport(Strict):
-    """How well a line holds: intervals at 95 %, R², median relative error on held-out points, sizes that were
-    measured."""
+    """How well a fitted line holds, as `LinearLatency` found it; enough to give its prediction intervals again.
 
-    points: PositiveInt
-    range: Interval
-    alpha_interval: Interval
-    beta_interval: Interval
-    covariance: list[list[float]]
-    r_squared: float
-    heldout_median_error: float | None = None
+    In the calibration's units. `range` is of the sizes that were measured.
+    """
+
+    points: Annotated[int, Field(ge=3)]
+    range: Pair
+    alpha_interval: Pair
+    beta_interval: Pair
+    confidence: Share = 0.95
+    covariance: Annotated[tuple[Pair, Pair], BeforeValidator(_a_list)]
+    noise_variance: NonNegativeFloat
+    degrees: PositiveInt
+    relative: bool = False
+    r_squared: Annotated[float, Field(le=1)]
+    heldout_median_error: NonNegativeFloat | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> FitReport:
+        for name in ("range", "alpha_interval", "beta_interval"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise BadInput("expected the lower end first", field=name, value=[low, high])
+        return self
 
 
 class Line(Strict):
@@ -43,9 +90,53 @@ class Line(Strict):
     beta_unit: str
     fit: FitReport | None = None
 
+    @classmethod
+    def from_estimator(cls, fitted: LinearLatency, component: Component, time_unit: str) -> Line:
+        """The line of a fitted estimator, with its report."""
+        error = fitted.heldout_median_error_
+        report = FitReport(
+            points=fitted.points_,
+            range=fitted.range_,
+            alpha_interval=fitted.alpha_interval_,
+            beta_interval=fitted.beta_interval_,
+            confidence=fitted.confidence,
+            covariance=fitted.covariance_.tolist(),
+            noise_variance=fitted.noise_variance_,
+            degrees=fitted.degrees_,
+            relative=fitted.relative,
+            r_squared=fitted.r_squared_,
+            heldout_median_error=None if math.isnan(error) else error,
+        )
+        unit = f"{time_unit}/{SIZES[component][0]}"
+        return cls(alpha=fitted.alpha_, beta=fitted.beta_, alpha_unit=unit, beta_unit=time_unit, fit=report)
+
     def seconds(self, size: float) -> float:
-        """The line at one size, in the calibration's time unit."""
+        """The line at one size, in the calibration's time unit (which may be cycles)."""
         return self.alpha * size + self.beta
+
+    def in_range(self, size: float) -> bool:
+        """Whether the size was within what was measured; without a fit, whether it is a size at all."""
+        low, high = (0.0, math.inf) if self.fit is None else self.fit.range
+        return low <= size <= high
+
+    def estimator(self) -> LinearLatency:
+        """The line as an estimator, for arrays and, where it was fitted, with the intervals of that fit."""
+        import numpy as np  # here, so that who only reads a calibration waits for neither
+
+        from latency_models.linear import LinearLatency
+
+        known = LinearLatency.from_coefficients(self.alpha, self.beta)
+        report = self.fit
+        if report is None:
+            return known
+        known.set_params(relative=report.relative, confidence=report.confidence)
+        known.covariance_, known.noise_variance_ = np.array(report.covariance), report.noise_variance
+        known.degrees_, known.through_origin_ = report.degrees, report.degrees == report.points - 1
+        known.alpha_interval_, known.beta_interval_ = report.alpha_interval, report.beta_interval
+        known.range_, known.points_, known.r_squared_ = report.range, report.points, report.r_squared
+        error = report.heldout_median_error
+        known.heldout_median_error_ = math.nan if error is None else error
+        return known
 
 
 class Provenance(Strict):
@@ -55,7 +146,7 @@ class Provenance(Strict):
     source: str
     device: str
     model: str
-    date: str | None = None
+    date: Date | None = None
     commit: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     note: str = ""
@@ -68,7 +159,7 @@ class Calibration(Strict):
     """
 
     schema_: Literal["twin.calibration/1"] = Field(alias="schema")
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     time_unit: Literal["seconds", "cycles"]
     scope: Literal["step", "layer"]
     layers: PositiveInt | None = None
@@ -78,18 +169,25 @@ class Calibration(Strict):
     provenance: Provenance
 
     @model_validator(mode="after")
-    def _units_agree(self) -> Calibration:
+    def _agrees(self) -> Calibration:
         if self.scope == "layer" and self.layers is None:
-            raise ValueError("expected layers, the number that make a step, since scope is layer")
+            raise BadInput("expected the number of layers in a step, since scope is layer", field="layers")
         for name in COMPONENTS:
             line: Line = getattr(self, name)
+            slopes = [f"{self.time_unit}/{size}" for size in SIZES[name]]
+            if line.alpha_unit not in slopes:
+                raise BadInput(
+                    f"expected {' or '.join(slopes)}, since time_unit is {self.time_unit}",
+                    field=f"{name}.alpha_unit",
+                    value=line.alpha_unit,
+                )
             if line.beta_unit != self.time_unit:
-                raise ValueError(f"{name}.beta_unit: got {line.beta_unit!r}, expected {self.time_unit!r}")
-            if not line.alpha_unit.startswith(f"{self.time_unit}/"):
-                raise ValueError(f"{name}.alpha_unit: got {line.alpha_unit!r}, expected '{self.time_unit}/...'")
+                raise BadInput(
+                    f"expected {self.time_unit}, the time_unit", field=f"{name}.beta_unit", value=line.beta_unit
+                )
         return self
 
-    def step_line(self, component: Literal["attention", "ffn", "communication"]) -> tuple[float, float]:
+    def step_line(self, component: Component) -> tuple[float, float]:
         """(α, β) of a whole decode step: a layer's, times the layers."""
         line: Line = getattr(self, component)
         times = 1 if self.scope == "step" else self.layers
@@ -97,43 +195,40 @@ class Calibration(Strict):
         return line.alpha * times, line.beta * times
 
     def content_hash(self) -> str:
-        """Changes with any field."""
+        """16 hexadecimal digits that change with any value in the file, and not with its layout or comments."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_yaml(self) -> str:
-        """The file's text."""
-        document = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """The file's text. Reading it gives an equal calibration."""
+        document = self.model_dump(by_alias=True, exclude_none=True)
         return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
+    def save(self, path: Path) -> None:
+        """Write the file; it is whole or not there.
 
-def load_calibration(name: str, base: Path = Path()) -> Calibration:
+        Raises:
+            BadInput: the folder is not there, or may not be written to.
+        """
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_text(self.to_yaml(), encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise BadInput(f"expected a file that can be written: {error.strerror}", file=path) from None
+
+
+def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
     """A built-in calibration by its name, or a file; relative paths start from `base`.
 
     Raises:
         BadInput: neither, or a file that breaks the schema.
     """
     path = find_data("calibrations", name, base)
-    try:
-        return Calibration.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise explain_validation(error, path, Calibration) from None
+    return checked(Calibration, read_yaml(path), path)
 
 
-def builtin_names(kind: str) -> list[str]:
-    """Names of the built-in files of a kind: calibrations, hardware or models."""
-    folder = files("latency_models") / "data" / kind
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def find_data(kind: str, name: str, base: Path) -> Path:
-    """The file behind a built-in name or a path.
-
-    Raises:
-        BadInput: the name is not built in and does not look like a path.
-    """
-    if name in (names := builtin_names(kind)):
-        return Path(str(files("latency_models") / "data" / kind / f"{name}.yaml"))
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        return base / name
-    raise BadInput(f"expected a file or one of {', '.join(names)}", field=kind, value=name)
+def builtin_calibrations() -> list[str]:
+    """Names of the calibrations that come with the package."""
+    return builtin_names("calibrations")

@@ -29,6 +29,7 @@ _EXPECTED = {
     "greater_than_equal": "expected a number of at least {ge}",
     "less_than": "expected a number below {lt}",
     "less_than_equal": "expected a number of at most {le}",
+    "string_too_short": "expected text, not less than {min_length} characters",
     "too_short": "expected at least {min_length} items, found {actual_length}",
     "too_long": "expected at most {max_length} items, found {actual_length}",
     "literal_error": "expected {expected}",
@@ -79,17 +80,28 @@ def _tell(fault: ErrorDetails, model: type[BaseModel] | None, section: str) -> t
     if kind.startswith("union_tag"):
         names.append(context["discriminator"].strip("'"))
         value = context.get("tag")
-    if kind in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel):
+    if kind in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) or not _can_be_shown(value):
         value = None
     return _dotted(section, names), value, _expectation(fault, siblings)
+
+
+def _can_be_shown(value: object) -> bool:
+    try:
+        repr(value)
+    except RecursionError:  # a list nested a thousand deep
+        return False
+    return True
 
 
 def _expectation(fault: ErrorDetails, siblings: list[str]) -> str:
     kind, context = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
         return "unknown field" + _suggestion(str(fault["loc"][-1]), siblings)
+    if kind == "string_type" and fault["loc"][-1:] == ("[key]",):
+        return _EXPECTED["invalid_key"]
     if kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**context)
+        told = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+        expected = _EXPECTED[kind].format(**told)
     else:
         expected = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     return f"{expected}, found nothing" if fault["input"] is None and kind != "missing" else expected
@@ -109,7 +121,7 @@ def _dotted(section: str, names: list[str]) -> str:
 def _place(loc: tuple[int | str, ...], model: type[BaseModel] | None) -> tuple[list[str], list[str]]:
     """The parts of `loc` that a user wrote, and the fields that may stand where the last of them does.
 
-    Pydantic puts the tried member of a union among the parts; following the types through `model` tells it from a field.
+    Pydantic puts the tried member of a union among the parts; following the types of `model` tells it from a field.
     """
     here = [] if model is None else _members(model)
     names: list[str] = []
@@ -121,7 +133,8 @@ def _place(loc: tuple[int | str, ...], model: type[BaseModel] | None) -> tuple[l
             continue
         if part == "[key]":
             continue
-        names.append(f"[{part}]" if isinstance(part, int) else part)
+        in_list = isinstance(part, int) and not any(get_origin(kind) is dict for kind in here)
+        names.append(f"[{part}]" if in_list else str(part))
         siblings = [name for kind in here for name in _fields(kind)]
         here = [inner for kind in here for inner in _inside(kind, part)]
     return names, siblings

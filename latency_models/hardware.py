@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, PositiveFloat, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from latency_models.calibration import find_data
-from latency_models.strict import Strict, explain_validation, read_yaml
+from latency_models.builtin import find_data
+from latency_models.strict import Strict, checked, read_yaml
 from workloads.errors import BadInput
 
-Precision = Literal["bf16", "fp8", "int8", "fp4"]
+Precision: TypeAlias = Literal["bf16", "fp8", "int8", "fp4"]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+
 WEIGHT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
-Share = Annotated[float, Field(gt=0, le=1)]
+"""Of one weight. Scales of quantised weights are not counted."""
 
 
 class Network(Strict):
@@ -24,7 +26,10 @@ class Network(Strict):
 
 
 class Efficiency(Strict):
-    """The shares of peak that are reached: η_mem of eq. 25, η_compute of eq. 28, and the same for the network."""
+    """The shares of peak that are reached: η_mem of eq. 25, η_compute of eq. 28, and the same for the network.
+
+    In the built-in files all three are assumptions, to be replaced by measurement.
+    """
 
     memory: Share
     compute: Share
@@ -32,14 +37,15 @@ class Efficiency(Strict):
 
 
 class Hardware(Strict):
-    """One device. FLOP/s are dense, bandwidths bytes/s, capacity bytes."""
+    """One device. FLOP/s are dense (no structured sparsity), bandwidths bytes/s, capacity bytes."""
 
     schema_: Literal["twin.hardware/1"] = Field(alias="schema")
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     device: str
-    peak_flops: dict[Precision, PositiveFloat]
+    peak_flops: Annotated[dict[Precision, PositiveFloat], Field(min_length=1)]
     memory_bandwidth: PositiveFloat
     memory_capacity: PositiveFloat
+    devices_per_node: PositiveInt = 8
     network: Network
     efficiency: Efficiency
     source: str
@@ -57,14 +63,11 @@ class Hardware(Strict):
         return self.peak_flops[precision]
 
 
-def load_hardware(name: str, base: Path = Path()) -> Hardware:
+def load_hardware(name: str | Path, base: Path = Path()) -> Hardware:
     """A built-in hardware file by its name, or a file; relative paths start from `base`.
 
     Raises:
         BadInput: neither, or a file that breaks the schema.
     """
     path = find_data("hardware", name, base)
-    try:
-        return Hardware.model_validate(read_yaml(path))
-    except ValidationError as error:
-        raise explain_validation(error, path, Hardware) from None
+    return checked(Hardware, read_yaml(path), path)

@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from workloads.errors import TwinError
+from latency_models.base import CannotFit, Estimator, Floats, NotFitted, Numbers, measurements
 
-Floats = NDArray[np.float64]
+__all__ = ["CannotFit", "LinearLatency", "NotFitted"]
 
-
-class CannotFit(TwinError, ValueError):
-    """Measurements that no line can be fitted to."""
+ROUNDS = 5
+"""Of reweighting. Each shrinks the error of the weights by about the square of the relative noise."""
 
 
-class NotFitted(TwinError, AttributeError):
-    """An estimator was asked to predict before it was fitted."""
+class LinearLatency(Estimator):
+    """Least squares for t = α·x + β with β ≥ 0, since no work takes no less than no time.
 
+    Where the data ask for a negative β, the line is fitted through the origin and `through_origin_` says so.
 
-class LinearLatency:
-    """Least squares for t = α·x + β.
-
-    The constructor only stores. `fit` learns, from all points, `alpha_`, `beta_`, `covariance_` (2 × 2, of α and β),
-    `alpha_interval_`, `beta_interval_` (Student's t), `r_squared_`, `range_` (smallest and largest x) and `points_`;
-    and `heldout_median_error_`: the median of |predicted − measured| / measured over every k-th point in order of x
-    (k = 1/holdout, the ends excepted), predicted by a line fitted to the others. Points are chosen by their order, so
-    no seed is needed.
+    `fit` learns, from all points:
+        alpha_, beta_: the line.
+        covariance_: of (α, β), shape (2, 2). `noise_variance_`: of one measurement (relative: of t over its mean), with
+            `degrees_` of freedom.
+        alpha_interval_, beta_interval_: (low, high) by Student's t.
+        r_squared_: share of the times' weighted variance that the line explains.
+        range_, points_: smallest and largest size, and how many points.
+        heldout_median_error_: the median of |predicted - measured| / measured over held-out points, predicted by a line
+            fitted to the others. Held out are all points at every k-th different size, k = 1/holdout rounded, counted
+            from the second smallest; never the smallest and the largest size, so that it is interpolation that is
+            judged, and at sizes that the other line has not seen. By order, so no seed is needed. NaN when
+            there are only two sizes or `holdout` is 0.
 
     Args:
-        relative: weigh each point by 1/t, so that errors count in proportion. Kernel timings span decades and their
-            noise grows with them; without weights the longest decide alone.
-        holdout: share of the points held out for the error estimate.
-        confidence: of the intervals.
+        relative: take the noise to grow in proportion to the time, and so weigh each point by 1/t², with t from the
+            fitted line (a measured t would favour points that came out short). Kernel timings span decades; without
+            weights the longest decide alone.
+        holdout: share of the different sizes held out for the error estimate, 0 to 0.5.
+        confidence: of the intervals, above 0 and below 1.
     """
 
     alpha_: float
@@ -44,36 +48,48 @@ class LinearLatency:
     def __init__(self, *, relative: bool = False, holdout: float = 0.2, confidence: float = 0.95) -> None:
         self.relative, self.holdout, self.confidence = relative, holdout, confidence
 
-    def get_params(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"relative": self.relative, "holdout": self.holdout, "confidence": self.confidence}
+    @classmethod
+    def from_coefficients(cls, alpha: float, beta: float) -> Self:
+        """A line that is known rather than fitted: published, or derived from a data sheet.
 
-    def fit(self, sizes: Sequence[float] | Floats, times: Sequence[float] | Floats) -> Self:
-        """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3.
+        It holds for any size, and nothing is known of its error: intervals, R² and the held-out error are NaN.
 
         Raises:
-            CannotFit: fewer than 3 points, lengths that differ, a value that is not finite, a time that is not above 0,
-                sizes that are all alike, or a fitted α below 0.
+            CannotFit: a coefficient that is negative or not finite.
         """
-        x, t = _checked(sizes, times)
-        alpha, beta, inverse, noise = self._solve(x, t)
-        if alpha < 0:
-            raise CannotFit(f"expected times that grow with size; the fitted alpha is {alpha:.6g}")
-        self.alpha_, self.beta_, self.points_ = alpha, beta, len(x)
-        self.range_ = (float(x.min()), float(x.max()))
-        self.covariance_ = noise * inverse
-        self._noise, self._inverse = noise, inverse
-        reach = _student(self.confidence, len(x) - 2) * np.sqrt(np.diag(self.covariance_))
-        self.alpha_interval_ = (alpha - float(reach[0]), alpha + float(reach[0]))
-        self.beta_interval_ = (beta - float(reach[1]), beta + float(reach[1]))
-        residual, spread = t - (alpha * x + beta), t - t.mean()
-        total = float(spread @ spread)
-        self.r_squared_ = 1 - float(residual @ residual) / total if total > 0 else 1.0
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not (math.isfinite(value) and value >= 0):
+                raise CannotFit("expected a finite number of at least 0", field=name, value=value)
+        line = cls()
+        line._learn(_Line(float(alpha), float(beta), np.full((2, 2), math.nan), math.nan, 0))
+        line.range_, line.points_ = (0.0, math.inf), 0
+        line.r_squared_ = line.heldout_median_error_ = math.nan
+        return line
+
+    def fit(self, sizes: Numbers, times: Numbers) -> Self:
+        """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3, in any order.
+
+        Raises:
+            CannotFit: fewer than 3 points, sizes that are all alike, values that are not finite, a negative size, a
+                time that is not above 0, a fitted α below 0, or a setting out of its range.
+        """
+        self._check_settings()
+        x, t = measurements(sizes, times)
+        if len(x) < 3:
+            raise CannotFit("expected at least 3 points", field="sizes", value=len(x))
+        if np.ptp(x) == 0:
+            raise CannotFit("expected sizes that differ, found one", field="sizes", value=float(x[0]))
+        line = _reweighted(x, t, self.relative)
+        if line.alpha < 0:
+            raise CannotFit("expected times that do not fall as sizes grow", field="alpha", value=line.alpha)
+        self._learn(line)
+        self.range_, self.points_ = (float(x.min()), float(x.max())), len(x)
+        self.r_squared_ = _explained(x, t, line, self.relative)
         self.heldout_median_error_ = self._heldout_error(x, t)
         return self
 
-    def predict(self, sizes: Sequence[float] | Floats) -> Floats:
-        """Times for sizes of any shape.
+    def predict(self, sizes: Numbers) -> Floats:
+        """Times for sizes of any shape, in the unit that was fitted.
 
         Raises:
             NotFitted: before `fit`.
@@ -83,82 +99,141 @@ class LinearLatency:
         return predicted
 
     def seconds(self, size: float) -> float:
-        """`predict` for one size, without arrays: the hot path of a simulation. In the unit that was fitted."""
+        """`predict` for one size, to the last bit, without arrays: the hot path of a simulation.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
         try:
             return self.alpha_ * size + self.beta_
         except AttributeError:
-            raise NotFitted("fit before predicting") from None
+            raise NotFitted("expected LinearLatency to be fitted before it predicts") from None
 
-    def interval(self, sizes: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-        """The interval that a further measurement at each size falls into with the given confidence."""
-        self._require_fit()
+    def interval(self, sizes: Numbers) -> tuple[Floats, Floats]:
+        """Low and high ends, shaped like `sizes`, between which a further measurement falls with `confidence`.
+
+        Never below 0; NaN when no fit is behind the line.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        centre = self.predict(sizes)
         x = np.asarray(sizes, dtype=np.float64)
-        centre = self.predict(x)
-        design = np.stack((x, np.ones_like(x)), axis=-1)
-        line = np.einsum("...i,ij,...j->...", design, self._inverse, design)
-        own = centre**2 if self.relative else np.ones_like(centre)
-        reach = _student(self.confidence, self.points_ - 2) * np.sqrt(self._noise * (line + own))
-        return centre - reach, centre + reach
+        (of_slope, mixed), (_, of_level) = self.covariance_
+        of_line = of_slope * x**2 + 2 * mixed * x + of_level
+        of_noise = self.noise_variance_ * (centre**2 if self.relative else 1.0)
+        reach = _student(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
+        return np.maximum(centre - reach, 0.0), centre + reach
 
     def in_range(self, size: float) -> bool:
-        """Whether a size lies within what was measured."""
+        """Whether a size lies within what was measured.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
         self._require_fit()
         return self.range_[0] <= size <= self.range_[1]
 
-    def _solve(self, x: Floats, t: Floats) -> tuple[float, float, Floats, float]:
-        """α, β, (XᵀWX)⁻¹ and the variance of a point of weight 1."""
-        weight = 1 / t**2 if self.relative else np.ones_like(t)
-        # Centred and scaled, so that sizes far from 0 lose no digits.
-        centre = float(np.average(x, weights=weight))
-        scale = float(np.abs(x - centre).max())
-        z = (x - centre) / scale
-        total, spread = float(weight.sum()), float(weight @ z**2)
-        level = float(weight @ t) / total
-        slope = float((weight * z) @ (t - level)) / spread
-        alpha, beta = slope / scale, level - slope * centre / scale
-        residual = t - (level + slope * z)
-        noise = float(weight @ residual**2) / (len(x) - 2)
-        ratio = centre / scale
-        inverse = np.array(
-            [
-                [1 / (spread * scale**2), -ratio / (spread * scale)],
-                [-ratio / (spread * scale), 1 / total + ratio**2 / spread],
-            ]
-        )
-        return alpha, beta, inverse, noise
+    def _check_settings(self) -> None:
+        if not 0 <= self.holdout <= 0.5:
+            raise CannotFit("expected a share from 0 to 0.5", field="holdout", value=self.holdout)
+        if not 0 < self.confidence < 1:
+            raise CannotFit("expected a number above 0 and below 1", field="confidence", value=self.confidence)
 
-    def _heldout_error(self, x: Floats, t: Floats) -> float | None:
-        """None when too few points would be left to fit."""
-        order = np.argsort(x, kind="stable")
-        out = order[1:-1][:: max(round(1 / self.holdout), 2)]
-        rest = np.setdiff1d(order, out)
-        if len(out) == 0 or len(rest) < 3 or np.ptp(x[rest]) == 0:
-            return None
-        alpha, beta, _, _ = self._solve(x[rest], t[rest])
-        return float(np.median(np.abs(alpha * x[out] + beta - t[out]) / t[out]))
+    def _learn(self, line: _Line) -> None:
+        self.alpha_, self.beta_ = line.alpha, line.beta
+        self.covariance_, self.noise_variance_ = line.covariance, line.noise
+        self.degrees_, self.through_origin_ = line.degrees, line.through_origin
+        reach = _student(self.confidence, line.degrees) * np.sqrt(np.diag(line.covariance))
+        self.alpha_interval_ = (line.alpha - float(reach[0]), line.alpha + float(reach[0]))
+        self.beta_interval_ = (line.beta - float(reach[1]), line.beta + float(reach[1]))
+        if line.through_origin:
+            free = line.free_beta + _student(self.confidence, line.degrees - 1) * line.free_deviation
+            self.beta_interval_ = (0.0, max(0.0, free))
 
-    def _require_fit(self) -> None:
-        if not hasattr(self, "alpha_"):
-            raise NotFitted("fit before predicting")
+    def _heldout_error(self, x: Floats, t: Floats) -> float:
+        different = np.unique(x)
+        if self.holdout == 0 or len(different) < 3:
+            return math.nan
+        out = np.isin(x, different[1:-1][:: round(1 / self.holdout)])
+        line = _reweighted(x[~out], t[~out], self.relative)
+        return float(np.median(np.abs(line.alpha * x[out] + line.beta - t[out]) / t[out]))
 
 
-def _checked(sizes: Sequence[float] | Floats, times: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-    x, t = np.array(sizes, dtype=np.float64), np.array(times, dtype=np.float64)
-    if x.ndim != 1 or x.shape != t.shape:
-        raise CannotFit(f"expected as many sizes as times, got shapes {x.shape} and {t.shape}")
-    if len(x) < 3:
-        raise CannotFit(f"expected at least 3 points, got {len(x)}")
-    if not (np.isfinite(x).all() and np.isfinite(t).all()):
-        raise CannotFit("expected finite sizes and times")
-    if (t <= 0).any():
-        raise CannotFit(f"expected times above 0, got {float(t.min()):.6g}")
-    if np.ptp(x) == 0:
-        raise CannotFit(f"expected sizes that differ, all are {float(x[0]):.6g}")
-    return x, t
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A fitted line. `noise` is the variance of a point of weight 1; `free_*` are β's estimate without β ≥ 0."""
+
+    alpha: float
+    beta: float
+    covariance: Floats
+    noise: float
+    degrees: int
+    through_origin: bool = False
+    free_beta: float = 0.0
+    free_deviation: float = 0.0
+
+
+def _reweighted(x: Floats, t: Floats, relative: bool) -> _Line:
+    """The line with equal weights, or with 1/t² where t is, in the end, the line's own."""
+    if not relative:
+        return _solve(x, t, np.ones_like(t))
+    line = _solve(x, t, 1 / t**2)
+    for _ in range(ROUNDS):
+        line = _solve(x, t, _relative_weights(x, t, line))
+    return line
+
+
+def _relative_weights(x: Floats, t: Floats, line: _Line) -> Floats:
+    """1/fitted². A line that misses a point by more than half from below must not give it boundless weight."""
+    weights: Floats = 1 / np.maximum(line.alpha * x + line.beta, t / 2) ** 2
+    return weights
+
+
+def _solve(x: Floats, t: Floats, weight: Floats) -> _Line:
+    """Weighted least squares in centred and scaled sizes, so that sizes far from 0 lose no digits."""
+    total, centre = float(weight.sum()), float(np.average(x, weights=weight))
+    scale = float(np.abs(x - centre).max())
+    z = (x - centre) / scale
+    spread, level = float(weight @ z**2), float(np.average(t, weights=weight))
+    slope = float((weight * z) @ (t - level)) / spread
+    if abs(slope) <= 1e-13 * level:  # rounding, where the times are all alike
+        slope = 0.0
+    ratio = centre / scale
+    beta = level - slope * ratio
+    residual = t - level - slope * z
+    degrees = max(len(x) - 2, 0)
+    noise = float(weight @ residual**2) / degrees if degrees else math.nan
+    of_slope, mixed = 1 / (spread * scale**2), -ratio / (spread * scale)
+    of_level = 1 / total + ratio**2 / spread
+    if beta < 0:
+        return _solve_through_origin(x, t, weight, beta, math.sqrt(noise * of_level))
+    covariance = noise * np.array([[of_slope, mixed], [mixed, of_level]])
+    return _Line(slope / scale, beta, covariance, noise, degrees)
+
+
+def _solve_through_origin(x: Floats, t: Floats, weight: Floats, free_beta: float, free_deviation: float) -> _Line:
+    square = float(weight @ x**2)
+    alpha = float((weight * x) @ t) / square
+    noise = float(weight @ (t - alpha * x) ** 2) / (len(x) - 1)
+    covariance = np.array([[noise / square, 0.0], [0.0, 0.0]])
+    return _Line(alpha, 0.0, covariance, noise, len(x) - 1, True, free_beta, free_deviation)
+
+
+def _explained(x: Floats, t: Floats, line: _Line, relative: bool) -> float:
+    """R². 1 for times that are all alike and met exactly."""
+    weight = _relative_weights(x, t, line) if relative else np.ones_like(t)
+    residual, spread = t - line.alpha * x - line.beta, t - np.average(t, weights=weight)
+    left, total = float(weight @ residual**2), float(weight @ spread**2)
+    if total <= 1e-24 * float(weight @ t**2):
+        return 1.0
+    return 1 - left / total
 
 
 def _student(confidence: float, degrees: int) -> float:
-    """Two-sided quantile of Student's t."""
-    from scipy.special import stdtrit
+    """Two-sided quantile of Student's t; NaN without degrees of freedom."""
+    if degrees <= 0:
+        return math.nan
+    from scipy.special import stdtrit  # slow to import, and only a fit needs it
 
-    return float(stdtrit(degrees, 0.5 + confidence / 2)) if degrees > 0 else math.inf
+    return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -8,17 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from latency_models.calibration import COMPONENTS, Calibration, FitReport, Line, Provenance
+from latency_models.calibration import COMPONENTS, Calibration, Component, Line, Provenance
 from latency_models.linear import CannotFit, LinearLatency
-from latency_models.strict import explain_validation, read_text
+from latency_models.strict import checked, read_text
 from workloads.errors import BadInput
 
 COLUMNS = ("component", "size", "time")
-SIZES = {"attention": "token", "ffn": "request", "communication": "request"}
 
-Measurements = dict[str, tuple[list[float], list[float]]]
+Measurements = dict[Component, tuple[list[float], list[float]]]
 
 
 def read_measurements(path: Path) -> Measurements:
@@ -60,13 +57,14 @@ def fit_calibration(
     Raises:
         BadInput: a component that cannot be fitted, or a field that the calibration file would not take.
     """
-    lines = {}
+    lines: dict[str, Line] = {}
     for component in COMPONENTS:
         try:
             fitted = LinearLatency(relative=relative).fit(*measurements[component])
         except CannotFit as error:
-            raise BadInput(str(error), field=component, file=source) from None
-        lines[component] = _line(fitted, component, time_unit)
+            field = f"{component}.{error.field}"
+            raise BadInput(error.expected, value=error.value, field=field, file=source or None) from None
+        lines[component] = Line.from_estimator(fitted, component, time_unit)
     document: dict[str, Any] = {
         "schema": "twin.calibration/1",
         "name": name,
@@ -76,34 +74,7 @@ def fit_calibration(
         **lines,
         "provenance": Provenance(method="measured", source=source, device=device, model=model),
     }
-    try:
-        return Calibration.model_validate(document)
-    except ValidationError as error:
-        raise explain_validation(error, None, Calibration) from None
-
-
-def _line(fitted: LinearLatency, component: str, time_unit: str) -> Line:
-    if fitted.beta_ < 0:
-        raise BadInput(
-            f"expected a line that starts at 0 or above, the fitted beta is {fitted.beta_:.6g}: "
-            "measure smaller sizes, or weigh errors in proportion (--relative)",
-            field=component,
-        )
-    return Line(
-        alpha=fitted.alpha_,
-        beta=fitted.beta_,
-        alpha_unit=f"{time_unit}/{SIZES[component]}",
-        beta_unit=time_unit,
-        fit=FitReport(
-            points=fitted.points_,
-            range=list(fitted.range_),
-            alpha_interval=list(fitted.alpha_interval_),
-            beta_interval=list(fitted.beta_interval_),
-            covariance=[[float(value) for value in row] for row in fitted.covariance_],
-            r_squared=fitted.r_squared_,
-            heldout_median_error=fitted.heldout_median_error_,
-        ),
-    )
+    return checked(Calibration, document, None)
 
 
 def _number(text: str | None, column: str, path: Path, line: int) -> float:

@@ -12,19 +12,22 @@ up to twice too slow. Measure when you can.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from latency_models.calibration import Calibration, Line, Provenance
+from latency_models.calibration import SIZES, Calibration, Component, Line, Provenance
 from latency_models.hardware import WEIGHT_BYTES, Hardware, Precision, Share
 from latency_models.models import ExpertFFN, Model
-from latency_models.strict import Strict, explain_validation
+from latency_models.strict import Strict, checked
 
 
 class Overhead(Strict):
-    """Fixed seconds of a layer's attention, FFN and round trip. 10 µs a round trip is a common point-to-point
-    latency."""
+    """Fixed seconds of a layer's attention, FFN and round trip.
+
+    Nothing is assumed of kernel launches (0); 10 µs a round trip is in the range of point-to-point latencies.
+    """
 
     attention: NonNegativeFloat = 0.0
     ffn: NonNegativeFloat = 0.0
@@ -37,12 +40,14 @@ class Deployment(Strict):
     Attributes:
         ffn_cards: N_cards, devices of one FFN instance.
         experts_per_card: N_expert/card; default: the experts divided evenly, rounded up.
-        precision: of weights and FFN compute.
-        kv_bytes: bytes of one KV cache element.
+        precision: of all weights and of the FFN's compute; it picks the peak FLOP/s.
+        kv_bytes: bytes of one KV cache element (eq. 24: 2).
         activation_bytes: bytes of one activation element to the FFN and back (eq. 34: 1 + 2).
-        mtp_depth: tokens drafted beside each one; default: the model's.
-        link: which network the activations cross.
-        shared_experts: whether α_F counts the shared experts' FLOPs too; eq. 33 does not.
+        mtp_depth: tokens drafted beside each one (eq. 31); default: the model's.
+        link: which network the activations cross; f of eq. 35 is the bandwidth of one card on it.
+        overhead: fixed time of a layer, added to the intercepts.
+        shared_experts: whether every FFN card also holds the shared experts, and serves its part of the rows; the paper
+            counts the routed ones only.
         memory_efficiency, compute_efficiency, network_efficiency: in place of the hardware file's.
     """
 
@@ -51,10 +56,10 @@ class Deployment(Strict):
     precision: Precision = "bf16"
     kv_bytes: PositiveFloat = 2.0
     activation_bytes: PositiveFloat = 3.0
-    mtp_depth: int | None = Field(default=None, ge=0)
+    mtp_depth: NonNegativeInt | None = None
     link: Literal["intra_node", "inter_node"] = "inter_node"
     shared_experts: bool = False
-    overhead: Overhead = Overhead()
+    overhead: Overhead = Field(default_factory=Overhead)
     memory_efficiency: Share | None = None
     compute_efficiency: Share | None = None
     network_efficiency: Share | None = None
@@ -66,12 +71,7 @@ def read_deployment(section: dict[str, Any], field: str) -> Deployment:
     Raises:
         BadInput: a field that is unknown or out of range.
     """
-    try:
-        return Deployment.model_validate(section)
-    except ValidationError as error:
-        fault = explain_validation(error, None, Deployment)
-        fault.args = (f"{field}.{fault.args[0]}",)
-        raise fault from None
+    return checked(Deployment, section, None, field)
 
 
 def derive(hardware: Hardware, model: Model, deployment: Deployment) -> Calibration:
@@ -80,75 +80,107 @@ def derive(hardware: Hardware, model: Model, deployment: Deployment) -> Calibrat
     Raises:
         BadInput: a precision that the hardware does not have.
     """
-    bandwidth = hardware.memory_bandwidth * (deployment.memory_efficiency or hardware.efficiency.memory)
+    bandwidth = hardware.memory_bandwidth * (deployment.memory_efficiency or hardware.efficiency.memory)  # eq. 25
+    weight_seconds = WEIGHT_BYTES[deployment.precision] / bandwidth
+    projections, resident = model.attention.projection_weights(model.hidden_size), _resident_weights(model, deployment)
+    slope_attention = model.kv_bytes(deployment.kv_bytes) / bandwidth  # eq. 26
     overhead = deployment.overhead
-    projections = model.attention.projection_weights(model.hidden_size) * WEIGHT_BYTES[deployment.precision]
-    attention = (model.kv_bytes(deployment.kv_bytes) / bandwidth, projections / bandwidth + overhead.attention)
-    resident = _resident_ffn_weights(model, deployment) * WEIGHT_BYTES[deployment.precision]
-    ffn = (_ffn_slope(hardware, model, deployment), resident / bandwidth + overhead.ffn)
-    communication = (_communication_slope(hardware, model, deployment), overhead.communication)
     return Calibration(
         schema="twin.calibration/1",
         name=f"{model.name}-{hardware.name}-roofline",
         time_unit="seconds",
         scope="layer",
         layers=model.layers,
-        attention=_line(attention, "token"),
-        ffn=_line(ffn, "request"),
-        communication=_line(communication, "request"),
+        attention=_line("attention", slope_attention, projections * weight_seconds + overhead.attention),
+        ffn=_line("ffn", _ffn_slope(hardware, model, deployment), resident * weight_seconds + overhead.ffn),
+        communication=_line("communication", _communication_slope(hardware, model, deployment), overhead.communication),
         provenance=Provenance(
             method="roofline",
-            source="AFD appendix B, eq. 24-38, with weight-reading floors as intercepts",
+            source=f"AFD appendix B, eq. 24-38, from the hardware file {hardware.name} and the model file {model.name}",
             device=hardware.device,
             model=model.name,
-            note=f"Derived, not measured. {deployment.model_dump_json(exclude_defaults=True)}",
+            note="Derived, not measured; intercepts are weight-reading floors. "
+            f"Deployment: {deployment.model_dump_json(exclude_none=True)}",
         ),
     )
 
 
-def _line(coefficients: tuple[float, float], size: str) -> Line:
-    alpha, beta = coefficients
-    return Line(alpha=alpha, beta=beta, alpha_unit=f"seconds/{size}", beta_unit="seconds")
+@dataclass(frozen=True, slots=True)
+class ImpliedRatios:
+    """What three slopes say of the hardware beneath them, whatever their time unit and number of layers.
+
+    Attributes:
+        flops_per_byte: effective FLOP/s of all FFN cards together over effective memory bytes/s of an attention card.
+        network_per_memory: effective network bytes/s over the same; of all FFN cards together, of one for a dense FFN.
+    """
+
+    flops_per_byte: float
+    network_per_memory: float
 
 
-def _rows_per_request(model: Model, deployment: Deployment) -> float:
+def implied_ratios(calibration: Calibration, model: Model, deployment: Deployment) -> ImpliedRatios:
+    """Eq. 26, 33 and 38 read backwards, to judge whether a calibration is one that hardware can have.
+
+    The hardware, and so the number of cards, cancels: of the deployment only byte counts and MTP depth enter, and the
+    experts are taken to lie once over the cards.
+
+    Raises:
+        ZeroDivisionError: a calibration whose FFN or communication slope is 0.
+    """
+    rows = _rows_per_request(model, deployment)
+    if isinstance(model.ffn, ExpertFFN):
+        rows *= model.ffn.experts_per_token
+    token_bytes = model.kv_bytes(deployment.kv_bytes)
+    seconds_a_byte = calibration.attention.alpha / token_bytes
+    return ImpliedRatios(
+        model.ffn.row_flops(model.hidden_size) * rows / calibration.ffn.alpha * seconds_a_byte,
+        deployment.activation_bytes * model.hidden_size * rows / calibration.communication.alpha * seconds_a_byte,
+    )
+
+
+def _line(component: Component, alpha: float, beta: float) -> Line:
+    return Line(alpha=alpha, beta=beta, alpha_unit=f"seconds/{SIZES[component][0]}", beta_unit="seconds")
+
+
+def _rows_per_request(model: Model, deployment: Deployment) -> int:
     """Tokens that one request sends through the FFN in one step: itself and its drafts, 1 + MTP depth."""
     return 1 + (model.mtp_depth if deployment.mtp_depth is None else deployment.mtp_depth)
 
 
-def _expert_share(ffn: ExpertFFN, model: Model, deployment: Deployment) -> float:
+def _experts_per_card(ffn: ExpertFFN, deployment: Deployment) -> int:
+    return deployment.experts_per_card or -(-ffn.experts // deployment.ffn_cards)
+
+
+def _card_rows(ffn: ExpertFFN, model: Model, deployment: Deployment) -> float:
     """N_expert/card · k (1 + MTP depth) / N_expert: rows on one card's experts for each request (eq. 31, 33)."""
-    per_card = deployment.experts_per_card or -(-ffn.experts // deployment.ffn_cards)
-    return per_card * ffn.experts_per_token * _rows_per_request(model, deployment) / ffn.experts
+    rows = ffn.experts_per_token * _rows_per_request(model, deployment)
+    return _experts_per_card(ffn, deployment) * rows / ffn.experts
 
 
 def _ffn_slope(hardware: Hardware, model: Model, deployment: Deployment) -> float:
     """Eq. 33; for a dense FFN its 6·H·I FLOPs a row, split over the cards."""
     rate = hardware.flops(deployment.precision) * (deployment.compute_efficiency or hardware.efficiency.compute)
-    ffn, hidden = model.ffn, model.hidden_size
-    if not isinstance(ffn, ExpertFFN):
-        rows = _rows_per_request(model, deployment)
-        return 2 * ffn.weights(hidden) * rows / (rate * deployment.ffn_cards)
-    rows = _expert_share(ffn, model, deployment)
-    if deployment.shared_experts:
-        rows += ffn.shared_experts * _rows_per_request(model, deployment) / deployment.ffn_cards
-    return 2 * ffn.expert_weights(hidden) * rows / rate
+    ffn, split = model.ffn, _rows_per_request(model, deployment) / deployment.ffn_cards
+    if isinstance(ffn, ExpertFFN):
+        rows = _card_rows(ffn, model, deployment) + (ffn.shared_experts * split if deployment.shared_experts else 0)
+    else:
+        rows = split
+    return ffn.row_flops(model.hidden_size) * rows / rate
 
 
-def _resident_ffn_weights(model: Model, deployment: Deployment) -> float:
+def _resident_weights(model: Model, deployment: Deployment) -> float:
     """FFN weights of one layer on one card, all of which a large enough batch reads each step."""
     ffn, hidden = model.ffn, model.hidden_size
     if not isinstance(ffn, ExpertFFN):
         return ffn.weights(hidden) / deployment.ffn_cards
-    per_card = deployment.experts_per_card or -(-ffn.experts // deployment.ffn_cards)
-    return (per_card + ffn.shared_experts) * ffn.expert_weights(hidden)
+    resident = _experts_per_card(ffn, deployment) + (ffn.shared_experts if deployment.shared_experts else 0)
+    return resident * ffn.expert_weights(hidden)
 
 
 def _communication_slope(hardware: Hardware, model: Model, deployment: Deployment) -> float:
-    """Eq. 38; for a dense FFN each row crosses once."""
+    """Eq. 38; for a dense FFN each row crosses to every card, as tensor parallelism has it."""
     bandwidth: float = getattr(hardware.network, deployment.link)
     bandwidth *= deployment.network_efficiency or hardware.efficiency.network
-    row = deployment.activation_bytes * model.hidden_size
     ffn = model.ffn
-    rows = _expert_share(ffn, model, deployment) if isinstance(ffn, ExpertFFN) else _rows_per_request(model, deployment)
-    return row * rows / bandwidth
+    rows = _card_rows(ffn, model, deployment) if isinstance(ffn, ExpertFFN) else _rows_per_request(model, deployment)
+    return deployment.activation_bytes * model.hidden_size * rows / bandwidth

@@ -62,9 +62,10 @@ def _use_plain_numbers(loader: type[_Loader]) -> None:
         first: [(tag, pattern) for tag, pattern in known if tag not in (int_tag, float_tag)]
         for first, known in loader.yaml_implicit_resolvers.items()
     }
-    digits, exponent = "[0-9][0-9_]*", "(?:[eE][-+]?[0-9]+)"
     whole = r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
-    real = rf"^(?:[-+]?(?:{digits}\.[0-9_]*{exponent}?|\.{digits}{exponent}?|{digits}{exponent}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
+    exponent = "[eE][-+]?[0-9]+"
+    finite = rf"[0-9][0-9_]*(?:\.[0-9_]*(?:{exponent})?|{exponent})|\.[0-9][0-9_]*(?:{exponent})?"
+    real = rf"^(?:[-+]?(?:{finite}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
     loader.add_implicit_resolver(float_tag, re.compile(real), list("-+.0123456789"))
     loader.add_implicit_resolver(int_tag, re.compile(whole), list("-+0123456789"))
 
@@ -99,6 +100,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise BadInput(f"expected YAML: {problem}", file=path, line=None if mark is None else mark.line + 1) from None
     if document is None:
         raise BadInput("expected a mapping of fields, found nothing", file=path)
+    if isinstance(document, list):
+        raise BadInput("expected a mapping of fields, found a list", file=path)
     if not isinstance(document, dict):
         raise BadInput("expected a mapping of fields", value=document, file=path)
     for key in document:

@@ -28,8 +28,9 @@ def headline(configuration: Document) -> str:
     text = f"{name}: " if name else ""
     text += f"r* = {theory['r_star']:.2f} ({theory['regime']})"
     text += f", with barrier and pipeline {theory['r_star_barrier']:.2f}"
-    if simulation["best_topology"] is not None:
-        text += f"; simulated best {simulation['best_topology']} (r = {simulation['best_ratio']:g})"
+    low, high = simulation["best_range"]
+    text += f"; simulated best {simulation['best_topology']}"
+    text += f" (r = {low:g} to {high:g} are alike)" if high > low else ""
     if simulation["idle_crossing"] is not None:
         text += f"; idle ratios cross at r = {simulation['idle_crossing']:.1f}"
     return text

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import REFILL_POLICIES
-from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, PassLatency, Supply
+from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 
 BASELINE = PassLatency((0.00165, 50), (0.083, 100), (0.022, 20))
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin.afd.bundle import Bundle, BundleConfig, PassLatency, Supply
+from latency_models.pass_latency import PassLatency
+from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.theory.cycle import CycleModel
 from twin.theory.load import LoadLaw, constant_load
 

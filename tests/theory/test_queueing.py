@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latency_models.pass_latency import PassLatency
 from reports.statistics import student_quantile
-from twin.afd.bundle import Bundle, BundleConfig, PassLatency, Supply
+from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.afd.measure import request_times
 from twin.afd.steps import step_table
 from workloads.arrivals import Poisson

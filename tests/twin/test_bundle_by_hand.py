@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import refill_least_loaded
-from twin.afd.bundle import Bundle, BundleConfig, PassLatency, Supply
+from twin.afd.bundle import Bundle, BundleConfig, Supply
 from twin.afd.measure import measure, request_times
 from twin.afd.steps import step_table
 

@@ -21,23 +21,12 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import Event
 
+from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 from twin.clock import Clock
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class PassLatency:
-    """Latencies of one pass attention → A→F → FFN → F→A, each a line α·x + β in the calibration's time unit (eq. 2-4).
-
-    `communication` is the round trip; half of it goes each way.
-    """
-
-    attention: tuple[float, float]
-    ffn: tuple[float, float]
-    communication: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from latency_models.calibration import Calibration, load_calibration
+from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import REFILL_POLICIES
-from twin.afd.bundle import BundleConfig, PassLatency, Supply
+from twin.afd.bundle import BundleConfig, Supply
 from twin.scenarios.afd import AfdScenario, LineSpec, RooflineSpec
 from twin.scenarios.ratios import Topology
 from twin.theory.cycle import CycleModel

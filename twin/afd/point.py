@@ -82,7 +82,7 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
         "idle_attention": measured.idle_attention,
         "idle_ffn": measured.idle_ffn,
         "regime": plan.paper.regime_at(ratio),
-        "gaps": decompose(plan.paper, plan.cycle, ratio, instances, measured) if plan.closed_loop else None,
+        "gaps": _gaps(plan, ratio, instances, measured),
         "state_shares": measured.state_shares,
         "requests": measured.requests,
         "steps": measured.steps,
@@ -90,6 +90,21 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
         "simulated_time": measured.total_time,
         "seed": plan.seed(topology),
     }
+
+
+def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement) -> dict[str, float] | None:
+    """None where the theory does not speak (open arrivals) or there is no steady state to compare with."""
+    if not plan.closed_loop or measured.steady is None:
+        return None
+    return decompose(
+        plan.paper,
+        plan.cycle,
+        ratio,
+        instances,
+        steady=measured.steady.throughput,
+        generated=measured.throughput_generated,
+        measured=measured.throughput,
+    )
 
 
 def run_point(plan: BundlePlan, topology: Topology) -> dict[str, Any]:

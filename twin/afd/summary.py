@@ -14,6 +14,7 @@ from twin.afd.plan import BundlePlan
 from workloads.pairs import JointEmpirical
 
 CURVE_POINTS = 96
+TRACE_BLOCKS = 40
 
 
 def theory_summary(plan: BundlePlan) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
     paper = plan.paper
     limit = replace(paper, requests=None)
     best = plan.cycle.best_ratio()
-    interval = plan.lengths.renewal_load_interval() if isinstance(plan.lengths, JointEmpirical) else None
+    interval = _load_interval(plan)
     return {
         "r_star": paper.r_star,
         "regime": paper.regime,
@@ -52,24 +53,28 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
 def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, Any]:
     """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost.
 
-    `best_*` is by eq. 21. Near its peak the curve is flat, so `best_steady_range` says which ratios the steady-state
-    intervals cannot tell from the best. `discreteness` is what the published curve loses between the ratios swept.
+    `best_*` goes by the steady state (by eq. 21 where there is none, as under a short run). Near its peak the curve is
+    flat: `best_range` says between which ratios the 95 % intervals cannot tell. `discreteness` is what the published
+    curve loses between the ratios swept.
     """
-    best = max(points, key=lambda point: point["throughput_per_instance"], default=None)
+    if not points:
+        return {}
     steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
-    peak = max(steady, key=lambda point: point["throughput_per_instance_steady"], default=None)
-    level = 0.0 if peak is None else peak["throughput_ci"][0]
-    rivals = [point["ratio"] for point in steady if point["throughput_ci"][1] >= level]
-    curve = max((point["throughput_per_instance_theory"] for point in points), default=None)
+    by_paper = max(points, key=lambda point: point["throughput_per_instance"])
+    best = max(steady, key=lambda point: point["throughput_per_instance_steady"], default=by_paper)
+    rivals = [best["ratio"]]
+    if steady:
+        rivals += [point["ratio"] for point in steady if point["throughput_ci"][1] >= best["throughput_ci"][0]]
+    curve = max(point["throughput_per_instance_theory"] for point in points)
     return {
-        "best_ratio": best and best["ratio"],
-        "best_topology": best and best["topology"],
-        "best_throughput": best and best["throughput_per_instance"],
-        "best_over_r_star": best and best["ratio"] / theory["r_star"],
-        "best_steady_ratio": peak and peak["ratio"],
-        "best_steady_range": [min(rivals), max(rivals)] if rivals else None,
+        "best_ratio": best["ratio"],
+        "best_topology": best["topology"],
+        "best_range": [min(rivals), max(rivals)],
+        "best_throughput": best["throughput_per_instance_steady" if steady else "throughput_per_instance"],
+        "best_over_r_star": best["ratio"] / theory["r_star"],
+        "best_ratio_eq_21": by_paper["ratio"],
         "idle_crossing": idle_crossing(points),
-        "discreteness": curve and curve / theory["throughput_at_r_star"] - 1,
+        "discreteness": curve / theory["throughput_at_r_star"] - 1,
     }
 
 
@@ -104,6 +109,14 @@ def curves(plan: BundlePlan, ratios: Sequence[float]) -> dict[str, list[float]]:
         "t_ffn": [paper.t_ffn(ratio) for ratio in grid],
         "t_step": steps,
     }
+
+
+def _load_interval(plan: BundlePlan) -> tuple[float, float] | None:
+    """95 % interval of θ when it was estimated from a trace, by blocks: requests near in time are alike."""
+    lengths = plan.lengths
+    if not isinstance(lengths, JointEmpirical) or len(lengths) < TRACE_BLOCKS:
+        return None
+    return lengths.renewal_load_interval(block=len(lengths) // TRACE_BLOCKS)
 
 
 def _r_star_at(plan: BundlePlan, slot_load: float) -> float:

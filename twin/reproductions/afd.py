@@ -168,8 +168,8 @@ def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for configuration in document["configurations"]:
         theory, simulation = configuration["theory"], configuration["simulation"]
-        star, best, barrier = theory["r_star"], simulation["best_steady_ratio"], theory["r_star_barrier"]
-        low, high = simulation["best_steady_range"]
+        star, best, barrier = theory["r_star"], simulation["best_ratio"], theory["r_star_barrier"]
+        low, high = simulation["best_range"]
         reaches = low <= star * (1 + WITHIN) and high >= star * (1 - WITHIN)
         curve = configuration["curves"]
         at_star = float(np.interp(star, curve["ratio"], curve["barrier"]))

@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.afd.bundle import PassLatency
+from latency_models.pass_latency import PassLatency
 from twin.theory.load import LoadLaw
 
 Floats = NDArray[np.float64]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.afd.measure import Measurement
 from twin.theory.cycle import CycleModel
 from twin.theory.paper import PaperModel
 
@@ -26,20 +25,31 @@ NAMES = {
 
 
 def decompose(
-    paper: PaperModel, cycle: CycleModel, ratio: float, instances: int, measured: Measurement
-) -> dict[str, float] | None:
-    """The factors from `paper.throughput(ratio)` to `measured.throughput`, in order; None without a steady state."""
-    if measured.steady is None:
-        return None
-    limit = replace(paper, requests=None)
+    paper: PaperModel,
+    cycle: CycleModel,
+    ratio: float,
+    instances: int,
+    *,
+    steady: float,
+    generated: float,
+    measured: float,
+) -> dict[str, float]:
+    """The factors from `paper.throughput(ratio)` to `measured`, in order.
+
+    Args:
+        instances: x, attention instances.
+        steady: simulated throughput per instance in the steady state.
+        generated: over the span of eq. 21, counting every token.
+        measured: eq. 21.
+    """
     chain = {
-        "finite_horizon": limit.throughput(ratio),
+        "finite_horizon": replace(paper, requests=None).throughput(ratio),
         "length_distribution": cycle.throughput_unlimited_overlap(ratio),
         "exposed_communication": cycle.throughput_at_mean_load(ratio),
         "barrier": cycle.throughput(ratio, instances),
-        "unexplained": measured.steady.throughput,
-        "start_up": measured.throughput_generated,
-        "in_flight": measured.throughput,
+        "unexplained": steady,
+        "start_up": generated,
+        "in_flight": measured,
     }
     factors, before = {}, paper.throughput(ratio)
     for name, after in chain.items():

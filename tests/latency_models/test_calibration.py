@@ -1,0 +1,287 @@
+"""The calibration file: round trips, units, and every way it can be wrong."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latency_models.calibration import (
+    COMPONENTS,
+    Calibration,
+    Component,
+    Line,
+    builtin_calibrations,
+    load_calibration,
+)
+from latency_models.linear import LinearLatency
+from latency_models.strict import checked
+from workloads.errors import BadInput
+
+PAPER = "deepseek-v3-ascend-910c"
+
+FIT: dict[str, Any] = {
+    "points": 12,
+    "range": [16, 4096.0],
+    "alpha_interval": [0.9, 1.1],
+    "beta_interval": [0.0, 9.0],
+    "confidence": 0.9,
+    "covariance": [[1e-3, -1e-2], [-1e-2, 4]],
+    "noise_variance": 0.5,
+    "degrees": 10,
+    "relative": True,
+    "r_squared": 0.99,
+    "heldout_median_error": 0.03,
+}
+
+
+def line(size: str, **fields: Any) -> dict[str, Any]:
+    return {"alpha": 1.0, "beta": 5, "alpha_unit": f"seconds/{size}", "beta_unit": "seconds"} | fields
+
+
+def document() -> dict[str, Any]:
+    return {
+        "schema": "twin.calibration/1",
+        "name": "mine",
+        "time_unit": "seconds",
+        "scope": "layer",
+        "layers": 61,
+        "attention": line("token", fit=copy.deepcopy(FIT)),
+        "ffn": line("request", alpha=2e-6),
+        "communication": line("token"),
+        "provenance": {
+            "method": "measured",
+            "source": "a bench",
+            "device": "a device",
+            "model": "a model",
+            "date": "2026-01-31",
+            "commit": "abc",
+            "versions": {"torch": "2.11"},
+            "note": "naïve — 漢字",
+        },
+    }
+
+
+def changed(dotted: str, value: Any) -> dict[str, Any]:
+    """The document with one field set, or taken out when the value is `...`."""
+    result = document()
+    *way, last = dotted.split(".")
+    section = result
+    for name in way:
+        section = section[name]
+    if value is ...:
+        del section[last]
+    else:
+        section[last] = value
+    return result
+
+
+def fault(tmp_path: Path, content: dict[str, Any]) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        load_calibration(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"{path}: ")
+    return text.removeprefix(f"{path}: ")
+
+
+FAULTS: list[tuple[str, Any, str]] = [
+    ("schema", "twin.calibration/2", "schema: got 'twin.calibration/2', expected 'twin.calibration/1'"),
+    ("schema", ..., "schema: expected this field, which is missing"),
+    ("name", "", "name: got '', expected text, not less than 1 characters"),
+    ("time_unit", "minutes", "time_unit: got 'minutes', expected 'seconds' or 'cycles'"),
+    ("scope", "token", "scope: got 'token', expected 'step' or 'layer'"),
+    ("layers", ..., "layers: expected the number of layers in a step, since scope is layer"),
+    ("layers", 0, "layers: got 0, expected a number above 0"),
+    ("layers", 1.5, "layers: got 1.5, expected a whole number"),
+    ("attention", ..., "attention: expected this field, which is missing"),
+    ("attention", 5, "attention: got 5, expected a section of fields"),
+    ("attention.alpha", -0.001, "attention.alpha: got -0.001, expected a number of at least 0"),
+    ("attention.alpha", "0.1", "attention.alpha: got '0.1', expected a number"),
+    ("attention.alpha", None, "attention.alpha: expected a number, found nothing"),
+    ("attention.alpha", float("inf"), "attention.alpha: got inf, expected a finite number"),
+    ("ffn.alpha", float("nan"), "ffn.alpha: got nan, expected a finite number"),
+    ("ffn.beta", -1, "ffn.beta: got -1, expected a number of at least 0"),
+    ("ffn.alhpa", 0.5, "ffn.alhpa: unknown field, did you mean alpha?"),
+    ("communication.beta_unit", ..., "communication.beta_unit: expected this field, which is missing"),
+    (
+        "attention.alpha_unit",
+        "seconds/request",
+        "attention.alpha_unit: got 'seconds/request', expected seconds/token, since time_unit is seconds",
+    ),
+    (
+        "ffn.alpha_unit",
+        "cycles/request",
+        "ffn.alpha_unit: got 'cycles/request', expected seconds/request or seconds/token, since time_unit is seconds",
+    ),
+    ("communication.beta_unit", "ms", "communication.beta_unit: got 'ms', expected seconds, the time_unit"),
+    ("attention.fit.points", 2, "attention.fit.points: got 2, expected a number of at least 3"),
+    ("attention.fit.range", [5.0], "attention.fit.range"),
+    ("attention.fit.range", [5.0, "x"], "attention.fit.range[1]: got 'x', expected a number"),
+    ("attention.fit.range", 5.0, "attention.fit.range: got 5.0, expected a list"),
+    ("attention.fit.range", [9.0, 1.0], "attention.fit.range: got [9.0, 1.0], expected the lower end first"),
+    ("attention.fit.alpha_interval", [2, 1], "attention.fit.alpha_interval: got [2.0, 1.0], expected the lower end"),
+    ("attention.fit.covariance", [[1.0, 2.0]], "attention.fit.covariance"),
+    ("attention.fit.r_squared", 1.5, "attention.fit.r_squared: got 1.5, expected a number of at most 1"),
+    ("attention.fit.heldout_median_error", -0.1, "attention.fit.heldout_median_error: got -0.1, expected a number"),
+    (
+        "provenance.method",
+        "guessed",
+        "provenance.method: got 'guessed', expected 'measured', 'published' or 'roofline'",
+    ),
+    ("provenance.date", "yesterday", "provenance.date: got 'yesterday', expected a date such as 2026-01-31"),
+    ("provenance.versions", {"torch": 2.11}, "provenance.versions.torch: got 2.11, expected text"),
+    ("provenance.devise", "x", "provenance.devise: unknown field, did you mean device?"),
+    ("extra", 1, "extra: unknown field, expected one of schema, name, time_unit, scope, layers, attention, ffn, "),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), FAULTS, ids=[f"{field}={value}" for field, value, _ in FAULTS])
+def test_a_fault_names_file_field_value_and_what_was_expected(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    assert fault(tmp_path, changed(field, value)).startswith(message)
+
+
+def test_the_first_of_several_faults_is_told_with_their_number(tmp_path: Path) -> None:
+    content = changed("attention.alpha", -1)
+    content["ffn"]["beta"] = "x"
+    del content["provenance"]["model"]
+    assert fault(tmp_path, content).endswith("attention.alpha: got -1, expected a number of at least 0 (and 2 more)")
+
+
+def test_save_and_load_is_the_identity(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    calibration.save(tmp_path / "saved.yaml")
+    again = load_calibration(tmp_path / "saved.yaml")
+    assert again == calibration
+    assert again.content_hash() == calibration.content_hash()
+    assert again.provenance.date == datetime.date(2026, 1, 31)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved.yaml"]
+
+
+@given(
+    alpha=st.floats(0, 1e300),
+    beta=st.floats(0, 1e300),
+    note=st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=30),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_coefficient_and_any_note_survive_the_file(alpha: float, beta: float, note: str) -> None:
+    content = changed("provenance.note", note)
+    content["attention"] |= {"alpha": alpha, "beta": beta}
+    calibration = checked(Calibration, content, None)
+    again = checked(Calibration, yaml.safe_load(calibration.to_yaml()), None)
+    assert (again.attention.alpha, again.attention.beta, again.provenance.note) == (alpha, beta, note)
+    assert again == calibration
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    with pytest.raises(BadInput, match=r"expected a file that can be written: No such file or directory$"):
+        calibration.save(tmp_path / "nowhere" / "c.yaml")
+    with pytest.raises(BadInput, match=r"expected a file that can be written: "):
+        calibration.save(tmp_path)
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(BadInput, match="Is a directory"):
+        calibration.save(tmp_path / "folder.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.yaml"]
+
+
+def test_the_hash_ignores_layout_and_sees_every_field(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    path = tmp_path / "other.yaml"
+    path.write_text("# words\n" + yaml.safe_dump(document(), sort_keys=True, default_flow_style=True))
+    assert load_calibration(path).content_hash() == calibration.content_hash()
+    for dotted, value in (("name", "yours"), ("ffn.alpha", 2.0000001e-6), ("layers", 60), ("provenance.note", "")):
+        other = checked(Calibration, changed(dotted, value), None)
+        assert other.content_hash() != calibration.content_hash()
+    assert len(calibration.content_hash()) == 16
+
+
+def test_the_papers_table_4() -> None:
+    calibration = load_calibration(PAPER)
+    assert calibration.time_unit == "cycles"
+    assert calibration.scope == "step"
+    assert calibration.provenance.method == "published"
+    assert calibration.step_line("attention") == (1.65e-3, 50)
+    assert calibration.step_line("ffn") == (0.083, 100)
+    assert calibration.step_line("communication") == (0.022, 20)
+    assert calibration.attention.seconds(256 * 599) == 1.65e-3 * 256 * 599 + 50
+
+
+def test_a_step_is_the_layers_together() -> None:
+    calibration = checked(Calibration, document(), None)
+    assert calibration.step_line("attention") == (61.0, 305.0)
+
+
+def test_every_builtin_calibration_loads_under_its_own_name() -> None:
+    assert PAPER in builtin_calibrations()
+    for name in builtin_calibrations():
+        assert load_calibration(name).name == name
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3-ascend-910", "DeepSeek", "", "."])
+def test_an_unknown_name_is_told_the_known_ones(name: str) -> None:
+    with pytest.raises(BadInput, match=rf"^calibration: got {name!r}, expected a path or one of {PAPER}"):
+        load_calibration(name)
+    with pytest.raises(BadInput, match=rf"\(did you mean {PAPER}\?\)$"):
+        load_calibration("deepseek-v3-ascend-910")
+
+
+def test_paths_start_from_the_base_and_need_not_end_in_yaml(tmp_path: Path) -> None:
+    checked(Calibration, document(), None).save(tmp_path / "mine.yaml")
+    checked(Calibration, document(), None).save(tmp_path / PAPER)
+    assert load_calibration("mine.yaml", tmp_path).name == "mine"
+    assert load_calibration("./mine.yaml", tmp_path).name == "mine"
+    assert load_calibration(str(tmp_path / "mine.yaml"), Path("/nowhere")).name == "mine"
+    assert load_calibration(Path(PAPER), tmp_path).name == "mine"
+    assert load_calibration(PAPER, tmp_path).name == PAPER
+
+
+def test_a_line_and_its_estimator_agree_to_the_last_bit() -> None:
+    for name in COMPONENTS:
+        found: Line = getattr(load_calibration(PAPER), name)
+        sizes = np.random.default_rng(2).uniform(0, 1e6, 200)
+        assert [found.seconds(size) for size in sizes.tolist()] == found.estimator().predict(sizes).tolist()
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("shift", [200.0, -100.0])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_fit_survives_the_file_with_its_intervals(
+    tmp_path: Path, component: Component, relative: bool, shift: float
+) -> None:
+    sizes = np.geomspace(64, 8192, 15)
+    times = (3.0 * sizes + shift) * (1 + 0.03 * np.cos(sizes))
+    fitted = LinearLatency(relative=relative, confidence=0.9).fit(sizes, times)
+    content = document()
+    content[component] = Line.from_estimator(fitted, component, "seconds")
+    checked(Calibration, content, None).save(tmp_path / "fitted.yaml")
+    found: Line = getattr(load_calibration(tmp_path / "fitted.yaml"), component)
+    again = found.estimator()
+    np.testing.assert_array_equal(again.interval(sizes), fitted.interval(sizes))
+    for name in (name for name in vars(fitted) if name.endswith("_")):
+        np.testing.assert_array_equal(getattr(again, name), getattr(fitted, name), err_msg=name)
+    assert again.through_origin_ == (shift < 0)
+    assert [found.in_range(size) for size in (64, 8192, 63, 8193)] == [True, True, False, False]
+
+
+def test_without_a_fit_any_size_is_in_range() -> None:
+    found = load_calibration(PAPER).ffn
+    assert found.in_range(1e9)
+    assert not found.in_range(-1)
+
+
+def test_a_calibration_can_be_sent_to_another_process() -> None:
+    calibration = checked(Calibration, document(), None)
+    assert pickle.loads(pickle.dumps(calibration)) == calibration

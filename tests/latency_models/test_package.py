@@ -1,0 +1,32 @@
+"""What loading costs, and what may not be loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"numpy", "scipy", "pandas", "pyarrow", "matplotlib", "torch", "simpy"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages in memory after a statement in a fresh interpreter."""
+    code = f"{statement}; import sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "allowed"),
+    [
+        ("import latency_models", set()),
+        ("from latency_models.calibration import load_calibration as load; load('deepseek-v3-ascend-910c')", set()),
+        ("from latency_models.roofline import derive", set()),
+        ("from latency_models.linear import LinearLatency as L; L.from_coefficients(1, 2).predict([3])", {"numpy"}),
+    ],
+)
+def test_loading_is_cheap(statement: str, allowed: set[str]) -> None:
+    loaded = loaded_by(statement)
+    assert loaded & HEAVY <= allowed
+    assert not loaded & {"kernels", "twin", "live"}
