@@ -16,7 +16,8 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #e4e4e4 } th { border-bottom-color: #999 }
 td:first-child, th:first-child { text-align: left }
-.scroll { overflow-x: auto } figure { margin: 1rem 0 } figure svg { max-width: 100%; height: auto }
+.scroll { overflow-x: auto } figure { margin: 1rem 0 } figure svg { width: 100%; max-width: 50rem; height: auto }
+td { white-space: nowrap }
 .answer { font-size: 1.1rem; border-left: 4px solid #1f5fa8; padding-left: .8rem }
 .note { color: #555; font-size: 13px } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 12px }
 """
@@ -34,13 +35,16 @@ POINT_COLUMNS = {
     "idle_ffn": "FFN idle",
     "regime": "regime",
 }
+SHARES = ("idle_attention", "idle_ffn")
 
 
 def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
     """The whole page as one text; figures are inlined SVG."""
     body = [f"<h1>{escape(document['name'])}: sweep over A/F ratios</h1>"]
     body += [f'<p class="answer">{escape(headline(each))}</p>' for each in document["configurations"]]
-    body.append(f'<p class="note">{escape(document["note"])}</p>')
+    calibration = document["calibration"]
+    note = f"{document['note']} Calibration: {calibration['name']} ({calibration['method']})."
+    body.append(f'<p class="note">{escape(note)}</p>')
     body += [f"<figure>{_inline(svg)}</figure>" for svg in figures.values()]
     for index, configuration in enumerate(document["configurations"]):
         points = [point for point in document["points"] if point["configuration"] == index]
@@ -56,7 +60,7 @@ def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) 
 
 
 def _points(points: list[Document]) -> str:
-    rows = [[_cell(point[key]) for key in POINT_COLUMNS] for point in points]
+    rows = [[_share(point[key]) if key in SHARES else _cell(point[key]) for key in POINT_COLUMNS] for point in points]
     return _table(list(POINT_COLUMNS.values()), rows)
 
 
@@ -88,6 +92,10 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
     head = "".join(f"<th>{escape(header)}</th>" for header in headers)
     lines = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
 
 
 def _cell(value: object) -> str:

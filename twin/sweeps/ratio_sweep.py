@@ -22,10 +22,7 @@ from twin.theory.gaps import NAMES
 from workloads.traces import Trace
 
 SCHEMA = "twin.sweep/1"
-NOTE = (
-    "Every point is simulated (discrete events, no hardware); the curves are closed forms. "
-    "Latencies come from the calibration named below."
-)
+NOTE = "Every point is simulated (discrete events, no hardware); the curves are closed forms."
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,11 @@ class RatioSweep:
             "simulated": True,
             "note": NOTE,
             "time_unit": first.calibration.time_unit,
-            "calibration": {"name": first.calibration.name, "hash": first.calibration.content_hash()},
+            "calibration": {
+                "name": first.calibration.name,
+                "method": first.calibration.provenance.method,
+                "hash": first.calibration.content_hash(),
+            },
             "theory": None if single is None else single["theory"],
             "simulation": None if single is None else single["simulation"],
             "configurations": configurations,
