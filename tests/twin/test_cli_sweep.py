@@ -124,6 +124,19 @@ def test_the_run_folder(scenario: Path) -> None:
     ).replace("https://matplotlib.org", "")
 
 
+def test_requests_are_kept_on_demand(scenario: Path, sweep) -> None:
+    import pyarrow.parquet as parquet
+
+    document = sweep("--requests", "--ratio", "1,5/2", "--jobs", "2")
+    folder = Path(document["run"]["directory"]) / "requests"
+    assert sorted(path.name for path in folder.iterdir()) == ["0-1A-1F.parquet", "0-5A-2F.parquet"]
+    table = parquet.read_table(folder / "0-5A-2F.parquet").to_pydict()
+    assert len(table["request"]) == 600
+    rows = zip(table["finish"], table["first_token"], table["decode_tokens"], strict=True)
+    tpot = sum((finish - first) / tokens for finish, first, tokens in rows) / 600
+    assert tpot == pytest.approx(document["points"][1]["tpot"], rel=1e-9)
+
+
 def test_report_draws_the_same_page_again(scenario: Path) -> None:
     run(["sweep", str(scenario), "--jobs", "1"])
     (folder,) = (scenario.parent / "runs").iterdir()

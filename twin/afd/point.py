@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from reports.records.request_table import write_requests
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
-from twin.afd.measure import Measurement, measure
+from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.plan import BundlePlan
 from twin.afd.steady import SteadyState, steady_state
 from twin.afd.steps import step_table
@@ -107,6 +111,24 @@ def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement)
     )
 
 
-def run_point(plan: BundlePlan, topology: Topology) -> dict[str, Any]:
-    """Simulate and describe one point; what a worker process does."""
-    return describe(plan, topology, simulate(plan, topology).measured)
+def run_point(plan: BundlePlan, topology: Topology, requests_to: Path | None = None) -> dict[str, Any]:
+    """Simulate and describe one point; what a worker process does. `requests_to` keeps a row a request there."""
+    run = simulate(plan, topology)
+    if requests_to is not None:
+        write_requests(requests_to, request_columns(run))
+    return describe(plan, topology, run.measured)
+
+
+def request_columns(run: BundleRun) -> dict[str, Any]:
+    """One entry a finished request, in order of completion; times in the calibration's unit."""
+    times = request_times(run.config, run.supply, run.records, step_table(run.records))
+    return {
+        "request": times.ids,
+        "microbatch": times.microbatch,
+        "prefill_tokens": run.supply.prefill[times.ids],
+        "decode_tokens": run.supply.decode[times.ids],
+        "arrival": np.zeros(len(times.ids)) if run.supply.arrivals is None else run.supply.arrivals[times.ids],
+        "seated": times.seated,
+        "first_token": times.first_token,
+        "finish": times.finish,
+    }

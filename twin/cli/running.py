@@ -32,7 +32,8 @@ def run_folder(
             "trace": None if first.trace is None else first.trace.name,
         }
     )
-    fingerprint = sweep.fingerprint(str(content["version"]))
+    # A run that keeps requests cannot take up one that did not.
+    fingerprint = sweep.fingerprint(f"{content['version']} {asked.get('requests', False)}")
     run = open_run(runs, command, fingerprint, content, resume=not fresh)
     try:
         yield run
@@ -44,7 +45,12 @@ def run_folder(
 
 
 def run_points(
-    sweep: RatioSweep, run: RunDirectory, jobs: int | None, meanwhile: Callable[[], object]
+    sweep: RatioSweep,
+    run: RunDirectory,
+    jobs: int | None,
+    meanwhile: Callable[[], object],
+    *,
+    keep_requests: bool = False,
 ) -> dict[str, Any]:
     """Simulate what is missing, each point on disk as soon as it is done; returns the sweep's document."""
     from twin.cli.console import note, progress
@@ -59,7 +65,8 @@ def run_points(
         meanwhile()
 
     with progress("simulating", sweep.size, len(done)) as advance:
-        for point in sweep.run(done, run.add_point, jobs or usable_cores(), while_workers_simulate):
+        requests_to = run.path / "requests" if keep_requests else None
+        for point in sweep.run(done, run.add_point, jobs or usable_cores(), while_workers_simulate, requests_to):
             advance(f"r = {point['ratio']:g}")
     document = sweep.summarise(done)
     document["run"] = {"id": run.id, "directory": str(run.path)}

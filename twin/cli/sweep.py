@@ -25,6 +25,7 @@ def sweep(
     jobs: int | None = None,
     fresh: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
+    requests: Annotated[bool, FLAG] = False,
 ) -> int:
     """Throughput, idle time, TPOT and r* over A/F ratios.
 
@@ -53,6 +54,8 @@ def sweep(
         Start anew even if an unfinished run of the same sweep is there.
     no_figures
         Leave out figures and the HTML report.
+    requests
+        Keep every request's times too, a Parquet file a point under requests/ in the run folder.
     """
     from twin.cli.console import require_at_least
     from twin.cli.running import run_folder, run_points
@@ -63,8 +66,10 @@ def sweep(
     require_at_least("--jobs", jobs, 1)
     configurations = combinations(parse_overrides(set_ or []))
     plan = prepare(read_scenario(scenario), scenario, ratio, configurations, trace)
-    with run_folder(plan, "sweep", runs, fresh=fresh, asked={"scenario_file": str(scenario)}) as run:
-        document = run_points(plan, run, jobs, (lambda: None) if no_figures else load_figures)
+    asked = {"scenario_file": str(scenario), "requests": requests}
+    with run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
+        meanwhile = (lambda: None) if no_figures else load_figures
+        document = run_points(plan, run, jobs, meanwhile, keep_requests=requests)
         run.write_json("summary.json", document)
         if not no_figures:
             illustrate(document, run)

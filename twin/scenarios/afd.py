@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 
-from latency_models.strict import Strict, explain_validation, read_yaml
+from latency_models.strict import Strict, checked, read_yaml
 from twin.scenarios.overrides import Settings, apply
 from twin.scenarios.workload import WorkloadSpec
 from workloads.errors import BadInput
@@ -92,7 +92,4 @@ def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> 
     Raises:
         BadInput: naming the file, the field, the value and what was expected.
     """
-    try:
-        return AfdScenario.model_validate(apply(document, settings))
-    except ValidationError as error:
-        raise explain_validation(error, path, AfdScenario) from None
+    return checked(AfdScenario, apply(document, settings), path)

@@ -41,6 +41,7 @@ class Task:
     configuration: int
     plan: BundlePlan
     topology: Topology
+    requests_to: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class RatioSweep:
         return len(self.cases) * len(self.topologies)
 
     def fingerprint(self, version: str) -> str:
-        """Changes with anything that a point's result depends on, and with the points asked for."""
+        """Changes with `version`, with anything that a point's result depends on, and with the points asked for."""
         identity = [
             [case.plan.scenario.model_dump(mode="json"), case.plan.calibration.content_hash(), _digest(case.plan.trace)]
             for case in self.cases
@@ -68,10 +69,16 @@ class RatioSweep:
         text = json.dumps([version, identity, [str(each.ratio) for each in self.topologies]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
-    def tasks(self, done: dict[str, dict[str, Any]]) -> list[Task]:
+    def tasks(self, done: dict[str, dict[str, Any]], requests_to: Path | None = None) -> list[Task]:
         """The points not yet done, the longest first so that no core is left with a long one at the end."""
         every = [
-            Task(f"{index}/{topology.ratio}", index, case.plan, topology)
+            Task(
+                f"{index}/{topology.ratio}",
+                index,
+                case.plan,
+                topology,
+                requests_to and requests_to / f"{index}-{topology}.parquet",
+            )
             for index, case in enumerate(self.cases)
             for topology in self.topologies
         ]
@@ -84,9 +91,15 @@ class RatioSweep:
         keep: Callable[[str, dict[str, Any]], None],
         jobs: int,
         meanwhile: Callable[[], object] = lambda: None,
+        requests_to: Path | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Run what is missing; `keep` each point, then yield it. `meanwhile` is called once the workers are busy."""
-        results = each_as_done(run_task, self.tasks(done), jobs)
+        """Run what is missing; `keep` each point, then yield it.
+
+        Args:
+            meanwhile: called once the workers are busy.
+            requests_to: folder for a Parquet file of every point's requests, `<configuration>-<x>A-<y>F.parquet`.
+        """
+        results = each_as_done(run_task, self.tasks(done, requests_to), jobs)
         meanwhile()
         for task, result in results:
             point = {"configuration": task.configuration, **result}
@@ -177,7 +190,7 @@ def run_task(task: Task) -> dict[str, Any]:
     """One point. Collecting garbage is put off until it is done: a run makes millions of objects and no cycles."""
     gc.disable()
     try:
-        return run_point(task.plan, task.topology)
+        return run_point(task.plan, task.topology, task.requests_to)
     finally:
         gc.enable()
 
