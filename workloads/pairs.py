@@ -50,6 +50,9 @@ class LengthPairs(Protocol):
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
 
+    def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        """Pairs as they are met in a slot at a random decode step: each as likely as its decode is long."""
+
     def renewal_load(self) -> float:
         """θ: the mean token load of one always-full slot."""
 
@@ -96,6 +99,13 @@ class Independent:
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         prefill = self.prefill.sample(rng, size)
         return prefill, self.decode.sample(rng, size)
+
+    def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        """By inversion of the decode length's own table, so that the far tail is drawn as often as it should be."""
+        mass = self.decode.pmf()
+        reached = np.cumsum(mass * np.arange(len(mass)))
+        decode: IntArray = np.searchsorted(reached, rng.random(size) * reached[-1], side="right")
+        return self.prefill.sample(rng, size), decode
 
     def renewal_load(self) -> float:
         mean = self.decode.mean
@@ -168,6 +178,12 @@ class JointEmpirical:
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         rows = rng.integers(0, len(self), whole(size, "size", low=0))
+        return self.prefill_values[rows], self.decode_values[rows]
+
+    def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
+        """Row i with probability D_i / Σ D."""
+        reached = np.cumsum(self.decode_values)
+        rows = np.searchsorted(reached, rng.integers(0, reached[-1], size), side="right")
         return self.prefill_values[rows], self.decode_values[rows]
 
     def renewal_load(self) -> float:

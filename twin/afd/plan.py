@@ -8,14 +8,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from latency_models.calibration import Calibration, load_calibration
 from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import REFILL_POLICIES
-from twin.afd.bundle import BundleConfig, Supply
+from twin.afd.bundle import BundleConfig, IntArray, Supply
 from twin.scenarios.afd import AfdScenario, LineSpec, RooflineSpec
 from twin.scenarios.ratios import Topology
 from twin.theory.cycle import CycleModel
@@ -24,9 +23,6 @@ from twin.theory.paper import PaperModel
 from workloads.errors import BadInput
 from workloads.pairs import LengthPairs
 from workloads.traces import Trace
-
-MID_LIFE_POOL = 16
-"""How many candidates a stationary start draws for each slot it fills."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +183,11 @@ def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
     return (alpha if spec.alpha is None else spec.alpha, beta if spec.beta is None else spec.beta)
 
 
-def _mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[Any, Any]:
-    """Requests as a random step finds them: longer ones more often, each at a random age.
+def _mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
+    """Requests as a random step finds them: long answers more often, each at a uniform age.
 
-    What has been generated counts as prompt, what remains as the answer. Drawn by resampling a pool in proportion to D.
+    What has been generated counts as prompt, what remains as the answer.
     """
-    prefill, decode = lengths.sample(rng, MID_LIFE_POOL * count)
-    rows = rng.choice(len(decode), count, p=decode / decode.sum())
-    age = rng.integers(0, decode[rows])
-    return prefill[rows] + age, decode[rows] - age
+    prefill, decode = lengths.sample_resident(rng, count)
+    age = rng.integers(0, decode)
+    return prefill + age, decode - age
