@@ -18,7 +18,8 @@ from twin.scenarios.ratios import Topology
 from twin.theory.gaps import decompose
 
 LOAD_ERROR = 0.01
-STEADY_PRECISION = 0.01
+WIDE = 0.015
+STEADY_PRECISION = 0.005
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) ->
     """The steady state, from a run that was in it.
 
     A run that starts with empty caches is taken at its word if its mean token load came within `LOAD_ERROR` of the
-    exact one. If not, long answers have not had time to settle in: a run of its own follows, which starts with
-    requests in mid-life as a random step finds them, and is made longer until the interval is narrow enough or the
-    run 8 times as long.
+    exact one and its interval is not wide. If not, long answers have not had time to settle in: a run of its own
+    follows, which starts with requests in mid-life as a random step finds them. It is twice as long, and 8 times if
+    that leaves the interval wider than `STEADY_PRECISION`.
     """
-    if first is not None and abs(first.load_error) < LOAD_ERROR:
+    if first is not None and abs(first.load_error) < LOAD_ERROR and first.relative_half_width < WIDE:
         return first
     config = plan.config(topology)
     completions = plan.scenario.requests_per_instance * topology.attention_instances
     settled = None
-    for stream, longer in enumerate((1, 2, 4, 8), start=1):
+    for stream, longer in enumerate((2, 8), start=1):
         supply = plan.closed_supply(topology, longer * completions, stationary=True, stream=stream)
         records = Bundle(config, supply).run()
         settled = steady_state(config, supply, records, step_table(records), slot_load=plan.slot_load, warm_up=0)
