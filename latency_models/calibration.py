@@ -5,6 +5,7 @@ Every field is described in docs/reference/calibration-file.md.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -13,11 +14,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-import yaml
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from latency_models.builtin import builtin_names, find_data
-from latency_models.strict import Strict, checked, read_yaml
+from latency_models.strict import Strict, checked, read_yaml, write_yaml
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -70,11 +70,17 @@ class FitReport(Strict):
     heldout_median_error: NonNegativeFloat | None = None
 
     @model_validator(mode="after")
-    def _in_order(self) -> FitReport:
+    def _agrees(self) -> FitReport:
         for name in ("range", "alpha_interval", "beta_interval"):
             low, high = getattr(self, name)
             if low > high:
                 raise BadInput("expected the lower end first", field=name, value=[low, high])
+        if min(self.covariance[0][0], self.covariance[1][1]) < 0:
+            found = [list(row) for row in self.covariance]
+            raise BadInput("expected variances of at least 0 on the diagonal", field="covariance", value=found)
+        if self.degrees not in (self.points - 1, self.points - 2):
+            expected = "expected points less 2, or less 1 through the origin"
+            raise BadInput(expected, field="degrees", value=self.degrees)
         return self
 
 
@@ -201,8 +207,7 @@ class Calibration(Strict):
 
     def to_yaml(self) -> str:
         """The file's text. Reading it gives an equal calibration."""
-        document = self.model_dump(by_alias=True, exclude_none=True)
-        return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+        return write_yaml(self.model_dump(by_alias=True, exclude_none=True))
 
     def save(self, path: Path) -> None:
         """Write the file; it is whole or not there.
@@ -210,13 +215,15 @@ class Calibration(Strict):
         Raises:
             BadInput: the folder is not there, or may not be written to.
         """
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial = path.parent / f".{path.name}.{os.getpid()}"
         try:
             partial.write_text(self.to_yaml(), encoding="utf-8")
             partial.replace(path)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise BadInput(f"expected a file that can be written: {error.strerror}", file=path) from None
+        except (OSError, ValueError) as error:  # the latter for a null byte in the path
+            with contextlib.suppress(OSError, ValueError):
+                partial.unlink()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"expected a file that can be written: {reason}", file=path) from None
 
 
 def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:

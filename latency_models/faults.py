@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -39,13 +42,34 @@ _EXPECTED = {
 """By pydantic's type of error; names in braces are its context. Others keep pydantic's own words."""
 
 
+_Loc: TypeAlias = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """One of pydantic's errors, placed.
+
+    Attributes:
+        details: the error.
+        names: the parts of its place that a user wrote.
+        siblings: fields that may stand where the last of them does.
+        choices: each union on the way: its place as pydantic has it, and what it calls the member it tried there.
+    """
+
+    details: ErrorDetails
+    names: tuple[str, ...]
+    siblings: list[str]
+    choices: tuple[tuple[_Loc, str], ...]
+
+
 def explain_validation(
     error: ValidationError, file: Path | None, model: type[BaseModel] | None = None, *, section: str = ""
 ) -> BadInput:
     """The first fault as one line, and in how many other fields there are more.
 
     Misspelt fields come before missing ones, since the one is mostly the cause of the other. A validator that raises
-    `BadInput` with a `field` names a field below the section that it validates.
+    `BadInput` with a `field` names a field below the section that it validates. Of a union's members only the one that
+    the value is nearest to is heard, or all where it is equally far from them.
 
     Args:
         file: the file that was read.
@@ -53,26 +77,51 @@ def explain_validation(
             field is answered with the nearest known one of the same section.
         section: dotted field under which the checked document stands in the file.
     """
-    faults = sorted(error.errors(include_url=False), key=_rank)
-    told = [_tell(fault, model, section) for fault in faults]
+    faults = _heard([_placed(details, model) for details in error.errors(include_url=False)])
+    told = [_tell(fault, section) for fault in sorted(faults, key=_rank)]
     field, value, expected = told[0]
-    others = {other for other, _, _ in told} - {field}
-    if others:
-        expected += f" (and {len(others)} more)"
+    for other in dict.fromkeys(other for name, _, other in told if name == field and other != expected):
+        expected += f" or {other.removeprefix('expected ')}"
+    more = {name for name, _, _ in told} - {field}
+    if more:
+        expected += f" (and {len(more)} more)"
     return BadInput(expected, value=value, field=field or None, file=file)
 
 
-def _rank(fault: ErrorDetails) -> int:
-    """Sorts unknown fields first, and last the complaint of a union's scalar member about a section."""
-    if fault["type"] == "extra_forbidden":
-        return 0
-    return 2 if fault["type"].endswith("_type") and isinstance(fault["input"], dict) else 1
+def _rank(fault: _Fault) -> int:
+    """Sorts unknown fields first."""
+    return 0 if fault.details["type"] == "extra_forbidden" else 1
 
 
-def _tell(fault: ErrorDetails, model: type[BaseModel] | None, section: str) -> tuple[str, Any, str]:
+def _heard(faults: list[_Fault]) -> list[_Fault]:
+    """Without what the other members of a union have to say, when the value is nearer to one of them.
+
+    A member is nearer the less it complains of the value as a whole, then the fewer faults it finds inside.
+    """
+    tried: dict[_Loc, dict[str, list[_Fault]]] = defaultdict(lambda: defaultdict(list))
+    for fault in faults:
+        for place, member in fault.choices:
+            tried[place][member].append(fault)
+    unheard: set[tuple[_Loc, str]] = set()
+    for place, members in tried.items():
+        distances = {member: _distance(place, found) for member, found in members.items()}
+        nearest = min(distances.values())
+        heard = [member for member, distance in distances.items() if distance == nearest]
+        keep = heard if nearest[0] else heard[:1]
+        unheard |= {(place, member) for member in members if member not in keep}
+    return [fault for fault in faults if unheard.isdisjoint(fault.choices)]
+
+
+def _distance(place: _Loc, found: list[_Fault]) -> tuple[bool, int]:
+    """Whether the value at `place` is of another kind than a member of the union there, and how many faults it has."""
+    of_the_whole = (fault.details["type"] for fault in found if len(fault.details["loc"]) == len(place) + 1)
+    return any(kind == "literal_error" or kind.endswith("_type") for kind in of_the_whole), len(found)
+
+
+def _tell(fault: _Fault, section: str) -> tuple[str, Any, str]:
     """Dotted field, value found (None: not worth showing) and what was expected."""
-    names, siblings = _place(fault["loc"], model)
-    kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
+    details, names = fault.details, list(fault.names)
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, BadInput):
         names += [cause.field] if cause.field else []
@@ -82,7 +131,7 @@ def _tell(fault: ErrorDetails, model: type[BaseModel] | None, section: str) -> t
         value = context.get("tag")
     if kind in ("missing", "extra_forbidden") or isinstance(value, dict | BaseModel) or not _can_be_shown(value):
         value = None
-    return _dotted(section, names), value, _expectation(fault, siblings)
+    return _dotted(section, names), value, _expectation(details, fault.siblings)
 
 
 def _can_be_shown(value: object) -> bool:
@@ -118,47 +167,69 @@ def _dotted(section: str, names: list[str]) -> str:
     return ".".join(part for part in (section, *names) if part).replace(".[", "[")
 
 
-def _place(loc: tuple[int | str, ...], model: type[BaseModel] | None) -> tuple[list[str], list[str]]:
-    """The parts of `loc` that a user wrote, and the fields that may stand where the last of them does.
+def _placed(details: ErrorDetails, model: type[BaseModel] | None) -> _Fault:
+    """Follow the types of `model` along the error's place.
 
-    Pydantic puts the tried member of a union among the parts; following the types of `model` tells it from a field.
+    Where they say that a union stands, the next part is pydantic's name for the member it tried, and never the user's.
     """
-    here = [] if model is None else _members(model)
+    here = [] if model is None else [model]
     names: list[str] = []
     siblings: list[str] = []
-    for part in loc:
-        variants = [kind for kind in here if len(here) > 1 and _is_called(kind, part)]
-        if variants:
-            here = variants
+    choices: list[tuple[_Loc, str]] = []
+    for at, part in enumerate(details["loc"]):
+        members = [member for kind in here for member in _members(kind)]
+        if members:
+            choices.append((details["loc"][:at], str(part)))
+            here = [_plain(member) for member in _called(members, str(part))]
             continue
         if part == "[key]":
             continue
         in_list = isinstance(part, int) and not any(get_origin(kind) is dict for kind in here)
         names.append(f"[{part}]" if in_list else str(part))
         siblings = [name for kind in here for name in _fields(kind)]
-        here = [inner for kind in here for inner in _inside(kind, part)]
-    return names, siblings
+        here = [_plain(inner) for kind in here for inner in _inside(kind, part)]
+    return _Fault(details, tuple(names), siblings, tuple(choices))
+
+
+def _plain(annotation: Any) -> Any:
+    """An annotation without what pydantic does not name: its metadata, and that it may be None."""
+    if get_origin(annotation) is Annotated:
+        return _plain(get_args(annotation)[0])
+    members = _members(annotation)
+    return _plain(members[0]) if len(members) == 1 else annotation
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation: the members of a union, or itself alone."""
-    if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [inner for member in get_args(annotation) for inner in _members(member) if inner is not type(None)]
-    return [annotation]
+    """The members of a union other than None; of anything else, none."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return []
+    return [member for member in get_args(annotation) if member is not NoneType]
 
 
-def _is_called(kind: Any, part: int | str) -> bool:
-    """Whether pydantic calls this member of a union `part`: by a tag, or by the name of its type."""
-    if _is_model(kind):
-        tags = [tag for field in kind.model_fields.values() for tag in _literals(field.annotation)]
-        return part == kind.__name__ or part in tags
-    return part == getattr(kind, "__name__", None) or part == str(kind)
+def _called(members: list[Any], name: str) -> list[Any]:
+    """The members that pydantic may mean by `name`: a tag, or a description with the names of the types in it."""
+    tagged = [member for member in members if name in _tags(_plain(member))]
+    if tagged:
+        return tagged
+    words = set(re.findall(r"\w+", name))
+    known = [(member, _words(member)) for member in members]
+    most = max((len(own) for _, own in known if own <= words), default=-1)
+    return [member for member, own in known if own <= words and len(own) == most] or members
 
 
-def _literals(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
+def _tags(kind: Any) -> list[Any]:
+    annotations = [field.annotation for field in kind.model_fields.values()] if _is_model(kind) else []
+    return [tag for annotation in annotations if get_origin(annotation) is Literal for tag in get_args(annotation)]
+
+
+def _words(annotation: Any) -> set[str]:
+    """Names of the types in an annotation, as they stand in pydantic's description of it."""
+    kind, origin = _plain(annotation), get_origin(_plain(annotation))
+    if origin is Literal:
+        return {"literal"}
+    inner = [word for argument in get_args(kind) if argument is not Ellipsis for word in _words(argument)]
+    own = [] if origin in (Union, UnionType) else [getattr(origin or kind, "__name__", str(kind))]
+    return {*own, *inner}
 
 
 def _fields(kind: Any) -> list[str]:
@@ -166,18 +237,16 @@ def _fields(kind: Any) -> list[str]:
 
 
 def _inside(kind: Any, part: int | str) -> list[Any]:
-    """The alternatives one step below a type: at a field, at a key, or at a place in a list."""
+    """The annotation one step below a type: at a field, at a key, or at a place in a list. None if there is none."""
     if _is_model(kind):
-        return [
-            inner
-            for name, field in kind.model_fields.items()
-            if part == (field.alias or name)
-            for inner in _members(field.annotation)
-        ]
-    arguments = get_args(kind)
-    if get_origin(kind) is dict:
-        return _members(arguments[1])
-    return _members(arguments[0]) if get_origin(kind) in (list, tuple) else []
+        fields = kind.model_fields.items()
+        return [field.annotation for name, field in fields if part == (field.alias or name)]
+    arguments, origin = get_args(kind), get_origin(kind)
+    if origin is dict:
+        return [arguments[1]]
+    if origin is tuple and isinstance(part, int) and arguments[-1] is not Ellipsis:
+        return list(arguments[part : part + 1])
+    return [arguments[0]] if origin in (list, tuple) else []
 
 
 def _is_model(kind: Any) -> bool:

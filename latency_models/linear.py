@@ -12,6 +12,9 @@ from latency_models.base import CannotFit, Estimator, Floats, NotFitted, Numbers
 
 __all__ = ["CannotFit", "LinearLatency", "NotFitted"]
 
+EXTREME = 1e100
+"""Beyond this, or its inverse, squares leave what a float can hold."""
+
 ROUNDS = 5
 """Of reweighting. Each shrinks the error of the weights by about the square of the relative noise."""
 
@@ -70,15 +73,14 @@ class LinearLatency(Estimator):
         """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3, in any order.
 
         Raises:
-            CannotFit: fewer than 3 points, sizes that are all alike, values that are not finite, a negative size, a
-                time that is not above 0, a fitted α below 0, or a setting out of its range.
+            CannotFit: fewer than 3 points, sizes that are all alike, values that are not finite or beyond 1e±100, a
+                negative size, a time that is not above 0, a fitted α below 0, or a setting out of its range.
         """
         self._check_settings()
         x, t = measurements(sizes, times)
         if len(x) < 3:
             raise CannotFit("expected at least 3 points", field="sizes", value=len(x))
-        if np.ptp(x) == 0:
-            raise CannotFit("expected sizes that differ, found one", field="sizes", value=float(x[0]))
+        _check_magnitudes(x, t)
         line = _reweighted(x, t, self.relative)
         if line.alpha < 0:
             raise CannotFit("expected times that do not fall as sizes grow", field="alpha", value=line.alpha)
@@ -155,7 +157,7 @@ class LinearLatency(Estimator):
         different = np.unique(x)
         if self.holdout == 0 or len(different) < 3:
             return math.nan
-        out = np.isin(x, different[1:-1][:: round(1 / self.holdout)])
+        out = np.isin(x, different[1:-1][:: round(min(1 / self.holdout, len(different)))])
         line = _reweighted(x[~out], t[~out], self.relative)
         return float(np.median(np.abs(line.alpha * x[out] + line.beta - t[out]) / t[out]))
 
@@ -172,6 +174,17 @@ class _Line:
     through_origin: bool = False
     free_beta: float = 0.0
     free_deviation: float = 0.0
+
+
+def _check_magnitudes(x: Floats, t: Floats) -> None:
+    for time in (float(t.max()), float(t.min())):
+        if not 1 / EXTREME <= time <= EXTREME:
+            expected = f"expected numbers from {1 / EXTREME:g} to {EXTREME:g}"
+            raise CannotFit(expected, field="times", value=time)
+    if x.max() > EXTREME:
+        raise CannotFit(f"expected numbers up to {EXTREME:g}", field="sizes", value=float(x.max()))
+    if np.ptp(x) < 1 / EXTREME:
+        raise CannotFit("expected sizes that differ, found one", field="sizes", value=float(x[0]))
 
 
 def _reweighted(x: Floats, t: Floats, relative: bool) -> _Line:

@@ -22,15 +22,30 @@ def read_measurements(path: Path) -> Measurements:
     """Sizes and times of each component from a CSV with the columns component, size, time.
 
     Raises:
-        BadInput: a file that cannot be read, a missing column, an unknown component, or a value that is not a finite
-            number, with file and line.
+        BadInput: a file that cannot be read, a column that is missing or there twice, a row of more cells than columns,
+            an unknown component, or a value that is not a finite number, with file and line.
     """
     rows = csv.DictReader(io.StringIO(read_text(path)))
-    missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
+    try:
+        return _read_rows(rows, path)
+    except csv.Error as error:
+        raise BadInput(f"expected a CSV file: {error}", file=path, line=rows.reader.line_num) from None
+
+
+def _read_rows(rows: csv.DictReader[str], path: Path) -> Measurements:
+    columns = list(rows.fieldnames or ())
+    missing = [column for column in COLUMNS if column not in columns]
     if missing:
         raise BadInput(f"expected the columns {', '.join(COLUMNS)}", value=rows.fieldnames, file=path, line=1)
+    for column in COLUMNS:
+        if columns.count(column) > 1:
+            raise BadInput("expected each column once", value=column, file=path, line=1)
     found: Measurements = {name: ([], []) for name in COMPONENTS}
     for row in rows:
+        if None in row:  # 2,5 for 2.5, say
+            raise BadInput(
+                "expected no more cells than there are columns", value=row[None], file=path, line=rows.line_num
+            )
         name = row["component"]
         if name not in found:
             raise BadInput(

@@ -21,6 +21,7 @@ from latency_models.calibration import SIZES, Calibration, Component, Line, Prov
 from latency_models.hardware import WEIGHT_BYTES, Hardware, Precision, Share
 from latency_models.models import ExpertFFN, Model
 from latency_models.strict import Strict, checked
+from workloads.errors import BadInput
 
 
 class Overhead(Strict):
@@ -39,7 +40,7 @@ class Deployment(Strict):
 
     Attributes:
         ffn_cards: N_cards, devices of one FFN instance.
-        experts_per_card: N_expert/card; default: the experts divided evenly, rounded up.
+        experts_per_card: N_expert/card; default: the experts divided evenly, rounded up. Not for a dense FFN.
         precision: of all weights and of the FFN's compute; it picks the peak FLOP/s.
         kv_bytes: bytes of one KV cache element (eq. 24: 2).
         activation_bytes: bytes of one activation element to the FFN and back (eq. 34: 1 + 2).
@@ -74,12 +75,22 @@ def read_deployment(section: dict[str, Any], field: str) -> Deployment:
     return checked(Deployment, section, None, field)
 
 
-def derive(hardware: Hardware, model: Model, deployment: Deployment) -> Calibration:
+def derive(hardware: Hardware, model: Model, deployment: Deployment, section: str = "") -> Calibration:
     """The calibration that the specifications imply.
 
+    Args:
+        section: dotted field under which the deployment stands in a file, for the error.
+
     Raises:
-        BadInput: a precision that the hardware does not have.
+        BadInput: a precision that the hardware does not have, experts that the model does not have, or more of them
+            than the cards hold.
     """
+    try:
+        hardware.flops(deployment.precision)
+        _check_experts(model, deployment)
+    except BadInput as error:
+        field = f"{section}.{error.field}" if section else error.field
+        raise BadInput(error.expected, value=error.value, field=field) from None
     bandwidth = hardware.memory_bandwidth * (deployment.memory_efficiency or hardware.efficiency.memory)  # eq. 25
     weight_seconds = WEIGHT_BYTES[deployment.precision] / bandwidth
     projections, resident = model.attention.projection_weights(model.hidden_size), _resident_weights(model, deployment)
@@ -136,6 +147,27 @@ def implied_ratios(calibration: Calibration, model: Model, deployment: Deploymen
         model.ffn.row_flops(model.hidden_size) * rows / calibration.ffn.alpha * seconds_a_byte,
         deployment.activation_bytes * model.hidden_size * rows / calibration.communication.alpha * seconds_a_byte,
     )
+
+
+def _check_experts(model: Model, deployment: Deployment) -> None:
+    """Refuse experts on a card that cannot be, and fields that would be passed over in silence."""
+    ffn, per_card = model.ffn, deployment.experts_per_card
+    if not isinstance(ffn, ExpertFFN):
+        reason = f"since {model.name} has no experts"
+        if per_card is not None:
+            raise BadInput(f"expected none, {reason}", field="experts_per_card", value=per_card)
+        if deployment.shared_experts:
+            raise BadInput(f"expected false, {reason}", field="shared_experts", value=True)
+        return
+    if per_card is None:
+        return
+    if per_card > ffn.experts:
+        expected = f"expected at most the experts there are ({ffn.experts})"
+        raise BadInput(expected, field="experts_per_card", value=per_card)
+    cards = deployment.ffn_cards
+    if "ffn_cards" in deployment.model_fields_set and per_card * cards < ffn.experts:
+        expected = f"expected at least {-(-ffn.experts // cards)}, since {cards} cards hold {ffn.experts} experts"
+        raise BadInput(expected, field="experts_per_card", value=per_card)
 
 
 def _line(component: Component, alpha: float, beta: float) -> Line:

@@ -1,7 +1,8 @@
 """Files that people write: YAML read strictly, and every fault told in one line with its file, field and value.
 
 YAML here means plain values (no objects), a key once in each mapping, and numbers as YAML 1.2 has them: 1e-3 is a
-number, while 1:32 and 007 are text (YAML 1.1 would make them 92 and 7).
+number, while 1:32 and 007 are text (YAML 1.1 would make them 92 and 7). Of YAML 1.1 there remain 1_000, a thousand, and
+yes, no, on and off, which are true and false; in quotes they are text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 else:
     _FastestLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-__all__ = ["Strict", "checked", "explain_validation", "read_text", "read_yaml", "read_yaml_text"]
+__all__ = ["Strict", "checked", "explain_validation", "read_text", "read_yaml", "read_yaml_text", "write_yaml"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -33,44 +34,70 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+_MERGE, _INT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+
+
 class _Loader(_FastestLoader):
     """Plain YAML values; a key given twice is an error; a value that Python cannot hold is told with its line."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._seen: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Look for repeated keys before merging, which may make some of its own, and happen more than once."""
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            self._refuse_repetition(node)
+        super().flatten_mapping(node)
+
+    def _refuse_repetition(self, node: yaml.MappingNode) -> None:
+        given: set[Hashable] = set()
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):  # the other kind is refused below, by the loader itself
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", key_node.start_mark)
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+            key = _MERGE if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):  # the other kind is refused by the loader itself
+                if key in given:
+                    name = "<<" if key == _MERGE else key
+                    raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key_node.start_mark)
+                given.add(key)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except ValueError as error:  # 2026-02-31, or an integer of 5,000 digits
-            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+            problem = str(error)
+        except (LookupError, AttributeError):  # !!bool maybe
+            problem = f"{node.value!r} does not fit its tag"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _use_plain_numbers(loader: type[_Loader]) -> None:
-    """Replace what YAML 1.1 takes for numbers by what YAML 1.2 does."""
-    int_tag, float_tag = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-    loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in known if tag not in (int_tag, float_tag)]
-        for first, known in loader.yaml_implicit_resolvers.items()
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes whatever text `_Loader`, or YAML 1.1, would take for something else."""
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Unusual line breaks survive in double quotes only."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+def _use_plain_numbers() -> None:
+    """Read as numbers what YAML 1.2 does, in place of what YAML 1.1 does."""
+    _Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in (_INT, _FLOAT)]
+        for first, known in _Loader.yaml_implicit_resolvers.items()
     }
     whole = r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
     exponent = "[eE][-+]?[0-9]+"
     finite = rf"[0-9][0-9_]*(?:\.[0-9_]*(?:{exponent})?|{exponent})|\.[0-9][0-9_]*(?:{exponent})?"
     real = rf"^(?:[-+]?(?:{finite}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
-    loader.add_implicit_resolver(float_tag, re.compile(real), list("-+.0123456789"))
-    loader.add_implicit_resolver(int_tag, re.compile(whole), list("-+0123456789"))
+    for user in (_Loader, _Dumper):
+        user.add_implicit_resolver(_FLOAT, re.compile(real), list("-+.0123456789"))
+        user.add_implicit_resolver(_INT, re.compile(whole), list("-+0123456789"))
 
 
-_use_plain_numbers(_Loader)
+_use_plain_numbers()
+_Dumper.add_representer(str, _write_text)
 
 
 def read_yaml_text(text: str) -> Any:
@@ -83,6 +110,13 @@ def read_yaml_text(text: str) -> Any:
         return yaml.load(text, _Loader)
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
+    except UnicodeEncodeError:  # half a surrogate pair, from a command line that is not UTF-8
+        raise yaml.YAMLError("text that is not UTF-8") from None
+
+
+def write_yaml(document: dict[str, Any]) -> str:
+    """A piece of YAML that `read_yaml_text` reads as the same document, its fields in the order given."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import datetime
 import pickle
 from pathlib import Path
@@ -13,17 +14,21 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from latency_models.calibration import (
     COMPONENTS,
+    SIZES,
     Calibration,
     Component,
+    FitReport,
     Line,
+    Provenance,
     builtin_calibrations,
     load_calibration,
 )
 from latency_models.linear import LinearLatency
-from latency_models.strict import checked
+from latency_models.strict import checked, read_yaml_text
 from workloads.errors import BadInput
 
 PAPER = "deepseek-v3-ascend-910c"
@@ -132,6 +137,16 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("attention.fit.range", [9.0, 1.0], "attention.fit.range: got [9.0, 1.0], expected the lower end first"),
     ("attention.fit.alpha_interval", [2, 1], "attention.fit.alpha_interval: got [2.0, 1.0], expected the lower end"),
     ("attention.fit.covariance", [[1.0, 2.0]], "attention.fit.covariance"),
+    (
+        "attention.fit.covariance",
+        [[-1.0, 0], [0, 1]],
+        "attention.fit.covariance: got [[-1.0, 0.0], [0.0, 1.0]], expected variances of at least 0",
+    ),
+    (
+        "attention.fit.degrees",
+        12,
+        "attention.fit.degrees: got 12, expected points less 2, or less 1 through the origin",
+    ),
     ("attention.fit.r_squared", 1.5, "attention.fit.r_squared: got 1.5, expected a number of at most 1"),
     ("attention.fit.heldout_median_error", -0.1, "attention.fit.heldout_median_error: got -0.1, expected a number"),
     (
@@ -180,9 +195,24 @@ def test_any_coefficient_and_any_note_survive_the_file(alpha: float, beta: float
     content = changed("provenance.note", note)
     content["attention"] |= {"alpha": alpha, "beta": beta}
     calibration = checked(Calibration, content, None)
-    again = checked(Calibration, yaml.safe_load(calibration.to_yaml()), None)
+    again = checked(Calibration, read_yaml_text(calibration.to_yaml()), None)
     assert (again.attention.alpha, again.attention.beta, again.provenance.note) == (alpha, beta, note)
     assert again == calibration
+
+
+@pytest.mark.parametrize("commit", ["4e12345", "1e3", "0012345", "1234567", "yes", "a\x85b"])
+def test_a_commit_that_looks_like_a_number_survives_the_file(tmp_path: Path, commit: str) -> None:
+    calibration = checked(Calibration, changed("provenance.commit", commit), None)
+    calibration.save(tmp_path / "saved.yaml")
+    assert load_calibration(tmp_path / "saved.yaml") == calibration
+
+
+def test_a_save_to_what_is_no_file(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    (tmp_path / "file").write_text("x")
+    for path in (Path("/"), Path("a\0b"), tmp_path / "file" / "c.yaml"):
+        with pytest.raises(BadInput, match=r"expected a file that can be written: "):
+            calibration.save(path)
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -202,10 +232,59 @@ def test_the_hash_ignores_layout_and_sees_every_field(tmp_path: Path) -> None:
     path = tmp_path / "other.yaml"
     path.write_text("# words\n" + yaml.safe_dump(document(), sort_keys=True, default_flow_style=True))
     assert load_calibration(path).content_hash() == calibration.content_hash()
-    for dotted, value in (("name", "yours"), ("ffn.alpha", 2.0000001e-6), ("layers", 60), ("provenance.note", "")):
-        other = checked(Calibration, changed(dotted, value), None)
-        assert other.content_hash() != calibration.content_hash()
     assert len(calibration.content_hash()) == 16
+
+
+OTHERS: dict[str, Any] = {
+    "name": "yours",
+    "scope": "step",
+    "layers": 60,
+    "attention.alpha": 1.0000000000000002,
+    "attention.beta": 6,
+    "attention.fit": None,
+    "ffn.alpha": 2.0000001e-6,
+    "ffn.alpha_unit": "seconds/token",
+    "communication.alpha_unit": "seconds/request",
+    "provenance.date": "2026-02-01",
+    "provenance.versions": {"torch": "2.12"},
+    "provenance.method": "published",
+}
+OTHERS |= {f"{name}.{field}": 7.5 for name in ("ffn", "communication") for field in ("alpha", "beta")}
+OTHERS |= {f"provenance.{name}": "another" for name in ("source", "device", "model", "commit", "note")}
+OTHERS |= {f"attention.fit.{name}": [0.0, 9.5] for name in ("range", "alpha_interval", "beta_interval")}
+OTHERS |= {f"attention.fit.{name}": 0.25 for name in ("confidence", "noise_variance", "r_squared")}
+OTHERS |= {
+    "attention.fit.heldout_median_error": 0.25,
+    "attention.fit.covariance": [[1, 0], [0, 1]],
+    "attention.fit.points": 11,
+    "attention.fit.degrees": 11,
+    "attention.fit.relative": False,
+}
+BOUND = {"schema", "time_unit", *(f"{name}.beta_unit" for name in COMPONENTS), "attention.alpha_unit"}
+"""Fields whose value follows from the others."""
+
+
+@pytest.mark.parametrize("dotted", OTHERS)
+def test_any_other_value_gives_another_hash(dotted: str) -> None:
+    other = checked(Calibration, changed(dotted, OTHERS[dotted]), None)
+    assert other.content_hash() != checked(Calibration, document(), None).content_hash()
+
+
+def test_the_hash_is_tried_with_every_field() -> None:
+    def fields(model: type[BaseModel], prefix: str) -> set[str]:
+        return {prefix + (field.alias or name) for name, field in model.model_fields.items()}
+
+    lines = set().union(*(fields(Line, f"{name}.") for name in COMPONENTS)) - {"ffn.fit", "communication.fit"}
+    known = fields(Calibration, "") | lines | fields(FitReport, "attention.fit.") | fields(Provenance, "provenance.")
+    assert known - {*COMPONENTS, "provenance"} == OTHERS.keys() | BOUND
+
+
+def test_the_unit_of_time_is_in_the_hash() -> None:
+    in_seconds = load_calibration(PAPER).model_dump(mode="json", by_alias=True, exclude_none=True)
+    in_seconds["time_unit"] = "seconds"
+    for name in COMPONENTS:
+        in_seconds[name] |= {"alpha_unit": f"seconds/{SIZES[name][0]}", "beta_unit": "seconds"}
+    assert checked(Calibration, in_seconds, None).content_hash() != load_calibration(PAPER).content_hash()
 
 
 def test_the_papers_table_4() -> None:
@@ -217,6 +296,21 @@ def test_the_papers_table_4() -> None:
     assert calibration.step_line("ffn") == (0.083, 100)
     assert calibration.step_line("communication") == (0.022, 20)
     assert calibration.attention.seconds(256 * 599) == 1.65e-3 * 256 * 599 + 50
+
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "data" / "published" / "afd_latency_parameters.csv"
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
+def test_table_4_as_others_copied_it() -> None:
+    calibration = load_calibration(PAPER)
+    with PUBLISHED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["component"] for row in rows} == set(COMPONENTS)
+    for row in rows:
+        found: Line = getattr(calibration, row["component"])
+        assert (found.alpha, found.beta) == (float(row["alpha"]), float(row["beta"]))
+        assert (found.alpha_unit, found.beta_unit) == (row["alpha_unit"], row["beta_unit"])
 
 
 def test_a_step_is_the_layers_together() -> None:

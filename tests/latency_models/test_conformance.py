@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from latency_models.base import CannotFit, Estimator, Floats, NotFitted, clone
 from latency_models.linear import LinearLatency
@@ -57,6 +59,9 @@ def test_the_constructor_only_stores(case: Case) -> None:
     estimator = case.make()
     assert vars(estimator).keys() == estimator.get_params().keys()
     assert learnt(estimator) == {}
+    marks = {name: object() for name in estimator.get_params()}
+    stored = type(estimator)(**marks).get_params()
+    assert all(stored[name] is mark for name, mark in marks.items())
 
 
 def test_parameters_are_keywords_with_defaults(case: Case) -> None:
@@ -174,10 +179,13 @@ def test_predictions_have_the_shape_of_the_sizes(case: Case, shape: tuple[int, .
     assert np.asarray(predicted).dtype == np.float64
 
 
-def test_seconds_is_predict_to_the_last_bit(case: Case) -> None:
-    estimator = case.make().fit(case.sizes, case.times)
-    sizes = np.concatenate((case.sizes, np.random.default_rng(3).uniform(0, 1e7, 1000)))
-    assert estimator.predict(sizes).tolist() == [estimator.seconds(size) for size in sizes.tolist()]
+@pytest.mark.parametrize("name", CASES)
+@given(sizes=st.lists(st.floats(0, 1e15) | st.integers(0, 2**60), min_size=1, max_size=20), scale=st.floats(1e-9, 1e9))
+@settings(max_examples=50, deadline=None)
+def test_seconds_is_predict_to_the_last_bit(name: str, sizes: list[float], scale: float) -> None:
+    case = CASES[name]
+    estimator = case.make().fit(case.sizes, case.times * scale)
+    assert estimator.predict(sizes).tolist() == [estimator.seconds(size) for size in sizes]
     assert isinstance(estimator.seconds(3), float)
 
 
@@ -213,6 +221,14 @@ BROKEN: dict[str, tuple[list[float], list[float], str]] = {
     "negative time": ([1.0, 2.0, 3.0], [1.0, -2.0, 3.0], "times[1]: got -2.0, expected a finite number, above 0"),
     "time of zero": ([1.0, 2.0, 3.0], [0.0, 2.0, 3.0], "times[0]: got 0.0, expected a finite number, above 0"),
     "negative size": ([-1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "sizes[0]: got -1.0, expected a finite number, 0 or more"),
+    "time too long": ([1.0, 2.0, 3.0], [1.0, 2.0, 1e200], "times: got 1e+200, expected numbers from 1e-100 to 1e+100"),
+    "time too short": (
+        [1.0, 2.0, 3.0],
+        [1e-200, 2.0, 3.0],
+        "times: got 1e-200, expected numbers from 1e-100 to 1e+100",
+    ),
+    "size too large": ([1.0, 2.0, 1e200], [1.0, 2.0, 3.0], "sizes: got 1e+200, expected numbers up to 1e+100"),
+    "sizes too near": ([0.0, 1e-200, 2e-200], [1.0, 2.0, 3.0], "sizes: got 0.0, expected sizes that differ"),
     "falls": ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], "alpha: got -"),
 }
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from latency_models.calibration import Calibration, FitReport, Line, Provenance
+from latency_models.hardware import Efficiency, Hardware, Network
+from latency_models.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
+from latency_models.roofline import Deployment, Overhead
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("page", "examples"), [("explanation/latency-models.md", 18), ("reference/calibration-file.md", 12)]
+    ("page", "examples"), [("explanation/latency-models.md", 18), ("reference/calibration-file.md", 16)]
 )
 def test_the_examples_run(page: str, examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -22,13 +27,55 @@ def test_the_examples_run(page: str, examples: int, tmp_path: Path, monkeypatch:
     assert result.failed == 0
 
 
-def test_the_reference_lists_every_field() -> None:
+SECTIONS: dict[str, type[BaseModel]] = {
+    "### The file": Calibration,
+    "### A line": Line,
+    "### `fit`": FitReport,
+    "### `provenance`": Provenance,
+    "## The hardware file": Hardware,
+    "### `network`": Network,
+    "### `efficiency`": Efficiency,
+    "## The model file": Model,
+    "### `attention` with `kind: gqa`": GroupedQueryAttention,
+    "### `attention` with `kind: mla`": LatentAttention,
+    "### `ffn` with `kind: dense`": DenseFFN,
+    "### `ffn` with `kind: moe`": ExpertFFN,
+    "## The deployment": Deployment,
+    "### `overhead`": Overhead,
+}
+
+
+def reference() -> dict[str, str]:
+    """The reference page by its headings."""
     text = (DOCS / "reference" / "calibration-file.md").read_text(encoding="utf-8")
-    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
-    listed = {name.strip(" `") for row in rows for name in row.split(",")}
-    known = {
-        field.alias or name
-        for model in (Calibration, Line, FitReport, Provenance)
-        for name, field in model.model_fields.items()
-    }
+    headings = re.findall(r"^##.*$", text, re.MULTILINE)
+    return dict(zip(headings, re.split(r"^##.*$", text, flags=re.MULTILINE)[1:], strict=True))
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_reference_lists_every_field(heading: str) -> None:
+    rows = re.findall(r"^\| (`.*?) \|", reference()[heading], re.MULTILINE)
+    listed = [name.strip(" `") for row in rows for name in row.split(",")]
+    known = [field.alias or name for name, field in SECTIONS[heading].model_fields.items()]
     assert listed == known
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_reference_tells_each_default_and_what_may_be_left_out(heading: str) -> None:
+    fields = {field.alias or name: field for name, field in SECTIONS[heading].model_fields.items()}
+    if heading == "## The deployment":
+        assert not any(field.is_required() for field in fields.values())
+    for row in re.findall(r"^\| `.*", reference()[heading], re.MULTILINE):
+        cells = [cell.strip() for cell in row.replace("\\|", "").split("|")[1:-1]]
+        for name in (name.strip(" `") for name in cells[0].split(",")):
+            default = fields[name].get_default(call_default_factory=True)
+            if isinstance(default, bool):
+                assert f"default {str(default).lower()}" in cells[2]
+            elif isinstance(default, int | float) and not fields[name].is_required():
+                told = re.search(r"default (-?[0-9.e-]*[0-9])", cells[2])
+                assert (told and float(told[1]) == default) or name == "dense_intermediate_size"
+            elif isinstance(default, str) and default:
+                assert f"default `{default}`" in cells[2]
+            if fields[name].is_required():
+                assert "default" not in cells[2]
+                assert "optional" not in cells[1]

@@ -138,6 +138,25 @@ def test_a_negative_intercept_becomes_a_line_through_the_origin(relative: bool) 
     assert line.seconds(0) == 0.0
 
 
+def test_a_line_through_the_origin_by_hand() -> None:
+    """x = 1, 2, 3 and t = 1, 4, 7: free β = −2; α = Σxt/Σx² = 30/14; s² = (66 − 30²/14)/2; Var α = s²/14."""
+    line = LinearLatency().fit([1, 2, 3], [1, 4, 7])
+    assert line.alpha_ == pytest.approx(30 / 14)
+    assert line.noise_variance_ == pytest.approx((66 - 900 / 14) / 2)
+    np.testing.assert_allclose(line.covariance_, [[line.noise_variance_ / 14, 0], [0, 0]])
+    quantile = 4.302652729911275  # Student's t, 2 degrees, 97.5 %
+    reach = quantile * math.sqrt(line.noise_variance_ * (1 + 4 / 14))
+    low, high = line.interval([2.0])
+    assert (low[0], high[0]) == pytest.approx((max(0, 60 / 14 - reach), 60 / 14 + reach))
+
+
+def test_no_interval_of_a_time_goes_below_zero() -> None:
+    line = LinearLatency().fit([0, 1, 2, 3], [10, 1, 19, 8])
+    low, high = line.interval([0.0, 3.0])
+    assert low.tolist() == [0.0, 0.0]
+    assert (high > 30).all()
+
+
 def test_an_honest_intercept_is_left_alone() -> None:
     assert not LinearLatency().fit([0, 1, 2, 3], [10, 13, 13, 16]).through_origin_
 
@@ -163,6 +182,40 @@ def test_held_out_sizes_are_every_kth_inside_the_range() -> None:
     expected = np.median([1 - 1 / 1.1, 1 - 1 / 1.3])
     assert line.heldout_median_error_ == pytest.approx(expected)
     assert line.alpha_ != pytest.approx(2.0)  # the final line uses all points
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("holdout", [0.1, 0.2, 0.5])
+def test_the_held_out_error_is_that_of_a_line_through_the_other_points(relative: bool, holdout: float) -> None:
+    rng = np.random.default_rng(8)
+    sizes = np.repeat(np.geomspace(10, 1e4, 23), 2)
+    times = (0.01 * sizes + 5.0) * (1 + rng.normal(0, 0.05, len(sizes)))
+    order = rng.permutation(len(sizes))
+    sizes, times = sizes[order], times[order]
+    out = {size for place, size in enumerate(sorted(set(sizes))[1:-1]) if place % round(1 / holdout) == 0}
+    seen = np.array([size not in out for size in sizes])
+    other = LinearLatency(relative=relative, holdout=0).fit(sizes[seen], times[seen])
+    errors = [abs(other.seconds(x) - t) / t for x, t in zip(sizes[~seen], times[~seen], strict=True)]
+    line = LinearLatency(relative=relative, holdout=holdout).fit(sizes, times)
+    assert line.heldout_median_error_ == pytest.approx(float(np.median(errors)), rel=1e-12)
+
+
+def test_the_smallest_share_still_holds_one_size_out() -> None:
+    times = [3.0, 9.0, 7.0, 9.0]
+    line = LinearLatency(holdout=1e-310).fit([1, 2, 3, 4], times)
+    assert line.heldout_median_error_ == pytest.approx(1 - 5 / 9)
+
+
+def test_r_squared_by_hand() -> None:
+    """Plain: of t = 10, 13, 13, 16 (mean 13, spread 18), 1.8 is left. Relative: the same sums, weighed by 1/fitted²."""
+    sizes, times = np.array([0.0, 1, 2, 3]), np.array([10.0, 13, 13, 16])
+    assert LinearLatency().fit(sizes, times).r_squared_ == pytest.approx(1 - 1.8 / 18)
+    line = LinearLatency(relative=True).fit(sizes, times)
+    weight = 1 / line.predict(sizes) ** 2
+    mean = (weight * times).sum() / weight.sum()
+    left, total = (weight * (times - line.predict(sizes)) ** 2).sum(), (weight * (times - mean) ** 2).sum()
+    assert line.r_squared_ == pytest.approx(1 - left / total)
+    assert line.r_squared_ != pytest.approx(0.9, abs=1e-4)
 
 
 def test_repetitions_of_a_size_are_held_out_together() -> None:

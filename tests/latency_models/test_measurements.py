@@ -85,6 +85,12 @@ def test_a_field_that_the_file_would_not_take(tmp_path: Path) -> None:
         ("component,size,time\nffn,1,1\nffn,many,1\n", ":3: size: got 'many', expected a finite number"),
         ("component,size,time\nffn,1,nan\n", ":2: time: got 'nan', expected a finite number"),
         ("component,size,time\nffn,1\n", ":2: time: expected a finite number"),
+        ("component,size,time\nffn,1,2,5\n", ":2: got ['5'], expected no more cells than there are columns"),
+        ("component,size,time,time\nffn,1,2,3\n", ":1: got 'time', expected each column once"),
+        (
+            f"component,size,time\nffn,1,{'9' * 200_000}\n",
+            ":2: expected a CSV file: field larger than field limit (131072)",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:

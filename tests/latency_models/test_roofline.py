@@ -10,7 +10,7 @@ import pytest
 from latency_models.builtin import builtin_names
 from latency_models.calibration import Calibration, load_calibration
 from latency_models.hardware import Hardware, load_hardware
-from latency_models.models import load_model
+from latency_models.models import Model, load_model
 from latency_models.roofline import Deployment, derive, implied_ratios, read_deployment
 from latency_models.strict import checked
 from workloads.errors import BadInput
@@ -49,6 +49,18 @@ def test_ffn_slope_eq_27_to_33() -> None:
     assert pytest.approx(8.81e7, rel=1e-3) == 6 * 7168 * 2048
     assert derived().ffn.alpha == pytest.approx(8 * 88_080_384 / 16 / 5e14)
     assert derived(mtp_depth=0).ffn.alpha == pytest.approx(8 * 88_080_384 / 32 / 5e14)
+
+
+def test_the_papers_numbers_through_the_codes_own_functions() -> None:
+    """V_token 1152 bytes, 8.81e7 FLOPs an expert row, B_e = B_F/16, 21504 bytes a row: each as a ratio of slopes.
+
+    With one expert a card the FFN slope is FLOPs a row / 16 / FLOP/s, and the link's is bytes a row / 16 / bytes/s.
+    """
+    single = derived(ffn_cards=256, memory_efficiency=1.0, compute_efficiency=1.0, network_efficiency=1.0)
+    assert DEEPSEEK.kv_bytes(2) == 1152 == single.attention.alpha * 2e12
+    assert single.ffn.alpha * 1e15 == pytest.approx(DEEPSEEK.ffn.row_flops(7168) / 16)
+    assert single.ffn.alpha * 1e15 * 16 == pytest.approx(8.81e7, rel=1e-3)
+    assert single.communication.alpha * 5e10 * 16 == pytest.approx(21_504)
 
 
 def test_communication_slope_eq_34_to_38() -> None:
@@ -157,6 +169,45 @@ def test_a_deployment_that_cannot_be(section: dict[str, Any], message: str) -> N
 def test_a_precision_that_the_hardware_lacks() -> None:
     with pytest.raises(BadInput, match=r"^precision: got 'fp8', expected one that round has: bf16, int8$"):
         derived(precision="fp8")
+
+
+@pytest.mark.parametrize(
+    ("model", "deployment", "message"),
+    [
+        (
+            DEEPSEEK,
+            {"experts_per_card": 257},
+            "experts_per_card: got 257, expected at most the experts there are (256)",
+        ),
+        (
+            DEEPSEEK,
+            {"experts_per_card": 7, "ffn_cards": 32},
+            "experts_per_card: got 7, expected at least 8, since 32 cards hold 256 experts",
+        ),
+        (LLAMA, {"experts_per_card": 1}, "experts_per_card: got 1, expected none, since llama-3.1-8b has no experts"),
+        (
+            LLAMA,
+            {"shared_experts": True},
+            "shared_experts: got True, expected false, since llama-3.1-8b has no experts",
+        ),
+        (LLAMA, {"precision": "fp8"}, "precision: got 'fp8', expected one that round has: bf16, int8"),
+    ],
+)
+def test_a_deployment_that_model_or_hardware_cannot_have(
+    model: Model, deployment: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        derive(ROUND, model, Deployment(**deployment))
+    assert str(caught.value) == message
+    with pytest.raises(BadInput) as caught:
+        derive(ROUND, model, Deployment(**deployment), "calibration.deployment")
+    assert str(caught.value) == f"calibration.deployment.{message}"
+
+
+def test_experts_on_a_card_may_be_told_without_the_cards() -> None:
+    """As in eq. 33, where N_expert/card alone counts."""
+    alone = derive(ROUND, DEEPSEEK, Deployment(experts_per_card=8, precision="int8"))
+    assert alone.ffn == derived().ffn
 
 
 def test_ratios_read_the_equations_backwards() -> None:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from latency_models.strict import Strict, checked, explain_validation, read_yaml, read_yaml_text
+from latency_models.strict import Strict, checked, explain_validation, read_yaml, read_yaml_text, write_yaml
 from workloads.errors import BadInput
 
 
@@ -38,12 +38,42 @@ from workloads.errors import BadInput
         ("true", True),
         ("2026-01-31", datetime.date(2026, 1, 31)),
         ("{<<: {a: 1, b: 2}, a: 3}", {"a": 3, "b": 2}),
+        ("{<<: [{a: 1}, {a: 2, b: 2}], c: 3}", {"a": 1, "b": 2, "c": 3}),
+        ("{<<: {a: 1}, '<<': 2}", {"a": 1, "<<": 2}),
+        ("{a: &x [1, 2], b: *x}", {"a": [1, 2], "b": [1, 2]}),
     ],
 )
 def test_values(text: str, value: Any) -> None:
     found = read_yaml_text(text)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_merged_key_is_no_repetition_whichever_mapping_is_read_first() -> None:
+    """`inner` is merged into `late` before it is read itself."""
+    text = "base: &base {x: 1}\nouter:\n  inner: &inner {<<: *base, x: 2}\nlate: {<<: *inner, y: 3}\n"
+    assert read_yaml_text(text) == {"base": {"x": 1}, "outer": {"inner": {"x": 2}}, "late": {"x": 2, "y": 3}}
+
+
+@pytest.mark.parametrize("text", ["\udcff", "a: 'x\udcff'"])
+def test_text_that_no_file_can_hold_is_a_yaml_error(text: str) -> None:
+    with pytest.raises(yaml.YAMLError):
+        read_yaml_text(text)
+
+
+TRICKY = ["1e3", "4e12345", ".5e3", "1.5e3", "1_000", "0x1f", "1:32", "007", "yes", "~", "2026-01-31", "-", "<<", "="]
+
+
+@given(st.sampled_from(TRICKY) | st.from_regex(r"[-+]?[0-9._]{0,3}[eE]?[-+0-9._]{0,4}", fullmatch=True) | st.text())
+@example("a\x85b")
+@example("a\u2028b")
+@settings(deadline=None)
+def test_text_that_is_written_stays_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    assert read_yaml_text(write_yaml({"a": text, "b": [text]})) == {"a": text, "b": [text]}
 
 
 @given(st.floats(allow_nan=False))
@@ -69,6 +99,13 @@ def test_every_float_is_read_back_as_python_and_yaml_write_it(value: float) -> N
         (b"[" * 3000 + b"]" * 3000, "expected a mapping of fields, found a list"),
         (b"{? " * 2000 + b"a" + b": 1}" * 2000, ": expected YAML: nested too deeply"),
         (b"a: 1\n---\nb: 2\n", ":2: expected YAML: "),
+        (b"b: &b {x: 1}\nc:\n  <<: *b\n  <<: *b\n", ":4: expected YAML: '<<' is given twice"),
+        (b"a: 1\nb: !!int ''\n", ":2: expected YAML: '' does not fit its tag"),
+        (b"a: !!bool maybe\n", ":1: expected YAML: 'maybe' does not fit its tag"),
+        (b"a: !!timestamp soon\n", ":1: expected YAML: 'soon' does not fit its tag"),
+        (b"a: !!map [1]\n", ":1: expected YAML: expected a mapping node"),
+        (b"a: !!int x\n", ":1: expected YAML: invalid literal"),
+        (b"a: {<<: 3}\n", ":1: expected YAML: expected a mapping or list of mappings for merging"),
         (b"", ": expected a mapping of fields, found nothing"),
         (b"# only words\n", ": expected a mapping of fields, found nothing"),
         (b"- a\n", ": expected a mapping of fields, found a list"),
@@ -189,9 +226,9 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     (with_leg(place={"kind": "near"}), "legs[1].place.metres: expected this field, which is missing"),
     (with_leg(place={"kind": "far", "miles": 1.5}), "legs[1].place.miles: got 1.5, expected a whole number"),
     (with_leg(place={"kind": "far", "mile": 1}), "legs[1].place.mile: unknown field, did you mean miles? (and 1 more)"),
-    ({"via": {"reason": "rain"}}, "via.length: expected this field, which is missing (and 1 more)"),
-    ({"via": {"reason": "rain", "lenght": 1.0}}, "via.lenght: unknown field, did you mean length? (and 2 more)"),
-    ({"via": 5}, "via: got 5, expected text"),
+    ({"via": {"reason": "rain"}}, "via.length: expected this field, which is missing"),
+    ({"via": {"reason": "rain", "lenght": 1.0}}, "via.lenght: unknown field, did you mean length? (and 1 more)"),
+    ({"via": 5}, "via: got 5, expected text or a section of fields"),
     ({"notes": {"a": 1}}, "notes.a: got 1, expected text"),
     ({"notes": {1: "a"}}, "notes.1: got 1, expected field names that are text"),
     ({"notes": {"a": nested(3000)}}, "notes.a: expected text"),

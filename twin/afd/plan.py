@@ -161,8 +161,9 @@ def _derived(spec: RooflineSpec, base: Path) -> Calibration:
     from latency_models.models import load_model
     from latency_models.roofline import derive, read_deployment
 
-    deployment = read_deployment(spec.deployment, "calibration.deployment")
-    return derive(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment)
+    section = "calibration.deployment"
+    deployment = read_deployment(spec.deployment, section)
+    return derive(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment, section)
 
 
 def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatency:

@@ -43,7 +43,7 @@ def roofline(
     from twin.scenarios.overrides import apply
 
     deployment = read_deployment(apply({}, _settings(set_ or [])), "--set")
-    _write(derive(load_hardware(hardware), load_model(model), deployment), output)
+    _write(derive(load_hardware(hardware), load_model(model), deployment, "--set"), output)
     return 0
 
 

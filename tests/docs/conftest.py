@@ -1,0 +1,22 @@
+"""A place to try the documentation in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twin.sweeps import parallel
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a copy of examples/ in it as a reader has; commands use one process."""
+    (tmp_path / "examples").mkdir()
+    for file in sorted((ROOT / "examples").glob("*.yaml")):
+        (tmp_path / "examples" / file.name).write_text(file.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parallel, "usable_cores", lambda: 1)
+    return tmp_path

@@ -1,0 +1,236 @@
+"""What the tutorial and the how-to guides tell the reader to type, typed; and that links lead somewhere.
+
+In a ```console block, `$ twin …` is run in process and `$ jq …` in a shell if jq is there. Lines below a command must
+be among those it printed, … standing for anything; `$ echo $?` states its exit code, otherwise 0. The scenarios in
+examples/ are made smaller for it. The ```text tables are of the full size: their headlines and their cheapest rows are
+computed again at that size and must be the same; `python tests/docs/refresh_tables.py` prints them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from reports.afd import figures
+from twin.afd import summary
+from twin.cli import run
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+AZURE = ROOT.parent / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
+AZURE_NAME = "AzureLLMInferenceTrace_conv.csv"
+
+GUIDES = sorted([*(DOCS / "tutorial").glob("*.md"), *(DOCS / "how-to").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+CHEAP = 4
+"""Most attention instances of a bundle that is simulated at full size here."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the file that the line above tells to save it as."""
+
+    language: str
+    text: str
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line that a reader types, and what the page says comes of it."""
+
+    line: str
+    shown: list[str]
+    code: int
+
+
+def blocks(page: Path) -> list[Block]:
+    fence = re.compile(r"(?:Save this as `([\w.-]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.M | re.S)
+    return [Block(found[2], found[3], found[1]) for found in fence.finditer(page.read_text())]
+
+
+def commands(text: str) -> list[Command]:
+    """The commands of a console block; `$ echo $?` and the number below it belong to the one before."""
+    found: list[Command] = []
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        line, *shown = part.splitlines()
+        if line == "echo $?":
+            found[-1] = Command(found[-1].line, found[-1].shown, int(shown[0]))
+        else:
+            found.append(Command(line, shown, 0))
+    return found
+
+
+def typed(line: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one line; `> FILE` at its end and * in its words are heeded."""
+    *words, arrow, target = ["", "", *shlex.split(line)]
+    if arrow != ">":
+        words, target = [*words, arrow, target], ""
+    program, *arguments = [word for word in words if word]
+    assert program == "twin", line
+    spread = [each for word in arguments for each in _expand(word)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = run(spread)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    if target:
+        Path(target).write_text(out.getvalue())
+    return code, out.getvalue(), err.getvalue()
+
+
+def _expand(word: str) -> list[str]:
+    return sorted(str(path) for path in Path().glob(word)) if "*" in word else [word]
+
+
+def check(command: Command) -> None:
+    if command.line.startswith("jq "):
+        if shutil.which("jq"):
+            subprocess.run(command.line, shell=True, check=True, capture_output=True)
+        return
+    code, out, err = typed(command.line)
+    assert code == command.code, err
+    printed = (out + err).splitlines()
+    for line in command.shown:
+        pattern = ".*".join(re.escape(part) for part in line.split("…"))
+        assert any(re.fullmatch(pattern, each) for each in printed), f"{line!r} is not in {printed}"
+
+
+def save(block: Block, *, smaller: bool = False) -> None:
+    if block.file is not None:
+        shrink = smaller and block.file.endswith(".yaml")
+        Path(block.file).write_text(_smaller(block.text) if shrink else block.text)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_guide_can_be_followed_from_top_to_bottom(
+    page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page.parent.name != "tutorial":  # figures are slow, and the tutorial draws all there are
+        monkeypatch.setattr(figures, "sweep_figures", lambda document: {})
+        monkeypatch.setattr(summary, "CURVE_POINTS", 4)
+    for file in sorted(workplace.glob("examples/*.yaml")):
+        file.write_text(_smaller(file.read_text()))
+    (workplace / AZURE_NAME).write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:{n:02}:00.0000000,{90 * n + 50},{20 + n}\n" for n in range(60))
+    )
+    tried = 0
+    for block in blocks(page):
+        save(block, smaller=True)
+        if block.language == "python":
+            exec(compile(block.text, str(page), "exec"), {})
+        for command in commands(block.text) if block.language == "console" else []:
+            check(command)
+            tried += 1
+    assert tried > 0
+
+
+def _smaller(scenario: str) -> str:
+    """The scenario with fewer requests, smaller batches and shorter answers."""
+    text, changed = re.subn(r"^requests_per_instance: \d+", "requests_per_instance: 100", scenario, flags=re.M)
+    assert changed == 1
+    text = re.sub(r"^batch_size: \d+", "batch_size: 16", text, flags=re.M)
+    return re.sub(r"(decode: .*mean:) \d+", r"\1 20", text)
+
+
+def tables() -> Iterator[tuple[Path, str, str]]:
+    """(page, command, text block below it) for every printed table."""
+    for page in GUIDES:
+        for block, below in pairwise(blocks(page)):
+            if block.language == "console" and below.language == "text":
+                yield page, commands(block.text)[-1].line, below.text
+
+
+@pytest.mark.parametrize(("page", "line", "shown"), sorted(tables()), ids=lambda value: getattr(value, "stem", ""))
+def test_a_printed_table_is_what_the_command_prints(
+    page: Path, line: str, shown: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block in blocks(page):
+        save(block)
+    for block in blocks(page):
+        for command in commands(block.text) if block.language == "console" else []:
+            if command.line.startswith("twin calibrate") and command.code == 0:
+                check(command)
+    if AZURE_NAME in line:
+        if not AZURE.exists():
+            pytest.skip("the Azure trace is not here")
+        Path(AZURE_NAME).write_bytes(gzip.decompress(AZURE.read_bytes()))
+    line = re.sub(r"(--set \S+=)\S+,", r"\1", line)  # the last value only, and its table
+    shown = shown[shown.rindex("r* =") :]
+    ratios = re.findall(r"^ *([\d.]+) +\d+A-\d+F ", shown, re.M)
+    cheap = [ratio for ratio in dict.fromkeys(ratios) if Fraction(ratio).numerator <= CHEAP]
+    cheap = cheap[: 1 if "--trace" in line else 2]
+    again = re.sub(r" --ratio \S+", "", line) + f" --ratio {','.join(cheap)} --no-figures"
+    monkeypatch.setattr(summary, "CURVE_POINTS", 4)
+    code, out, err = typed(again)
+    assert code == 0, err
+    compare = _theory if AZURE_NAME in line else str.split  # the draws from a trace differ with its path
+    computed = [compare(row) for row in out.splitlines()]
+    kept = [row for row in shown.splitlines() if "A-" not in row or row.split()[0] in cheap]
+    for row in kept:
+        if "r* =" in row:
+            assert any(row.split(";")[0] in each for each in out.splitlines()), row
+        else:
+            assert compare(row) in computed, f"{row}: see tests/docs/refresh_tables.py"
+    assert sum("A-" in row for row in kept) >= len(cheap) > 0
+
+
+def _theory(row: str) -> list[str]:
+    """Of a row of a table, what does not depend on chance: r, bundle, theory, barrier."""
+    words = row.split()
+    return [words[index] for index in (0, 1, 5, 6)] if "A-" in row else words
+
+
+def anchors(page: Path) -> set[str]:
+    """Where links into a page may lead: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_resolve(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_is_on_the_map() -> None:
+    text = (DOCS / "index.md").read_text()
+    linked = {(DOCS / target.split("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", text)}
+    for page in PAGES:
+        if page.parent.name in {"tutorial", "how-to", "reference", "explanation"}:
+            assert page in linked, page
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda path: path.name
+)
+def test_every_package_is_on_the_map(folder: Path) -> None:
+    assert f"`{folder.name}/`" in (DOCS / "index.md").read_text()
+
+
+@pytest.mark.parametrize("part", sorted(path for path in (ROOT / "twin").iterdir()), ids=lambda path: path.name)
+def test_every_part_of_the_twin_is_on_the_map(part: Path) -> None:
+    if part.is_dir() and any(part.glob("*.py")):
+        assert f"`twin/{part.name}/`" in (DOCS / "index.md").read_text()
+    elif part.suffix == ".py" and not part.name.startswith("__"):
+        assert f"`twin/{part.name}`" in (DOCS / "index.md").read_text()

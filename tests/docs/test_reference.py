@@ -1,0 +1,174 @@
+"""The reference is complete and has nothing that is not there: fields, defaults, flags, keys, files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import cyclopts
+import pytest
+from pyarrow import parquet
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from twin.cli import app, run
+from twin.scenarios.afd import AfdScenario
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+
+def rows(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Table rows that begin with a name in backticks: (last such name in the heading above, or "", cells)."""
+    heading = ""
+    for line in (REFERENCE / page).read_text().splitlines():
+        if line.startswith("#"):
+            heading = ["", *names(line)][-1]
+        if line.startswith("| `"):
+            yield heading, [cell.strip() for cell in re.split(r" \|(?= |$)", line.removeprefix("|"))]
+
+
+def names(text: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in a type, those of a union too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in models(inner)]
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted field, type, default) of every field that is no section, in every variant of each section."""
+    for name, field in model.model_fields.items():
+        dotted = prefix + (field.alias or name)
+        inner = models(field.annotation)
+        for each in inner:
+            yield from leaves(each, dotted + ".")
+        if not inner or str in get_args(field.annotation):
+            yield dotted, field.annotation, field.default
+
+
+def literals(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [value for inner in get_args(annotation) for value in literals(inner)]
+
+
+FIELDS = list(leaves(AfdScenario))
+
+
+def shown(default: Any) -> str:
+    """A default as the tables write it; None, empty text and required are empty."""
+    if default is PydanticUndefined or default is None:
+        return ""
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@pytest.mark.parametrize("field", sorted({field for field, _, _ in FIELDS}))
+def test_the_scenario_file_names_the_field_its_default_and_its_choices(field: str) -> None:
+    (told,) = [cells for _, cells in rows("scenario-file.md") if names(cells[0]) == [field]]
+    defaults = {shown(default) for name, _, default in FIELDS if name == field}
+    assert told[1] in defaults
+    text = (REFERENCE / "scenario-file.md").read_text()
+    for value in [value for name, kind, _ in FIELDS if name == field for value in literals(kind)]:
+        assert f"`{value}`" in text, value
+
+
+def test_the_scenario_file_names_no_field_that_is_not_there() -> None:
+    told = {names(cells[0])[0] for _, cells in rows("scenario-file.md")}
+    assert told == {field for field, _, _ in FIELDS}
+
+
+def flags(command: cyclopts.App, path: str = "twin") -> Iterator[tuple[str, set[str]]]:
+    """Every command with the names of its arguments."""
+    for name in sorted(command):
+        if not name.startswith("-"):
+            inner = command[name]
+            arguments = inner.assemble_argument_collection() if inner.default_command else []
+            yield f"{path} {name}", {flag for each in arguments for flag in each.names}
+            yield from flags(inner, f"{path} {name}")
+
+
+COMMANDS = dict(flags(app))
+
+
+def documented() -> dict[str, set[str]]:
+    """Every command that has a heading, with the arguments in the tables below it."""
+    found: dict[str, set[str]] = {
+        name: set() for line in (REFERENCE / "command-line.md").read_text().splitlines()
+        if line.startswith("#") for name in names(line)
+    }  # fmt: skip
+    for heading, cells in rows("command-line.md"):
+        if heading:
+            found[heading] |= set(names(cells[0]))
+    return found
+
+
+def test_the_command_line_names_every_command() -> None:
+    assert documented().keys() == COMMANDS.keys()
+    assert "twin sweep" in COMMANDS
+    assert "twin calibrate fit" in COMMANDS
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_command_line_names_every_flag_and_no_other(command: str) -> None:
+    assert documented()[command] == COMMANDS[command]
+
+
+@pytest.fixture
+def folder(workplace: Path) -> Path:
+    """The folder of a small run, with the document that it printed beside it as printed.json."""
+    small = ["--ratio", "1,2", "--set", "requests_per_instance=300", "--set", "batch_size=16", "--json", "--requests"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert run(["sweep", "examples/afd-deepseek-v3.yaml", *small]) == 0, err.getvalue()
+    (made,) = (workplace / "runs").iterdir()
+    (workplace / "printed.json").write_text(out.getvalue())
+    return made
+
+
+def keys(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(where, key) of every key in a document; items of a list share one. Scenario and settings stand elsewhere."""
+    for each in value if isinstance(value, list) else []:
+        yield from keys(each, prefix + "[]")
+    for key, inner in value.items() if isinstance(value, dict) else []:
+        yield prefix, key
+        if key not in ("scenario", "settings"):
+            yield from keys(inner, f"{prefix}.{key}".lstrip("."))
+
+
+def test_the_sweep_document_has_every_key_of_a_real_one_and_no_other(folder: Path) -> None:
+    document = json.loads((folder.parent.parent / "printed.json").read_text())
+    assert all(point["gaps"] for point in document["points"]), "too short for a steady state, so keys are missing"
+    here = set(keys({**document, "theory": None, "simulation": None}))
+    short = {"calibration", "run", "gap_names"}
+    told = {(heading, names(cells[0])[0]) for heading, cells in rows("sweep-document.md")}
+    assert told == {(where, key) for where, key in here if where not in short}
+    text = (REFERENCE / "sweep-document.md").read_text()
+    for where, key in sorted(here):
+        if where in short - {"gap_names"}:
+            assert f"`{where}.{key}`" in text
+    assert document["gap_names"].keys() == document["points"][0]["gaps"].keys()
+    assert document["theory"] == document["configurations"][0]["theory"]
+
+
+def test_the_run_folder_lists_every_file_and_every_key_of_the_manifest(folder: Path) -> None:
+    told = [(heading, names(cells[0])[0]) for heading, cells in rows("run-folder.md")]
+    files = {str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {re.sub(r"\d+-\d+A-\d+F", "<configuration>-<bundle>", name) for name in files}
+    assert {name for heading, name in told if heading == ""} == files
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert {name for heading, name in told if heading == "manifest.json"} == manifest.keys()
+    columns = parquet.read_schema(folder / "requests" / "0-1A-1F.parquet").names
+    assert {name for heading, name in told if heading == "requests/"} == set(columns)
+    lines = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
+    points = json.loads((folder / "summary.json").read_text())["points"]
+    assert sorted(line.pop("key") for line in lines) == ["0/1", "0/2"]
+    assert sorted(lines, key=lambda point: point["ratio"]) == points
