@@ -289,6 +289,20 @@ def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep) -> None:
     assert document["theory"]["slot_load_renewal_interval"][0] < document["theory"]["slot_load_renewal"]
 
 
+def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = scenario.parent / "trace.csv"
+    rows = [f"{0.5 * index},100,{10 + index % 7}" for index in range(60)]
+    trace.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
+    replay = ("--trace", str(trace), "--set", "workload.arrivals={process: replay, speed: 2}", "--ratio", "2")
+    assert "in cycles" in fault(capsys, "sweep", str(scenario), *replay)
+    seconds = ("--set", "calibration={hardware: h200-sxm, model: llama-3.1-8b}", "--requests")
+    document = sweep(*replay, *seconds)
+    (point,) = document["points"]
+    assert point["requests"] == 60
+    # The last request comes at 29.5 s, played twice as fast.
+    assert 14.75 < point["simulated_time"] < 20
+
+
 def test_runs_that_cannot_be_reported(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "run folder" in fault(capsys, "report", str(scenario.parent))
     folder = scenario.parent / "half"

@@ -141,9 +141,17 @@ def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundleP
     """Load what the scenario names; relative paths start from `base`, the scenario's folder.
 
     Raises:
-        BadInput: a calibration or a trace that cannot be used.
+        BadInput: a calibration or a trace that cannot be used, or not together.
     """
     calibration = _calibration(scenario, base)
+    arrivals = scenario.workload.arrivals.process
+    if arrivals == "replay" and calibration.time_unit != "seconds":
+        unit = calibration.time_unit
+        raise BadInput(
+            f"replay expects a calibration in seconds, as a trace's arrivals are; {calibration.name} is in {unit}",
+            field="workload.arrivals.process",
+            value=arrivals,
+        )
     return BundlePlan(
         scenario, calibration, _step_latency(calibration, scenario), scenario.workload.lengths(trace), trace
     )
