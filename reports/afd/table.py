@@ -28,6 +28,8 @@ def headline(configuration: Document) -> str:
     text = f"{name}: " if name else ""
     text += f"r* = {theory['r_star']:.2f} ({theory['regime']})"
     text += f", with barrier and pipeline {theory['r_star_barrier']:.2f}"
+    if configuration["scenario"]["workload"]["arrivals"]["process"] != "closed_loop":
+        text += ", both if every slot were full"
     low, high = simulation["best_range"]
     text += f"; simulated best {simulation['best_topology']}"
     text += f" (r = {low:g} to {high:g} are alike)" if high > low else ""

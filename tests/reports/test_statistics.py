@@ -9,11 +9,11 @@ from scipy import stats
 from reports.statistics import controlled_mean, ratio_of_means, student_quantile
 
 
-@pytest.mark.parametrize("degrees", [8, 10, 30, 100])
+@pytest.mark.parametrize("degrees", [4, 6, 10, 30, 100])
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
 def test_student_quantile(degrees: int, confidence: float) -> None:
     exact = stats.t.ppf(0.5 + confidence / 2, degrees)
-    assert student_quantile(confidence, degrees) == pytest.approx(exact, rel=1e-3)
+    assert student_quantile(confidence, degrees) == pytest.approx(exact, rel=1e-2 if degrees < 8 else 1e-3)
 
 
 def covered(correlation: float, seed: int) -> tuple[bool, bool]:
@@ -29,13 +29,14 @@ def covered(correlation: float, seed: int) -> tuple[bool, bool]:
     return abs(controlled.mean) <= controlled.half_width, abs(plain.mean) <= plain.half_width
 
 
-@pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.92), (0.3, 0.90), (0.5, 0.86)])
-def test_coverage_of_95_per_cent_intervals(correlation: float, least: float) -> None:
-    # 1000 trials have a binomial error of 0.7 points; with strong correlation 32 batches cannot know their own
-    # correlation well, which costs some coverage: batches are made long enough that it stays weak.
+@pytest.mark.parametrize(("correlation", "claimed"), [(0.0, 0.95), (0.3, 0.95), (0.5, 0.93)])
+def test_coverage_of_95_per_cent_intervals(correlation: float, claimed: float) -> None:
+    # 1000 trials have a binomial error of 0.8 points: three of them below what is claimed, and not wastefully above.
+    # At a correlation of 0.5, 32 batches are worth 11 and know their own correlation badly: 93 % is claimed, and said
+    # in docs/explanation/steady-state.md.
     hits = np.array([covered(correlation, seed) for seed in range(1000)]).mean(axis=0)
-    assert (hits > least).all(), hits
-    assert (hits < 0.975).all(), hits
+    assert (hits > claimed - 0.024).all(), hits
+    assert (hits < 0.985).all(), hits
 
 
 def test_a_control_that_explains_everything_leaves_no_error() -> None:

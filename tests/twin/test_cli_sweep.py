@@ -241,6 +241,9 @@ def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--set", "calibration=h100"], ["h100", "deepseek-v3-ascend-910c"]),
         (["--set", "name.first=x"], ["--set", "name"]),
         (["--trace", "nowhere.csv"], ["nowhere.csv", "expected a file"]),
+        (["--trace", "x.csv", "--set", "workload.decode.mean=3"], ["--set", "workload.decode.mean", "--trace"]),
+        (["--set", "latency.ffn.alpha=0"], ["latency.ffn.alpha", "above 0"]),
+        (["--set", "ratio='1,2','4'"], ["--set ratio", "--ratio"]),
         (["--jobs", "0"], ["--jobs", "0"]),
         (["--jobs", "two"], ["--jobs", "two"]),
         (["--colour", "red"], ["--colour"]),
@@ -270,14 +273,36 @@ def test_bad_files_are_one_line(scenario: Path, capsys: pytest.CaptureFixture[st
         str(scenario),
         "--trace",
         str(trace),
-        "--set",
-        "workload.prefill=null",
-        "--set",
-        "workload.decode=null",
     )
     assert "trace.csv:3" in line
     assert "output_tokens" in line
     assert "twenty" in line
+
+
+def test_time_units_are_not_mixed(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = scenario.parent / "own.yaml"
+    assert run(["calibrate", "roofline", "--hardware", "h200-sxm", "--model", "qwen3-4b", "-o", str(own)]) == 0
+    line = fault(capsys, "sweep", str(scenario), "--set", f"calibration=deepseek-v3-ascend-910c,{own}")
+    assert "cycles and seconds" in line
+
+
+def test_a_trace_counts_by_its_content_not_its_place(scenario: Path, sweep) -> None:
+    first, second = scenario.parent / "a.csv", scenario.parent / "b.csv"
+    first.write_text("prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20)
+    second.write_text(first.read_text())
+    assert sweep("--trace", str(first))["points"] == sweep("--trace", str(second))["points"]
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(scenario: Path) -> None:
+    process = start(scenario, "--ratio", "1:12", "--jobs", "1", "--set", "requests_per_instance=3000")
+    while not list(scenario.parent.glob("runs/*/points.jsonl")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == 130
+    assert "takes up where this one stopped" in error
+    (manifest,) = scenario.parent.glob("runs/*/manifest.json")
+    assert json.loads(manifest.read_text())["complete"] is False
 
 
 def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep) -> None:

@@ -105,10 +105,23 @@ class BundlePlan:
         )
 
     def seed(self, topology: Topology) -> int:
-        """A seed of this point's own: from what the point is, not from where it stands in a sweep."""
-        identity = self.scenario.model_dump(mode="json", exclude={"ratio", "name", "description", "fast_forward"})
-        text = json.dumps([identity, str(topology.ratio)], sort_keys=True)
+        """A seed of this point's own: from what it serves and in what shape, not from where it stands in a sweep.
+
+        Names, files' places and latencies leave it alone, so that a what-if sees the same requests.
+        """
+        shaping = {"seed", "batch_size", "microbatches", "requests_per_instance", "start", "workload"}
+        shape = self.scenario.model_dump(mode="json", include=shaping, exclude={"workload": {"trace": {"path"}}})
+        text = json.dumps([shape, self.trace_digest, str(topology.ratio)], sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    @cached_property
+    def trace_digest(self) -> str | None:
+        """Changes with the content of the trace, wherever it lies."""
+        trace = self.trace
+        if trace is None:
+            return None
+        content = trace.prefill_tokens.tobytes() + trace.decode_tokens.tobytes()
+        return hashlib.sha256(content + (b"" if trace.arrivals is None else trace.arrivals.tobytes())).hexdigest()
 
     def supply(self, topology: Topology) -> Supply:
         """The requests that the bundle will be given."""
@@ -182,8 +195,8 @@ def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatenc
         _changed(calibration.step_line("ffn"), changes.ffn),
         _changed(calibration.step_line("communication"), changes.communication),
     ]
-    if sum(alpha + beta for alpha, beta in parts) <= 0:
-        raise BadInput("expected a step that takes time, found every alpha and beta 0", field="latency")
+    if parts[1][0] <= 0:
+        raise BadInput("expected an FFN time that grows with its requests (alpha above 0)", field="latency.ffn.alpha")
     return PassLatency(*parts)
 
 

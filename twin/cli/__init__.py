@@ -24,6 +24,7 @@ app = cyclopts.App(
     help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
     version=lambda: metadata.version("serving-twin"),
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,
     help_format="plaintext",
 )
 app.command(sweep)

@@ -42,8 +42,8 @@ def roofline(
     from latency_models.roofline import derive, read_deployment
     from twin.scenarios.overrides import apply
 
-    deployment = read_deployment(apply({}, _settings(set_ or [])), "--set")
-    _write(derive(load_hardware(hardware), load_model(model), deployment, "--set"), output)
+    deployment = read_deployment(apply({}, _settings(set_ or [])), "deployment")
+    _write(derive(load_hardware(hardware), load_model(model), deployment, "deployment"), output)
     return 0
 
 

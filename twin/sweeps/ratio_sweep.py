@@ -19,6 +19,7 @@ from twin.scenarios.overrides import Settings
 from twin.scenarios.ratios import Topology, parse_ratios
 from twin.sweeps.parallel import each_as_done
 from twin.theory.gaps import NAMES
+from workloads.errors import BadInput
 from workloads.traces import Trace
 
 SCHEMA = "twin.sweep/1"
@@ -62,8 +63,13 @@ class RatioSweep:
 
     def fingerprint(self, version: str) -> str:
         """Changes with `version`, with anything that a point's result depends on, and with the points asked for."""
+        places: Any = {"workload": {"trace": {"path"}}, "calibration": True}
         identity = [
-            [case.plan.scenario.model_dump(mode="json"), case.plan.calibration.content_hash(), _digest(case.plan.trace)]
+            [
+                case.plan.scenario.model_dump(mode="json", exclude=places),
+                case.plan.calibration.content_hash(),
+                case.plan.trace_digest,
+            ]
             for case in self.cases
         ]
         text = json.dumps([version, identity, [str(each.ratio) for each in self.topologies]], sort_keys=True)
@@ -171,7 +177,9 @@ def prepare(
         BadInput: naming the file, field and value, when the scenario, a setting, a ratio, the trace or the calibration
             cannot be used.
     """
+    configurations = list(configurations)
     if trace is not None:
+        _refuse_lengths_beside_a_trace(configurations)
         document = _with_trace(document, trace)
     traces: dict[str, Trace | None] = {}
     cases = []
@@ -182,8 +190,26 @@ def prepare(
         if key not in traces:
             traces[key] = scenario.workload.read_trace(path.parent)
         cases.append(Case(settings, make_plan(scenario, path.parent, traces[key])))
+    _check_alike(cases)
     topologies = parse_ratios(ratio if ratio is not None else cases[0].plan.scenario.ratio)
     return RatioSweep(document, cases, topologies)
+
+
+def _check_alike(cases: Sequence[Case]) -> None:
+    """One document has one time unit and one list of ratios."""
+    units = {case.plan.calibration.time_unit for case in cases}
+    if len(units) > 1:
+        raise BadInput(
+            f"expected calibrations of one time unit, found {' and '.join(sorted(units))}", field="calibration"
+        )
+    if len({case.plan.scenario.ratio for case in cases}) > 1:
+        raise BadInput("expected one list of ratios for all configurations: give --ratio", field="--set ratio")
+
+
+def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:
+    for key in {key for settings in configurations for key in settings}:
+        if key.startswith(("workload.prefill", "workload.decode")):
+            raise BadInput("expected no synthetic lengths beside --trace", field="--set", value=key)
 
 
 def run_task(task: Task) -> dict[str, Any]:
@@ -202,10 +228,3 @@ def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
     }
     workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
     return {**document, "workload": workload}
-
-
-def _digest(trace: Trace | None) -> str | None:
-    if trace is None:
-        return None
-    content = trace.prefill_tokens.tobytes() + trace.decode_tokens.tobytes()
-    return hashlib.sha256(content + (b"" if trace.arrivals is None else trace.arrivals.tobytes())).hexdigest()
