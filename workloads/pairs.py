@@ -56,6 +56,11 @@ class LengthPairs(Protocol):
     def renewal_load(self) -> float:
         """θ: the mean token load of one always-full slot."""
 
+    def load_beyond(self, age: int) -> float:
+        """The part of θ that requests carry once they have decoded `age` tokens or more: what a slot that started
+        empty `age` steps ago cannot have yet. Tokens; θ itself at age 0.
+        """
+
     def slot_load_pmf(self) -> FloatArray:
         """P(load = l) at index l, from 0 up, of one always-full slot seen at a random decode step.
 
@@ -110,6 +115,10 @@ class Independent:
     def renewal_load(self) -> float:
         mean = self.decode.mean
         return self.prefill.mean + (self.decode.variance + mean * (mean - 1.0)) / (2.0 * mean)
+
+    def load_beyond(self, age: int) -> float:
+        later = _age_pmf(self.decode.pmf())[age:]
+        return float(later @ (self.prefill.mean + age + np.arange(len(later))))
 
     def slot_load_pmf(self) -> FloatArray:
         """The prefill's mass convolved with that of the age, P(age = i) = P(D > i) / E[D]."""
@@ -212,6 +221,11 @@ class JointEmpirical:
         error = float(means.std(ddof=1)) / (self.mean_decode * blocks**0.5)
         reach = NormalDist().inv_cdf((1.0 + level) / 2.0) * error
         return max(0.0, theta - reach), theta + reach
+
+    def load_beyond(self, age: int) -> float:
+        steps = np.maximum(self.decode_values - age, 0)
+        loads = steps * (self.prefill_values + age + (steps - 1) / 2)
+        return float(loads.mean()) / self.mean_decode
 
     def slot_load_pmf(self) -> FloatArray:
         """Exact: a pair adds one to each load P ... P + D - 1, summed from where such runs start and end."""

@@ -29,6 +29,19 @@ def test_load_at_a_uniform_age_is_the_renewal_load(lengths: LengthPairs) -> None
     assert abs(load.mean() - lengths.renewal_load()) <= 5 * load.std() / np.sqrt(SIZE) + 1e-9
 
 
+@pytest.mark.parametrize("age", [0, 1, 9, 40, 10_000])
+def test_load_beyond_an_age_is_what_older_requests_carry(age: int) -> None:
+    joint = JointEmpirical([5, 500, 50], [3, 200, 10])
+    pairs = zip([5, 500, 50], [3, 200, 10], strict=True)
+    loads = [prompt + step for prompt, decode in pairs for step in range(age, decode)]
+    assert joint.load_beyond(age) == pytest.approx(sum(loads) / 213)
+    apart = joint.independent()
+    assert apart.load_beyond(0) == pytest.approx(apart.renewal_load())
+    # Geometric: ages are geometric from 0, so beyond k there is (1 - p)^k, with k more tokens each.
+    geometric = Independent(Geometric(50), Geometric(20))
+    assert geometric.load_beyond(age) == pytest.approx(0.95**age * (50 + age + 19), abs=1e-9)
+
+
 def test_long_answers_are_met_in_proportion() -> None:
     rng = np.random.default_rng(3)
     prefill, decode = JointEmpirical([1, 2], [10, 30]).sample_resident(rng, SIZE)

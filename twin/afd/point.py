@@ -17,8 +17,7 @@ from twin.afd.steps import step_table
 from twin.scenarios.ratios import Topology
 from twin.theory.gaps import decompose
 
-LOAD_ERROR = 0.01
-WIDE = 0.015
+MISSING = 0.005
 STEADY_PRECISION = 0.005
 
 
@@ -46,15 +45,18 @@ def simulate(plan: BundlePlan, topology: Topology) -> BundleRun:
 def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) -> SteadyState | None:
     """The steady state, from a run that was in it.
 
-    A run that starts with empty caches is taken at its word if its mean token load came within `LOAD_ERROR` of the
-    exact one and its interval is not wide. If not, long answers have not had time to settle in: a run of its own
+    A run that starts with empty caches will do if, half way through what is left of it after the warm-up, all but
+    `MISSING` of the load can be there. If not, its longest answers do not have the time to settle in: a run of its own
     follows, which starts with requests in mid-life as a random step finds them. It is twice as long, and 8 times if
     that leaves the interval wider than `STEADY_PRECISION`.
     """
-    if first is not None and abs(first.load_error) < LOAD_ERROR and first.relative_half_width < WIDE:
+    scenario = plan.scenario
+    run_steps = scenario.requests_per_instance * plan.lengths.mean_decode / scenario.microbatches / scenario.batch_size
+    missing = plan.lengths.load_beyond(int(plan.warm_up + run_steps) // 2) / plan.slot_load
+    if scenario.start == "stationary" or (first is not None and missing < MISSING):
         return first
     config = plan.config(topology)
-    completions = plan.scenario.requests_per_instance * topology.attention_instances
+    completions = scenario.requests_per_instance * topology.attention_instances
     settled = None
     for stream, longer in enumerate((2, 8), start=1):
         supply = plan.closed_supply(topology, longer * completions, stationary=True, stream=stream)
