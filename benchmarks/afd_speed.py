@@ -97,7 +97,11 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=4.0, help="seconds that the sweep may take")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    machine = {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
+    machine = {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+    }
     sweep = {
         "with figures": whole_command(arguments.repeat),
         "one process": whole_command(arguments.repeat, "--jobs", "1"),
