@@ -50,7 +50,6 @@ class Measurement:
     idle_attention: float
     idle_ffn: float
     steady: SteadyState | None
-    stable_time: float
     total_time: float
     mean_token_load: float
     steps: int
@@ -102,7 +101,6 @@ def measure(
         idle_attention=metrics.idle_ratio(busy["instances"], config.attention_instances, total),
         idle_ffn=metrics.idle_ratio(busy["ffn"], 1, total),
         steady=steady,
-        stable_time=stable.time,
         total_time=total,
         mean_token_load=float(steps[:, LOAD_TOTAL].mean()) / config.attention_instances,
         steps=len(steps),

@@ -19,15 +19,13 @@ class SteadyState:
     """Throughput per instance once the start is forgotten, tokens per time unit.
 
     In a closed loop `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not.
-    `interval` is at 95 %. `steps` are the microbatch steps it rests on. `load_error` is how far, relatively, their mean
-    token load lies from the exact one (0 for open arrivals, where none is known).
+    `interval` is at 95 %. `steps` are the microbatch steps it rests on.
     """
 
     throughput: float
     interval: tuple[float, float]
     plain: float
     steps: int
-    load_error: float
 
     @property
     def relative_half_width(self) -> float:
@@ -70,23 +68,22 @@ def steady_state(
         return None
     if supply.arrivals is not None:
         rate = ratio_of_means(batches.tokens, batches.duration)
-        return _state(config, rate, batches, 0.0)
+        return _state(config, rate, batches)
     control = batches.load / config.attention_instances
-    exact = slot_load * config.batch_size
-    time = controlled_mean(batches.duration, control, exact)
+    time = controlled_mean(batches.duration, control, slot_load * config.batch_size)
     tokens = config.batch_size * config.attention_instances
     # From time per step to tokens per time; the relative width of the interval carries over.
     rate = Estimate(tokens / time.mean, tokens * time.half_width / time.mean**2, tokens / time.plain)
-    return _state(config, rate, batches, float(control.mean()) / exact - 1 if exact else 0.0)
+    return _state(config, rate, batches)
 
 
-def _state(config: BundleConfig, rate: Estimate, batches: Batches, load_error: float) -> SteadyState:
+def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyState:
     """Per instance."""
     instances = config.attention_instances + config.ffn_instances
     low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
     steps = batches.size * len(batches.duration)
     interval = (low / instances, high / instances)
-    return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps, load_error)
+    return SteadyState(rate.mean / instances, interval, rate.plain / instances, steps)
 
 
 def _cut(steps: Floats, microbatches: int, warm_up: int, period: int) -> Batches | None:

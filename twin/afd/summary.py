@@ -43,8 +43,10 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
         "slot_load_renewal": plan.slot_load,
         "slot_load_renewal_interval": None if interval is None else list(interval),
         "mean_token_load_renewal": plan.slot_load * paper.batch_size,
-        "r_star_renewal": _r_star_at(plan, plan.slot_load),
-        "r_star_renewal_interval": None if interval is None else [_r_star_at(plan, load) for load in interval],
+        "r_star_renewal": paper.r_star_at(plan.slot_load * paper.batch_size),
+        "r_star_renewal_interval": None
+        if interval is None
+        else [paper.r_star_at(load * paper.batch_size) for load in interval],
         "r_star_barrier": best,
         "throughput_at_r_star_barrier": plan.cycle.throughput(best),
     }
@@ -117,14 +119,3 @@ def _load_interval(plan: BundlePlan) -> tuple[float, float] | None:
     if not isinstance(lengths, JointEmpirical) or len(lengths) < TRACE_BLOCKS:
         return None
     return lengths.renewal_load_interval(block=len(lengths) // TRACE_BLOCKS)
-
-
-def _r_star_at(plan: BundlePlan, slot_load: float) -> float:
-    """Eq. 19 with the exact mean token load in place of T̄."""
-    paper = plan.paper
-    (alpha_a, beta_a), (alpha_f, beta_f) = plan.latency.attention, plan.latency.ffn
-    if alpha_f == 0:
-        return math.inf
-    attention = alpha_a * slot_load * paper.batch_size + beta_a
-    balance = (attention - beta_f) / (alpha_f * paper.batch_size)
-    return max(balance, paper.r_communication, paper.r_peak)

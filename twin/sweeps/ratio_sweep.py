@@ -52,7 +52,6 @@ class RatioSweep:
     Nothing is simulated until `run`; whatever can be wrong with the input has been found by then.
     """
 
-    document: dict[str, Any]
     cases: Sequence[Case]
     topologies: Sequence[Topology]
 
@@ -192,7 +191,7 @@ def prepare(
         cases.append(Case(settings, make_plan(scenario, path.parent, traces[key])))
     _check_alike(cases)
     topologies = parse_ratios(ratio if ratio is not None else cases[0].plan.scenario.ratio)
-    return RatioSweep(document, cases, topologies)
+    return RatioSweep(cases, topologies)
 
 
 def _check_alike(cases: Sequence[Case]) -> None:

@@ -83,8 +83,8 @@ class CycleModel:
         """
         instances = ratio if attention_instances is None else attention_instances
         alpha, beta = self.latency.attention
-        levels = self._levels ** (1 / instances)
-        periods = [self.period(alpha * law.quantile(levels) + beta, ratio).mean() for law in self.phases]
+        slowest = [alpha * law.largest_of(instances, self._levels) + beta for law in self.phases]
+        periods = [self.period(attention, ratio).mean() for attention in slowest]
         return float(np.mean(periods)) / self.microbatches
 
     def step_time_at_mean_load(self, ratio: float) -> float:

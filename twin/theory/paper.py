@@ -90,7 +90,12 @@ class PaperModel:
     @property
     def r_star(self) -> float:
         """Eq. 19: the optimal A/F ratio."""
-        return max(self.r_attention, self.r_communication, self.r_peak)
+        return self.r_star_at(self.mean_load)
+
+    def r_star_at(self, load: float) -> float:
+        """Eq. 19 with another mean token load of an instance in place of T̄."""
+        balance = self._ratio_at(_line(self.latency.attention, load))
+        return max(balance, self.r_communication, self.r_peak)
 
     @property
     def regime(self) -> str:
