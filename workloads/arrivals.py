@@ -2,18 +2,24 @@
 
 A renewal process starts at time 0 and its first request comes after the first gap, so n requests take n gaps.
 Rates are in requests per time unit: per second, or per cycle where a calibration says so.
+
+`times` gives the first n at once, `stream` gives them bit by bit: the same times, however they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from workloads.checks import FloatArray, instants, number, whole
 from workloads.errors import BadInput
+
+TimeStream: TypeAlias = Callable[[int], FloatArray]
+"""Called with n, it gives the arrival times of the next n requests, shape (n,)."""
 
 _SLOWEST, _FASTEST = 1e-12, 1e12
 
@@ -21,20 +27,33 @@ _SLOWEST, _FASTEST = 1e-12, 1e12
 class Arrivals(Protocol):
     """A source of arrival times."""
 
+    def stream(self, rng: np.random.Generator) -> TimeStream:
+        """A source of arrival times that starts at 0; from now on `rng` is its own."""
+
     def times(self, rng: np.random.Generator, size: int) -> FloatArray:
         """The times of the first `size` requests, from 0 on and never going backwards, shape (size,)."""
 
 
-@dataclass(frozen=True)
-class ClosedLoop:
-    """Every request is there at time 0 and waits for a slot, so that slots never run empty."""
+class _Streamed(ABC):
+    """A process that is defined by its stream; the first `size` times are what a fresh one gives first."""
+
+    @abstractmethod
+    def stream(self, rng: np.random.Generator) -> TimeStream: ...
 
     def times(self, rng: np.random.Generator, size: int) -> FloatArray:
-        return np.zeros(whole(size, "size", low=0))
+        return self.stream(rng)(whole(size, "size", low=0))
 
 
 @dataclass(frozen=True)
-class Poisson:
+class ClosedLoop(_Streamed):
+    """Every request is there at time 0 and waits for a slot, so that slots never run empty."""
+
+    def stream(self, rng: np.random.Generator) -> TimeStream:
+        return np.zeros
+
+
+@dataclass(frozen=True)
+class Poisson(_Streamed):
     """Exponential gaps with mean 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
 
     rate: float
@@ -42,12 +61,12 @@ class Poisson:
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
-        return np.cumsum(rng.exponential(1.0 / self.rate, whole(size, "size", low=0)))
+    def stream(self, rng: np.random.Generator) -> TimeStream:
+        return _after_gaps(lambda size: rng.exponential(1.0 / self.rate, size))
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(_Streamed):
     """Gamma-distributed gaps with mean 1/rate and the given coefficient of variation.
 
     A cv above 1 comes in bursts, 1 is Poisson, below 1 is smoother. Gaps are used as drawn, never clipped, so
@@ -61,13 +80,13 @@ class Gamma:
         _check_rate(self.rate)
         number(self.cv, "cv", low=1e-3, high=100, hint="; Deterministic has no variation")
 
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
+    def stream(self, rng: np.random.Generator) -> TimeStream:
         shape = self.cv**-2
-        return np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate), whole(size, "size", low=0)))
+        return _after_gaps(lambda size: rng.gamma(shape, 1.0 / (shape * self.rate), size))
 
 
 @dataclass(frozen=True)
-class Deterministic:
+class Deterministic(_Streamed):
     """Equal gaps of 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
 
     rate: float
@@ -75,16 +94,23 @@ class Deterministic:
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
-        return np.arange(1, whole(size, "size", low=0) + 1) / self.rate
+    def stream(self, rng: np.random.Generator) -> TimeStream:
+        given = 0
+
+        def following(size: int) -> FloatArray:
+            nonlocal given
+            given += size
+            return np.arange(given - size + 1, given + 1) / self.rate
+
+        return following
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Replay:
+class Replay(_Streamed):
     """Recorded times, used as they are: neither shifted nor repeated (read-only float64 array, shape (n,)).
 
-    Raises `BadInput` unless they are finite, 0 or later and never go backwards; and from `times` when more
-    requests are asked for than were recorded.
+    Raises `BadInput` unless they are finite, 0 or later and never go backwards; and from `times` and `stream`
+    when more requests are asked for than were recorded.
     """
 
     recorded: FloatArray
@@ -92,10 +118,31 @@ class Replay:
     def __init__(self, recorded: Sequence[float] | FloatArray) -> None:
         object.__setattr__(self, "recorded", instants(recorded, "recorded"))
 
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
-        if whole(size, "size", low=0) > len(self.recorded):
-            raise BadInput(f"expected at most the {len(self.recorded)} recorded arrivals", field="size", value=size)
-        return self.recorded[:size].copy()
+    def stream(self, rng: np.random.Generator) -> TimeStream:
+        given = 0
+
+        def following(size: int) -> FloatArray:
+            nonlocal given
+            given += size
+            if given > len(self.recorded):
+                expected = f"expected at most the {len(self.recorded)} recorded arrivals"
+                raise BadInput(expected, field="size", value=given)
+            return self.recorded[given - size : given].copy()
+
+        return following
+
+
+def _after_gaps(gaps: TimeStream) -> TimeStream:
+    """Times from gaps. Each is added to the time before it, so that no sum depends on how many are drawn at once."""
+    last = 0.0
+
+    def following(size: int) -> FloatArray:
+        nonlocal last
+        times = np.cumsum(np.concatenate(([last], gaps(size))))
+        last = float(times[-1])
+        return times[1:]
+
+    return following
 
 
 def _check_rate(rate: float) -> None:

@@ -1,4 +1,4 @@
-"""The checks that every family of lengths and arrivals makes on what a user gave it.
+"""The checks that lengths, arrivals and mixes make on what a user gave them.
 
 Each function returns the value in the type the rest of the code computes with, or raises `BadInput` naming
 the field, the value found and what was expected.
@@ -57,6 +57,18 @@ def instants(values: Sequence[float] | FloatArray, field: str) -> FloatArray:
     back = np.concatenate(([False], times[1:] < times[:-1]))
     _refuse_first(times, back, field, "expected a time no earlier than the one before it")
     return frozen(times)
+
+
+def weights(values: Sequence[float] | FloatArray, field: str) -> FloatArray:
+    """A read-only float64 copy, shape (n,) with n >= 1, of finite weights, 0 or more and not all 0."""
+    array = _flat(values, field)
+    if array.dtype.kind not in "iuf":
+        raise BadInput("expected finite numbers, 0 or more", field=field, value=values)
+    parts = array.astype(np.float64)
+    _refuse_first(parts, ~(np.isfinite(parts) & (parts >= 0.0)), field, "expected a finite number, 0 or more")
+    if not parts.any():
+        raise BadInput("expected at least one above 0", field=field, value=values)
+    return frozen(parts)
 
 
 def frozen(array: _Array) -> _Array:

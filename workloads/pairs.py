@@ -12,15 +12,19 @@ independent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from workloads.checks import FloatArray, IntArray, number, token_counts, whole
 from workloads.errors import BadInput
 from workloads.lengths import PMF_ENTRIES, Empirical, Lengths
+
+PairStream: TypeAlias = Callable[[int], tuple[IntArray, IntArray]]
+"""Called with n, it gives the next n pairs as two arrays, prefill and decode, each of shape (n,)."""
 
 _MEAN_KEPT = 1e-3
 
@@ -49,6 +53,12 @@ class LengthPairs(Protocol):
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
+
+    def stream(self, rng: np.random.Generator) -> PairStream:
+        """A source of independent pairs, the same ones however many are asked for at once.
+
+        From now on `rng` is its own. `sample` makes no such promise.
+        """
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """Pairs as they are met in a slot at a random decode step: each as likely as its decode is long."""
@@ -104,6 +114,10 @@ class Independent:
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         prefill = self.prefill.sample(rng, size)
         return prefill, self.decode.sample(rng, size)
+
+    def stream(self, rng: np.random.Generator) -> PairStream:
+        prompts, answers = rng.spawn(2)
+        return lambda size: (self.prefill.sample(prompts, size), self.decode.sample(answers, size))
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """By inversion of the decode length's own table, so that the far tail is drawn as often as it should be."""
@@ -188,6 +202,9 @@ class JointEmpirical:
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         rows = rng.integers(0, len(self), whole(size, "size", low=0))
         return self.prefill_values[rows], self.decode_values[rows]
+
+    def stream(self, rng: np.random.Generator) -> PairStream:
+        return partial(self.sample, rng)
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """Row i with probability D_i / Σ D."""

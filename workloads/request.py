@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from workloads.errors import BadInput
 
+TASKS: Final = ("generate", "classify", "embed", "score", "rerank", "prompt_logprobs")
+"""What a request may ask for. All but the first read a prompt and return something of a fixed size."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Request:
     """One request as it reaches the front door.
 
@@ -20,9 +24,12 @@ class Request:
     answer will really be is not here: a scheduler must not see it, so the plant keeps it.
 
     `prefix_blocks` names the prompt's leading blocks, one id a block: two requests share their first n blocks
-    exactly when their first n ids are equal.
+    exactly when their first n ids are equal. How many tokens an id stands for is the same for a whole
+    workload, so the engine's configuration says it, not each request. `task` is one of `TASKS`; of two waiting
+    requests the one with the smaller `priority` goes first, as in vLLM.
 
-    Raises `BadInput` for an arrival that is negative or not finite, and for a negative number of tokens.
+    Raises `BadInput` for an arrival that is negative or not finite, for a negative number of tokens, and for
+    an unknown task.
     """
 
     id: int
@@ -31,14 +38,70 @@ class Request:
     max_tokens: int
     model: str = "default"
     prefix_blocks: tuple[int, ...] = ()
+    task: str = "generate"
+    priority: int = 0
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.arrival < inf:
-            raise self._unusable("arrival", self.arrival, "expected a finite time, 0 or later")
-        if self.prompt_tokens < 0:
-            raise self._unusable("prompt_tokens", self.prompt_tokens, "expected 0 or more tokens")
-        if self.max_tokens < 0:
-            raise self._unusable("max_tokens", self.max_tokens, "expected 0 or more tokens")
+    # By hand, because a simulation makes a million of these: what a frozen dataclass generates looks up each name in
+    # object.__setattr__ and takes twice as long (1.36 against 0.73 microseconds with Python 3.11).
+    def __init__(
+        self,
+        id: int,
+        arrival: float,
+        prompt_tokens: int,
+        max_tokens: int,
+        model: str = "default",
+        prefix_blocks: tuple[int, ...] = (),
+        task: str = "generate",
+        priority: int = 0,
+    ) -> None:
+        if not (0.0 <= arrival < inf and prompt_tokens >= 0 and max_tokens >= 0 and task in TASKS):
+            raise _unusable(id, arrival, prompt_tokens, max_tokens, task)
+        _set_id(self, id)
+        _set_arrival(self, arrival)
+        _set_prompt_tokens(self, prompt_tokens)
+        _set_max_tokens(self, max_tokens)
+        _set_model(self, model)
+        _set_prefix_blocks(self, prefix_blocks)
+        _set_task(self, task)
+        _set_priority(self, priority)
 
-    def _unusable(self, field: str, value: object, expected: str) -> BadInput:
-        return BadInput(expected, field=f"request {self.id}: {field}", value=value)
+    @property
+    def one_shot(self) -> bool:
+        """Whether one forward pass serves it: Prelude's OneShot class (its table 1), which never decodes.
+
+        That is every task but generation, and generation of at most one token.
+        """
+        return self.max_tokens <= 1 or self.task != "generate"
+
+    def __repr__(self) -> str:
+        """As it would be written; what few requests have, `task` and `priority`, only where it is not the default."""
+        text = (
+            f"Request(id={self.id!r}, arrival={self.arrival!r}, prompt_tokens={self.prompt_tokens!r}, "
+            f"max_tokens={self.max_tokens!r}, model={self.model!r}, prefix_blocks={self.prefix_blocks!r}"
+        )
+        task = "" if self.task == "generate" else f", task={self.task!r}"
+        priority = f", priority={self.priority!r}" if self.priority else ""
+        return f"{text}{task}{priority})"
+
+
+(
+    _set_id,
+    _set_arrival,
+    _set_prompt_tokens,
+    _set_max_tokens,
+    _set_model,
+    _set_prefix_blocks,
+    _set_task,
+    _set_priority,
+) = [vars(Request)[name].__set__ for name in Request.__slots__]
+
+
+def _unusable(id: int, arrival: float, prompt_tokens: int, max_tokens: int, task: str) -> BadInput:
+    checks = (
+        ("arrival", arrival, 0.0 <= arrival < inf, "expected a finite time, 0 or later"),
+        ("prompt_tokens", prompt_tokens, prompt_tokens >= 0, "expected 0 or more tokens"),
+        ("max_tokens", max_tokens, max_tokens >= 0, "expected 0 or more tokens"),
+        ("task", task, task in TASKS, f"expected one of {', '.join(TASKS)}"),
+    )
+    field, value, _, expected = next(check for check in checks if not check[2])
+    return BadInput(expected, field=f"request {id}: {field}", value=value)

@@ -15,10 +15,10 @@ from workloads.checks import FloatArray, IntArray, instants, token_counts, whole
 from workloads.errors import BadInput
 from workloads.pairs import JointEmpirical
 from workloads.request import Request
-from workloads.trace_columns import block_ids, seconds, timestamps, whole_numbers
+from workloads.trace_columns import block_ids, nanoseconds, seconds, timestamps, whole_numbers
 from workloads.trace_files import Table, read_table
 
-TraceFormat = Literal["auto", "azure", "mooncake", "lengths", "plain"]
+TraceFormat = Literal["auto", "azure", "mooncake", "lengths", "vllm-bench", "plain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +103,9 @@ _SCHEMAS = MappingProxyType(
             "input_length", "output_length", "timestamp", True, _milliseconds, "hash_ids", block_tokens=512
         ),
         "lengths": _Schema("num_prefill_tokens", "num_decode_tokens"),
+        "vllm-bench": _Schema(
+            "input_toks", "output_toks", "arrival_time_ns", True, nanoseconds, "block16_hash_ids", block_tokens=16
+        ),
         "plain": _Schema("prompt_tokens", "output_tokens", "arrival"),
     }
 )

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.stats import chisquare
 
-SHARED_TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
+SHARED_DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+SHARED_TRACES = SHARED_DATA / "traces"
 
 Check = Callable[[npt.NDArray[np.generic], float, float], None]
 
@@ -25,6 +27,37 @@ def public_trace() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def measured_workload() -> Path:
+    """What was sent to a real vLLM 0.19; the test is skipped where the data folder is absent."""
+    path = SHARED_DATA / "measured" / "vllm_0.19_rtxpro6000_llama31_8b" / "workload.jsonl"
+    if not path.exists():
+        pytest.skip("the measured run is not here")
+    return path
+
+
+@pytest.fixture
+def p_value() -> Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], float]:
+    """How likely such a sample of indices is, or one further off, under the given probabilities (chi-square).
+
+    Indices of which fewer than five are expected are counted as one, so that the test keeps to what it claims.
+    """
+
+    def judge(sample: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> float:
+        expected = probabilities * len(sample)
+        seen = np.bincount(sample, minlength=len(expected)).astype(np.float64)
+        rare = expected < 5
+        if rare.any():
+            expected = np.append(expected[~rare], expected[rare].sum())
+            seen = np.append(seen[~rare], seen[rare].sum())
+        if not expected[-1]:
+            assert not seen[-1], "something impossible was drawn"
+            expected, seen = expected[:-1], seen[:-1]
+        return float(chisquare(seen, expected).pvalue)
+
+    return judge
 
 
 @pytest.fixture

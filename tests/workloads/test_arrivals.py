@@ -138,3 +138,25 @@ def test_a_bad_number_of_arrivals_is_refused(process: Arrivals) -> None:
     for size in (-1, 1.0, True, None):
         with pytest.raises(BadInput, match=r"^size: "):
             process.times(np.random.default_rng(0), size)  # type: ignore[arg-type]
+
+
+@given(process=PROCESSES, sizes=st.lists(st.integers(0, 40), max_size=5), seed=st.integers(0, 2**32))
+@settings(max_examples=100)
+def test_a_stream_gives_the_same_times_bit_by_bit(process: Arrivals, sizes: list[int], seed: int) -> None:
+    sizes = sizes if sum(sizes) <= 100 else []
+    stream = process.stream(np.random.default_rng(seed))
+    bits = [time for size in sizes for time in stream(size).tolist()]
+    assert bits == process.times(np.random.default_rng(seed), sum(sizes)).tolist()
+
+
+def test_a_stream_of_recorded_times_ends_with_them() -> None:
+    stream = Replay([1, 2, 3]).stream(np.random.default_rng(0))
+    assert stream(2).tolist() == [1.0, 2.0]
+    with pytest.raises(BadInput, match=r"^size: got 4, expected at most the 3 recorded arrivals"):
+        stream(2)
+
+
+def test_two_streams_of_one_process_do_not_disturb_each_other() -> None:
+    for process in (Deterministic(2.0), Replay([0.5, 1.0]), Poisson(1.0)):
+        first, second = (process.stream(np.random.default_rng(3)) for _ in range(2))
+        assert [*first(1), *first(1)] == [*second(1), *second(1)]

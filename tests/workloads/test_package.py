@@ -33,6 +33,7 @@ def test_everything_together_needs_numpy_only() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert workloads.__all__ == [
+        "TASKS",
         "Arrivals",
         "BadInput",
         "ClosedLoop",
@@ -46,13 +47,18 @@ def test_the_public_names_are_these() -> None:
         "LengthPairs",
         "Lengths",
         "LogNormal",
+        "ModelMix",
         "Poisson",
         "Replay",
         "Request",
+        "SharedPrefixes",
+        "TaskMix",
+        "TaskShare",
         "Trace",
         "TraceFormat",
         "TwinError",
         "Uniform",
+        "Workload",
         "read_trace",
     ]
 

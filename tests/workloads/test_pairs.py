@@ -224,3 +224,23 @@ def test_the_interval_wants_two_blocks_and_a_confidence() -> None:
     for confidence in (0.0, 1.0, 95, -0.5, math.nan, "0.95"):
         with pytest.raises(BadInput, match=r"^confidence: got .*expected a number from 0.001"):
             joint([(8, 3), (1, 1)]).renewal_load_interval(confidence)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pairs", [*INDEPENDENT, joint([(3, 5), (800, 2), (0, 1), (12, 900)])], ids=repr)
+def test_a_stream_gives_the_same_pairs_however_many_at_once(pairs: LengthPairs) -> None:
+    whole = pairs.stream(np.random.default_rng(5))
+    bits = pairs.stream(np.random.default_rng(5))
+    rows = list(zip(*(column.tolist() for column in whole(300)), strict=True))
+    again = [
+        row for size in (1, 0, 7, 92, 200) for row in zip(*(column.tolist() for column in bits(size)), strict=True)
+    ]
+    assert again == rows
+
+
+@pytest.mark.parametrize("pairs", INDEPENDENT[:4], ids=repr)
+def test_a_stream_has_the_means_and_no_covariance(pairs: Independent) -> None:
+    prefill, decode = pairs.stream(np.random.default_rng(8))(100_000)
+    assert abs(prefill.mean() - pairs.mean_prefill) <= 5 * prefill.std() / math.sqrt(100_000)
+    assert abs(decode.mean() - pairs.mean_decode) <= 5 * decode.std() / math.sqrt(100_000)
+    product_error = ((prefill - prefill.mean()) * (decode - decode.mean())).std() / math.sqrt(100_000)
+    assert abs(np.cov(prefill, decode)[0, 1]) <= 5 * product_error + 1e-9

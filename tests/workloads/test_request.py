@@ -1,30 +1,62 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workloads.errors import BadInput
-from workloads.request import Request
+from workloads.request import TASKS, Request
+
+ARGUMENTS = st.fixed_dictionaries(
+    {
+        "id": st.integers(),
+        "arrival": st.floats(0, allow_infinity=False),
+        "prompt_tokens": st.integers(0),
+        "max_tokens": st.integers(0),
+    },
+    optional={
+        "model": st.text(),
+        "prefix_blocks": st.lists(st.integers(), max_size=3).map(tuple),
+        "task": st.sampled_from(TASKS),
+        "priority": st.integers(),
+    },
+)
+OTHERS: dict[str, Any] = {
+    "id": 8,
+    "arrival": 1.25,
+    "prompt_tokens": 101,
+    "max_tokens": 21,
+    "model": "code",
+    "prefix_blocks": (4,),
+    "task": "embed",
+    "priority": -1,
+}
 
 
 def test_a_request_holds_what_a_client_sends() -> None:
-    request = Request(7, 1.5, 100, 20, "chat", (4, 5))
-    assert dataclasses.astuple(request) == (7, 1.5, 100, 20, "chat", (4, 5))
-    assert Request(7, 1.5, 100, 20).model == "default"
-    assert Request(7, 1.5, 100, 20).prefix_blocks == ()
+    request = Request(7, 1.5, 100, 20, "chat", (4, 5), "score", -2)
+    assert dataclasses.astuple(request) == (7, 1.5, 100, 20, "chat", (4, 5), "score", -2)
+    assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == (7, 1.5, 100, 20, "default", (), "generate", 0)
 
 
 def test_the_true_output_length_is_nowhere_in_it() -> None:
     names = {field.name for field in dataclasses.fields(Request)}
-    assert names == {"id", "arrival", "prompt_tokens", "max_tokens", "model", "prefix_blocks"}
+    assert names == {"id", "arrival", "prompt_tokens", "max_tokens", "model", "prefix_blocks", "task", "priority"}
 
 
 def test_it_is_frozen_slotted_and_hashable() -> None:
     request = Request(0, 0.0, 1, 1)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        request.arrival = 1.0  # type: ignore[misc]
+    for name, value in OTHERS.items():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(request, name, value)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(request, name)
     assert not hasattr(request, "__dict__")
     assert {request: "seen"}[Request(0, 0.0, 1, 1)] == "seen"
 
@@ -43,3 +75,46 @@ def test_an_arrival_is_a_finite_time(arrival: float) -> None:
 def test_lengths_are_not_negative(prompt: int, limit: int, field: str) -> None:
     with pytest.raises(BadInput, match=f"request 3: {field}: got -1"):
         Request(3, 0.0, prompt, limit)
+
+
+def test_a_task_is_one_of_those_known() -> None:
+    assert [Request(0, 0.0, 1, 1, task=task).task for task in TASKS] == list(TASKS)
+    for task in ("chat", "", "Generate", None):
+        with pytest.raises(BadInput, match=r"request 3: task: .*expected one of generate, classify, embed, score,"):
+            Request(3, 0.0, 1, 1, task=task)  # type: ignore[arg-type]
+
+
+def test_the_first_thing_wrong_is_named() -> None:
+    with pytest.raises(BadInput, match="prompt_tokens: got -5"):
+        Request(3, 0.0, -5, -6, task="chat")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(("limit", "short"), [(0, True), (1, True), (2, False), (500, False)])
+def test_one_shot_is_all_but_generation_of_several_tokens(task: str, limit: int, short: bool) -> None:
+    """Prelude's table 1: classify, embed, prompt-logprobs, K <= 1 generation."""
+    assert Request(0, 0.0, 10, limit, task=task).one_shot is (short or task != "generate")
+
+
+def test_its_text_shows_task_and_priority_where_they_say_something() -> None:
+    plain = "Request(id=7, arrival=1.5, prompt_tokens=100, max_tokens=20, model='chat', prefix_blocks=(4, 5)"
+    assert repr(Request(7, 1.5, 100, 20, "chat", (4, 5))) == f"{plain})"
+    assert repr(Request(7, 1.5, 100, 20, "chat", (4, 5), "embed", 3)) == f"{plain}, task='embed', priority=3)"
+
+
+@given(ARGUMENTS)
+def test_a_request_survives_printing_copying_and_pickling(arguments: dict[str, Any]) -> None:
+    request = Request(**arguments)
+    assert {name: getattr(request, name) for name in arguments} == arguments
+    for again in (eval(repr(request)), copy.deepcopy(request), pickle.loads(pickle.dumps(request))):
+        assert again == request
+        assert hash(again) == hash(request)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_requests_differ_where_one_field_does(name: str) -> None:
+    request = Request(7, 1.5, 100, 20, "chat", (4, 5))
+    other = dataclasses.replace(request, **{name: OTHERS[name]})
+    assert getattr(other, name) == OTHERS[name]
+    assert other != request
+    assert dataclasses.replace(other, **{name: getattr(request, name)}) == request

@@ -31,6 +31,10 @@ LENGTHS = """num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio
 74,918,992,0.08
 290,905,1195,nonsense
 """
+VLLM_BENCH = """{"input_toks": 33, "output_toks": 5, "arrival_time_ns": 46926808, "block16_hash_ids": [0, 1]}
+{"input_toks": 40, "output_toks": 7, "arrival_time_ns": 347938951, "block16_hash_ids": [0, 2, 9]}
+{"input_toks": 9, "output_toks": 1, "arrival_time_ns": 347938951, "block16_hash_ids": []}
+"""
 PLAIN_CSV = "arrival,prompt_tokens,output_tokens\n10.5,3,4\n10.5,0,1\n12,7,2\n"
 PLAIN_JSONL = '{"prompt_tokens": 3, "output_tokens": 4}\n{"prompt_tokens": 0, "output_tokens": 1, "note": "x"}\n'
 
@@ -89,6 +93,29 @@ def test_mooncake_without_hashes_has_no_prefixes(tmp_path: Path) -> None:
     assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
 
 
+def test_vllm_bench(tmp_path: Path) -> None:
+    trace = read(tmp_path, VLLM_BENCH, "workload.jsonl")
+    assert (trace.name, trace.prefix_block_tokens) == ("workload", 16)
+    assert arrivals(trace) == [0.0, 301012143 / 1e9, 301012143 / 1e9]
+    assert lengths(trace) == [(33, 5), (40, 7), (9, 1)]
+    assert trace.prefix_blocks == ((0, 1), (0, 2, 9), ())
+
+
+def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path) -> None:
+    """A float holds such a time to the nearest 256 ns."""
+    rows = [1_777_142_838_338_653_001, 1_777_142_838_338_653_002, 1_777_142_839_338_653_001]
+    row = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
+    trace = read(tmp_path, "".join(map(row.format, rows)))
+    assert arrivals(trace) == [0.0, 1e-9, 1.0]
+    assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
+
+
+def test_nanoseconds_may_be_whole_floats(tmp_path: Path) -> None:
+    row = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
+    assert arrivals(read(tmp_path, row.format("1e9") + row.format("2500000000.0"))) == [0.0, 1.5]
+    assert arrivals(read(tmp_path, "input_toks,output_toks,arrival_time_ns\n1,1,5\n1,1,1005\n")) == [0.0, 1e-6]
+
+
 def test_lengths_only(tmp_path: Path) -> None:
     trace = read(tmp_path, LENGTHS)
     assert trace.arrivals is None
@@ -110,6 +137,7 @@ def test_plain_json_lines_without_arrivals(tmp_path: Path) -> None:
 CONTENTS = {
     "azure": AZURE,
     "mooncake": MOONCAKE,
+    "vllm-bench": VLLM_BENCH,
     "lengths": LENGTHS,
     "plain": PLAIN_CSV,
     "plain JSON": PLAIN_JSONL,
@@ -149,7 +177,10 @@ def test_a_path_may_be_text(tmp_path: Path) -> None:
     assert len(read_trace(str(tmp_path / "t.csv"))) == 2
 
 
-@pytest.mark.parametrize(("content", "format"), [(AZURE, "azure"), (MOONCAKE, "mooncake"), (LENGTHS, "lengths")])
+@pytest.mark.parametrize(
+    ("content", "format"),
+    [(AZURE, "azure"), (MOONCAKE, "mooncake"), (LENGTHS, "lengths"), (VLLM_BENCH, "vllm-bench")],
+)
 def test_a_format_can_be_named(tmp_path: Path, content: str, format: str) -> None:
     assert lengths(read(tmp_path, content, format=format)) == lengths(read(tmp_path, content))
 
@@ -266,6 +297,16 @@ def test_the_public_mooncake_trace_is_read_as_a_plain_loop_reads_it(public_trace
     assert lengths(trace) == [(row["input_length"], row["output_length"]) for row in rows]
     assert arrivals(trace) == [row["timestamp"] / 1000 for row in rows]
     assert trace.prefix_blocks == tuple(tuple(row["hash_ids"]) for row in rows)
+
+
+def test_the_measured_workload_is_read_as_a_plain_loop_reads_it(measured_workload: Path) -> None:
+    trace = read_trace(measured_workload)
+    rows = [json.loads(line) for line in measured_workload.read_text().splitlines()]
+    assert (len(trace), trace.prefix_block_tokens) == (300, 16)
+    assert lengths(trace) == [(row["input_toks"], row["output_toks"]) for row in rows]
+    start = rows[0]["arrival_time_ns"]
+    assert arrivals(trace) == [(row["arrival_time_ns"] - start) / 1e9 for row in rows]
+    assert trace.prefix_blocks == tuple(tuple(row["block16_hash_ids"]) for row in rows)
 
 
 def test_the_public_lengths_are_read_as_a_plain_loop_reads_them(public_trace) -> None:

@@ -18,6 +18,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\
 PLAIN = "arrival,prompt_tokens,output_tokens\n1,3,4\n"
 PLAIN_ROW = '{"arrival": 1, "prompt_tokens": 3, "output_tokens": 4}\n'
 MOONCAKE = '{"timestamp": 5, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}\n'
+VLLM_BENCH = '{"input_toks": 40, "output_toks": 4, "arrival_time_ns": 5, "block16_hash_ids": [0, 1]}\n'
 AT_LEAST = "expected a whole number from {} to 1000000000"
 
 
@@ -40,6 +41,12 @@ def mooncake(key: str, value: str) -> str:
     return MOONCAKE + "{" + ", ".join(f'"{name}": {cell}' for name, cell in row.items()) + "}\n"
 
 
+def vllm_bench(key: str, value: str) -> str:
+    row = {"input_toks": "40", "output_toks": "4", "arrival_time_ns": "5", "block16_hash_ids": "[0, 1]"} | {key: value}
+    return VLLM_BENCH + "{" + ", ".join(f'"{name}": {cell}' for name, cell in row.items()) + "}\n"
+
+
+NANOSECONDS = "a whole number of nanoseconds, 0 or more"
 NOW = "2023-11-16 18:15:47"
 CELLS = [
     # content, line, column, value as shown, what was expected
@@ -99,6 +106,20 @@ CELLS = [
     (mooncake("hash_ids", '"01"'), 2, "hash_ids", "'01'", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", "7"), 2, "hash_ids", "7", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", "null"), 2, "hash_ids", "'null'", "a list of whole numbers, 0 or more"),
+    (vllm_bench("arrival_time_ns", "4"), 2, "arrival_time_ns", "4", "no earlier than that of the row before"),
+    (vllm_bench("arrival_time_ns", "-1"), 2, "arrival_time_ns", "-1", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "7.5"), 2, "arrival_time_ns", "7.5", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "1" + "0" * 400), 2, "arrival_time_ns", "1000", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "9223372036854775808"), 2, "arrival_time_ns", "9223372036854775808", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "NaN"), 2, "arrival_time_ns", "nan", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "Infinity"), 2, "arrival_time_ns", "inf", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "null"), 2, "arrival_time_ns", "'null'", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", "true"), 2, "arrival_time_ns", "True", NANOSECONDS),
+    (vllm_bench("arrival_time_ns", '"7"'), 2, "arrival_time_ns", "'7'", NANOSECONDS),
+    (vllm_bench("input_toks", "-3"), 2, "input_toks", "-3", AT_LEAST.format(0)),
+    (vllm_bench("output_toks", "0"), 2, "output_toks", "0", AT_LEAST.format(1)),
+    (vllm_bench("block16_hash_ids", "[0, 1, 2, 3]"), 2, "block16_hash_ids", "[0, 1, 2, 3]", "for every 16 tokens"),
+    (vllm_bench("block16_hash_ids", "[0, -1]"), 2, "block16_hash_ids", "[0, -1]", "a list of whole numbers"),
     (PLAIN_ROW + "\n" + PLAIN_ROW.replace("4", "-4"), 3, "output_tokens", "-4", AT_LEAST.format(1)),
 ]
 
@@ -138,6 +159,8 @@ ROWS = [
     (PLAIN_ROW + NO_ARRIVAL, 2, f"arrival: {ODD_KEY} 1 but not here"),
     (NO_ARRIVAL + "\n" + PLAIN_ROW, 1, f"arrival: {ODD_KEY} 3 but not here"),
     (MOONCAKE + MOONCAKE.replace("hash_ids", "ids"), 2, f"hash_ids: {ODD_KEY} 1"),
+    ('{"input_toks": 4, "output_toks": 4}', 1, f"arrival_time_ns: {LACKS} input_toks, output_toks"),
+    (VLLM_BENCH + VLLM_BENCH.replace("block16_hash_ids", "ids"), 2, f"block16_hash_ids: {ODD_KEY} 1"),
     (PLAIN_ROW + PLAIN_ROW[:-8], 2, 'row: got \'{"arrival": 1,'),
     (PLAIN_ROW + PLAIN_ROW[:-8], 2, "expected a JSON object, found broken JSON at character"),
     (PLAIN_ROW + PLAIN_ROW.strip() + PLAIN_ROW, 2, "found broken JSON at character 55 (Extra data)"),
@@ -245,7 +268,7 @@ def test_a_cell_without_a_digit_is_always_refused_and_named(cell: str, column: i
 
 
 @given(
-    content=st.sampled_from([AZURE * 2, AZURE, PLAIN, PLAIN_ROW * 2, MOONCAKE * 2]).map(str.encode),
+    content=st.sampled_from([AZURE * 2, AZURE, PLAIN, PLAIN_ROW * 2, MOONCAKE * 2, VLLM_BENCH * 2]).map(str.encode),
     zipped=st.booleans(),
     changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.binary(max_size=3)), max_size=4),
 )

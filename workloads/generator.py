@@ -1,0 +1,195 @@
+"""The requests of a workload, one after another, as clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from workloads.arrivals import Arrivals, ClosedLoop, Replay
+from workloads.checks import IntArray, number, whole
+from workloads.errors import BadInput
+from workloads.mixes import ModelMix, TaskMix
+from workloads.pairs import LengthPairs
+from workloads.prefixes import SharedPrefixes
+from workloads.request import Request
+from workloads.traces import Trace
+
+_BLOCK = 4096
+
+
+class _Columns(NamedTuple):
+    """The next n requests, all but when they come and for which model. An answer of 0 tokens: the task has none."""
+
+    prompts: IntArray
+    answers: IntArray
+    tasks: Iterable[str]
+    priorities: Iterable[int]
+    prefixes: Iterable[tuple[int, ...]]
+
+
+_Content: TypeAlias = Callable[[int], _Columns]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What arrives at a serving system.
+
+    `content` says what the requests are: pairs of lengths, from which generations are drawn; a mix of tasks with
+    lengths of their own; or a trace, whose rows come in their order with the prefix blocks that they have.
+    `arrivals` says when they come. Under `ClosedLoop` all have the arrival 0, and the client releases the next one
+    when an earlier one ends. `models` spreads them over models, all "default" without. `prefixes` lets prompts
+    begin alike.
+
+    `max_tokens` is the limit that clients set, and answers are cut there. None: each request's limit is the length
+    of its own answer, as in benchmarks that ignore the end-of-sequence token.
+
+    Raises `BadInput` for prefixes beside those of a trace, and for a limit below 1.
+    """
+
+    content: LengthPairs | TaskMix | Trace
+    arrivals: Arrivals = field(default_factory=ClosedLoop)
+    models: ModelMix | None = None
+    prefixes: SharedPrefixes | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            whole(self.max_tokens, "max_tokens", low=1)
+        if self.prefixes is not None and isinstance(self.content, Trace) and self.content.prefix_blocks is not None:
+            expected = f"expected none, for the trace {self.content.name} has its own"
+            raise BadInput(expected, field="prefixes", value=self.prefixes)
+
+    @classmethod
+    def replay(
+        cls,
+        trace: Trace,
+        *,
+        speed: float = 1.0,
+        models: ModelMix | None = None,
+        prefixes: SharedPrefixes | None = None,
+        max_tokens: int | None = None,
+    ) -> Workload:
+        """A trace as it was recorded, at its own times; `speed` 2 plays it twice as fast.
+
+        Raises `BadInput` for a trace without times, for prefixes beside its own, and unless 1e-9 <= speed <= 1e9.
+        """
+        if trace.arrivals is None:
+            raise BadInput("expected a trace with arrival times", field="trace", value=trace.name)
+        times = trace.arrivals / number(speed, "speed", low=1e-9, high=1e9)
+        return cls(trace, Replay(times), models, prefixes, max_tokens)
+
+    @property
+    def prefix_block_tokens(self) -> int | None:
+        """How many prompt tokens an id of `Request.prefix_blocks` stands for; None if there are no ids."""
+        if self.prefixes is not None:
+            return self.prefixes.block_tokens
+        return self.content.prefix_block_tokens if isinstance(self.content, Trace) else None
+
+    @property
+    def recorded(self) -> int | None:
+        """How many requests there are, for a trace or recorded arrivals; None where they are drawn without end."""
+        lengths = [len(self.content)] if isinstance(self.content, Trace) else []
+        times = [len(self.arrivals.recorded)] if isinstance(self.arrivals, Replay) else []
+        return min(lengths + times, default=None)
+
+    def requests(self, rng: np.random.Generator, count: int, *, block: int = _BLOCK) -> Iterator[tuple[Request, int]]:
+        """The first `count` requests in order of arrival, each with the true length of its answer in tokens.
+
+        That length is for the plant: at least 1 for a generation, 0 for a task without output. A scheduler is
+        handed the request alone. `id` counts from 0.
+
+        Requests are made `block` at a time, which fixes how much memory they take and changes nothing else. Each
+        quantity has a generator of its own, spawned from `rng`: lengths stay the same when only arrivals change,
+        and a second call with the same `rng` gives other requests.
+
+        Raises `BadInput` for a count below 0 or above `recorded`.
+        """
+        whole(count, "count", low=0)
+        whole(block, "block", low=1)
+        if self.recorded is not None and count > self.recorded:
+            raise BadInput(f"expected at most the {self.recorded} recorded requests", field="count", value=count)
+        draw = self._stream(rng)
+        return chain.from_iterable(draw(first, min(block, count - first)) for first in range(0, count, block))
+
+    def _stream(self, rng: np.random.Generator) -> Callable[[int, int], Iterator[tuple[Request, int]]]:
+        # All are spawned, used or not, so that adding a mix leaves the other quantities as they were.
+        for_arrivals, for_content, for_models, for_prefixes = rng.spawn(4)
+        times = self.arrivals.stream(for_arrivals)
+        content = _content(self.content, for_content)
+        prefixes = None if self.prefixes is None else self.prefixes.stream(for_prefixes)
+
+        def following(first: int, size: int) -> Iterator[tuple[Request, int]]:
+            columns = content(size)
+            answers, limits = self._limited(columns.answers)
+            made = map(
+                Request,
+                range(first, first + size),
+                times(size).tolist(),
+                columns.prompts.tolist(),
+                limits.tolist(),
+                self._named(for_models, size),
+                columns.prefixes if prefixes is None else prefixes(columns.prompts),
+                columns.tasks,
+                columns.priorities,
+            )
+            return zip(made, answers.tolist(), strict=True)
+
+        return following
+
+    def _limited(self, answers: IntArray) -> tuple[IntArray, IntArray]:
+        """The answers as they will be, and the limits on them."""
+        if self.max_tokens is None:
+            return answers, answers
+        limits = np.where(answers > 0, self.max_tokens, 0)
+        return np.minimum(answers, limits), limits
+
+    def _named(self, rng: np.random.Generator, size: int) -> Iterable[str]:
+        if self.models is None:
+            return repeat("default")
+        return map(self.models.models.__getitem__, self.models.sample(rng, size).tolist())
+
+
+def _content(content: LengthPairs | TaskMix | Trace, rng: np.random.Generator) -> _Content:
+    if isinstance(content, Trace):
+        return _rows(content)
+    return _tasks(content, rng) if isinstance(content, TaskMix) else _generations(content, rng)
+
+
+def _generations(pairs: LengthPairs, rng: np.random.Generator) -> _Content:
+    draw = pairs.stream(rng)
+
+    def following(size: int) -> _Columns:
+        return _Columns(*draw(size), repeat("generate"), repeat(0), repeat(()))
+
+    return following
+
+
+def _tasks(mix: TaskMix, rng: np.random.Generator) -> _Content:
+    draw = mix.stream(rng)
+    tasks = [share.task for share in mix.shares]
+    priorities = [share.priority for share in mix.shares]
+
+    def following(size: int) -> _Columns:
+        drawn, prompts, answers = draw(size)
+        shares = drawn.tolist()
+        named, ranked = map(tasks.__getitem__, shares), map(priorities.__getitem__, shares)
+        return _Columns(prompts, answers, named, ranked, repeat(()))
+
+    return following
+
+
+def _rows(trace: Trace) -> _Content:
+    given = 0
+
+    def following(size: int) -> _Columns:
+        nonlocal given
+        rows = slice(given, given + size)
+        given += size
+        prefixes = repeat(()) if trace.prefix_blocks is None else trace.prefix_blocks[rows]
+        return _Columns(trace.prefill_tokens[rows], trace.decode_tokens[rows], repeat("generate"), repeat(0), prefixes)
+
+    return following

@@ -1,0 +1,183 @@
+"""Mixes: which model a request asks for, and which task it brings.
+
+A mix holds weights. They need not sum to 1: an entry's probability is its share of their sum.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias, cast
+
+import numpy as np
+
+from workloads.checks import FloatArray, IntArray, frozen, number, weights, whole
+from workloads.errors import BadInput
+from workloads.lengths import Lengths
+from workloads.pairs import LengthPairs, PairStream
+from workloads.request import TASKS
+
+TaskStream: TypeAlias = Callable[[int], tuple[IntArray, IntArray, IntArray]]
+"""Called with n, it gives the next n requests: index of the share, prompt and answer tokens, each of shape (n,)."""
+
+_LARGEST = sys.float_info.max
+_PRIORITIES = 2**31
+
+
+def zipf_weights(size: int, skew: float) -> FloatArray:
+    """i^-skew for the ranks i = 1 ... `size`, the most popular first (SUN appendix A.2), shape (size,).
+
+    Raises `BadInput` unless the skew is a number, 0 or more; 0 is uniform.
+    """
+    exponent = number(skew, "skew", low=0, high=_LARGEST)
+    with np.errstate(under="ignore"):  # a rank without weight to speak of is never drawn
+        popularity: FloatArray = np.arange(1, size + 1, dtype=np.float64) ** -exponent
+    return popularity
+
+
+class Choice:
+    """Draws index i with probability `probabilities[i]`, which is parts[i] / Σ parts (read-only, shape (n,)).
+
+    `parts` are finite, 0 or more, and not all 0.
+    """
+
+    def __init__(self, parts: FloatArray) -> None:
+        scaled = parts / parts.max()  # a sum of weights near the largest float would overflow
+        self.probabilities: FloatArray = frozen(scaled / scaled.sum())
+        # Where an index has no weight the running sum stands still, so not even a last such index can be drawn.
+        reached = np.cumsum(self.probabilities)
+        self._reached = reached / reached[-1]
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        """`size` independent indices, shape (size,), each from one number of `rng`."""
+        drawn: IntArray = np.searchsorted(self._reached, rng.random(whole(size, "size", low=0)), side="right")
+        return drawn
+
+
+@dataclass(frozen=True)
+class ModelMix:
+    """Requests for several models: `models[i]` gets the share of `weights[i]` in all weights.
+
+    Raises `BadInput` unless there is at least one model, each is named once, and there is one weight for each:
+    0 or more, and not all 0.
+    """
+
+    models: Sequence[str]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        models = () if isinstance(self.models, str) else tuple(self.models)
+        if not models or not all(isinstance(name, str) and name for name in models):
+            raise BadInput("expected a list of one or more names", field="models", value=self.models)
+        if twice := [name for at, name in enumerate(models) if name in models[:at]]:
+            raise BadInput("expected each model once", field="models", value=twice[0])
+        parts = weights(self.weights, "weights")
+        if len(parts) != len(models):
+            raise BadInput(f"expected as many as models ({len(models)})", field="len(weights)", value=len(parts))
+        object.__setattr__(self, "models", models)
+        object.__setattr__(self, "weights", tuple(parts.tolist()))
+
+    @classmethod
+    def zipf(cls, models: Sequence[str], skew: float = 0.0) -> ModelMix:
+        """The i-th model in proportion to i^-skew; 0 is uniform. Raises `BadInput` for a skew below 0."""
+        return cls(models, zipf_weights(len(models), skew).tolist())
+
+    @property
+    def probabilities(self) -> FloatArray:
+        """P(a request asks for `models[i]`) at index i, summing to 1; read-only."""
+        return self._choice.probabilities
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        """`size` independent indices into `models`, shape (size,)."""
+        return self._choice.sample(rng, size)
+
+    @cached_property
+    def _choice(self) -> Choice:
+        return Choice(np.array(self.weights))
+
+
+@dataclass(frozen=True)
+class TaskShare:
+    """One task of a mix: `weight` parts of the requests, and what their lengths are.
+
+    `lengths` are pairs, prompt and answer, for "generate"; every other task has no answer, and `lengths` are
+    those of the prompt. `priority` is what the requests carry, smaller goes first. Raises `BadInput` for an
+    unknown task, a weight that is negative or no number, a priority that is not whole, and lengths of the other
+    kind.
+    """
+
+    task: str
+    weight: float
+    lengths: LengthPairs | Lengths
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise BadInput(f"expected one of {', '.join(TASKS)}", field="task", value=self.task)
+        number(self.weight, "weight", low=0, high=_LARGEST)
+        whole(self.priority, "priority", low=-_PRIORITIES, high=_PRIORITIES)
+        generates = self.task == "generate"
+        if not hasattr(self.lengths, "stream" if generates else "pmf"):  # either kind lacks the other's
+            kind = "LengthPairs, of prompts and answers" if generates else "Lengths, of the prompts alone"
+            raise BadInput(f"expected {kind}, for the task {self.task}", field="lengths", value=self.lengths)
+
+    def stream(self, rng: np.random.Generator) -> PairStream:
+        """A source of (prompt, answer) lengths, the same ones however many are asked for; answers are 0 without output.
+
+        From now on `rng` is its own.
+        """
+        if self.task == "generate":
+            return cast(LengthPairs, self.lengths).stream(rng)
+        prompts = cast(Lengths, self.lengths)
+        return lambda size: (prompts.sample(rng, size), np.zeros(size, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class TaskMix:
+    """Requests of several tasks, each with lengths of its own. A task may come twice: short chats and long ones.
+
+    Raises `BadInput` unless there is at least one share, and one with a weight above 0.
+    """
+
+    shares: Sequence[TaskShare]
+
+    def __post_init__(self) -> None:
+        shares = tuple(self.shares)
+        if not shares or not all(isinstance(share, TaskShare) for share in shares):
+            raise BadInput("expected one or more TaskShare", field="shares", value=self.shares)
+        object.__setattr__(self, "shares", shares)
+        weights([share.weight for share in shares], "weights")
+
+    @property
+    def probabilities(self) -> FloatArray:
+        """P(a request is of `shares[i]`) at index i, summing to 1; read-only."""
+        return self._choice.probabilities
+
+    def sample(self, rng: np.random.Generator, size: int) -> IntArray:
+        """`size` independent indices into `shares`, shape (size,)."""
+        return self._choice.sample(rng, size)
+
+    def stream(self, rng: np.random.Generator) -> TaskStream:
+        """A source of shares with their lengths, the same ones however many are asked for at once.
+
+        From now on `rng` is its own. Each share draws its lengths by itself, so that they do not change when
+        another share does.
+        """
+        which, *own = rng.spawn(1 + len(self.shares))
+        lengths = [share.stream(child) for share, child in zip(self.shares, own, strict=True)]
+
+        def following(size: int) -> tuple[IntArray, IntArray, IntArray]:
+            drawn = self.sample(which, size)
+            prompts, answers = np.empty_like(drawn), np.empty_like(drawn)
+            for index, draw in enumerate(lengths):
+                places = np.flatnonzero(drawn == index)
+                prompts[places], answers[places] = draw(len(places))
+            return drawn, prompts, answers
+
+        return following
+
+    @cached_property
+    def _choice(self) -> Choice:
+        return Choice(np.array([share.weight for share in self.shares], dtype=np.float64))
