@@ -1,0 +1,86 @@
+"""How many prompt tokens a step may hold beside its decodes: chunk policies."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as Many
+from itertools import pairwise
+from typing import Protocol
+
+
+def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
+    """y at `tokens`, linear between the points of x (which increase), beyond them along the nearest two; 0 of none."""
+    if tokens <= 0:
+        return 0.0
+    i = min(max(bisect_right(x, tokens), 1), len(x) - 1)
+    return y[i - 1] + (y[i] - y[i - 1]) * (tokens - x[i - 1]) / (x[i] - x[i - 1])
+
+
+class ChunkPolicy(Protocol):
+    """Handed the decodes of a step, says how many prompt tokens may join them."""
+
+    def allowance(self, decodes: int) -> int:
+        """Prompt tokens, at least 0. The step's token budget holds besides."""
+        ...
+
+
+class StaticChunks:
+    """At most `tokens` rows a step, decodes included: chunked prefill as engines have it (Sarathi's token budget).
+
+    `beside`: prompt tokens instead, beside however many decodes (the static chunk sizes of SPEAR 5.3.3).
+    """
+
+    def __init__(self, tokens: int, beside: bool = False) -> None:
+        self.tokens, self.beside = tokens, beside
+
+    def allowance(self, decodes: int) -> int:
+        """As `ChunkPolicy.allowance`."""
+        return self.tokens if self.beside else max(self.tokens - decodes, 0)
+
+
+class SloChunks:
+    """The largest chunk c with T(d) + T(c) ≤ T_SLO, c_min ≤ c ≤ c_max (SPEAR 4.3).
+
+    T is the iteration latency of the current selection S of error compensators, tabulated over token counts and
+    linear between them; T(0) = 0, and beyond the table its last slope goes on. Where not even c_min fits, c_min it is:
+    prompts must move, so the goal can be missed when decodes alone take nearly all of it.
+
+    Args:
+        tokens, seconds: the table, both increasing.
+        goal: T_SLO, seconds.
+        smallest, largest: c_min and c_max, tokens.
+
+    Raises:
+        ValueError: a table that is empty or does not increase, or limits in the wrong order.
+    """
+
+    def __init__(
+        self, tokens: Many[int], seconds: Many[float], goal: float, smallest: int = 16, largest: int = 2048
+    ) -> None:
+        if len(tokens) != len(seconds) or len(tokens) < 2:
+            raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
+        for column in (tokens, seconds):
+            if any(later <= earlier for earlier, later in pairwise(column)):
+                raise ValueError(f"expected a table that increases, found {list(column)}")
+        if not 1 <= smallest <= largest:
+            raise ValueError(f"expected 1 <= smallest <= largest, found {smallest} and {largest}")
+        self.goal, self.smallest, self.largest = goal, smallest, largest
+        self._tokens, self._seconds = list(tokens), list(seconds)
+
+    def seconds(self, tokens: int) -> float:
+        """T(tokens)."""
+        return interpolate(self._tokens, self._seconds, tokens)
+
+    def allowance(self, decodes: int) -> int:
+        """As `ChunkPolicy.allowance`: bisection on the monotone T."""
+        left = self.goal - self.seconds(decodes)
+        low, high = self.smallest, self.largest
+        if self.seconds(high) <= left:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(middle) <= left:
+                low = middle
+            else:
+                high = middle - 1
+        return low

@@ -1,0 +1,293 @@
+"""An oracle for `EngineCore`: vLLM V1's scheduler with physical block ids, slow and obvious.
+
+Each request has a block table; free blocks stand in a double-ended queue, least recently used first; a map goes from
+the content of a block to its id. Every step walks every request. It knows the order first come, first served and no
+execution classes, and it shares no code with `schedulers`.
+
+What a block holds is named by `("prompt", ids of the path, which block of the last id)` or, for tokens that have no id,
+by `("own", request, which block of it)`, which nobody but that request can ask for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+Content = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Blocks, limits and what is shared when. `id_blocks` blocks of `block_tokens` tokens make one prefix id."""
+
+    blocks: int
+    block_tokens: int
+    id_blocks: int = 1
+    max_tokens: int = 64
+    max_seqs: int = 8
+    caching: bool = True
+    share_when_scheduled: bool = True
+
+
+@dataclass(eq=False)
+class NaiveRequest:
+    """`table`: its blocks, of which the first `shared` are findable by others. `computed`: tokens in them."""
+
+    id: int
+    prompt: int
+    limit: int
+    ids: tuple[int, ...]
+    table: list[int] = field(default_factory=list)
+    shared: int = 0
+    computed: int = 0
+    generated: int = 0
+    given_at: list[int] = field(default_factory=list)
+    decoding: bool = False
+    ending: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.generated
+
+
+@dataclass
+class NaiveBatch:
+    """One step: (request, tokens, context) of the chunks, (request, cached tokens) of the decodes, who ends with it."""
+
+    number: int
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    decodes: list[tuple[int, int]] = field(default_factory=list)
+    ending: list[int] = field(default_factory=list)
+
+
+class Blocks:
+    """Physical blocks: `users` of each, the queue of those without any, and which content is where."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.free = deque(range(settings.blocks))
+        self.users = [0] * settings.blocks
+        self.where: dict[Content, int] = {}
+        self.what: dict[int, Content] = {}
+
+    def pop(self) -> int:
+        """The block that was used longest ago, its content forgotten."""
+        block = self.free.popleft()
+        if block in self.what:
+            content = self.what[block]
+            self.forget(content)
+            if content[0] == "prompt":  # an id is findable as a whole or not at all
+                for i in range(self.settings.id_blocks):
+                    self.forget((*content[:2], i))
+        self.users[block] = 1
+        return block
+
+    def touch(self, block: int) -> None:
+        """One user more; a free block leaves the middle of the queue."""
+        if not self.users[block]:
+            self.free.remove(block)
+        self.users[block] += 1
+
+    def give_back(self, block: int) -> None:
+        self.users[block] -= 1
+        if not self.users[block]:
+            self.free.append(block)
+
+    def name(self, block: int, content: Content) -> None:
+        if block in self.what:
+            self.forget(self.what[block])
+        self.where[content] = block
+        self.what[block] = content
+
+    def forget(self, content: Content) -> None:
+        block = self.where.pop(content, None)
+        if block is not None:
+            del self.what[block]
+
+
+class NaiveEngine:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.blocks = Blocks(settings)
+        self.requests: dict[int, NaiveRequest] = {}
+        self.waiting: deque[NaiveRequest] = deque()
+        self.running: list[NaiveRequest] = []
+        self.steps = 0
+        self.preemptions = 0
+
+    @property
+    def free(self) -> int:
+        return len(self.blocks.free)
+
+    def submit(self, id: int, prompt: int, limit: int, ids: tuple[int, ...]) -> None:
+        request = NaiveRequest(
+            id, prompt, limit, ids[: prompt // (self.settings.block_tokens * self.settings.id_blocks)]
+        )
+        self.requests[id] = request
+        self.waiting.append(request)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> NaiveBatch | None:
+        batch = NaiveBatch(self.steps + 1)
+        before = self.preemptions
+        budget = self.settings.max_tokens
+        for request in list(self.running):
+            if request in self.running and not request.ending and budget > 0:
+                budget -= self._go_on(batch, request, budget)
+        while self.preemptions == before and self.waiting and budget > 0 and len(self.running) < self.settings.max_seqs:
+            used = self._admit(batch, self.waiting[0], budget)
+            if not used:
+                break
+            budget -= used
+        if not batch.chunks and not batch.decodes:
+            return None
+        self.steps += 1
+        self._give_tokens(batch)
+        return batch
+
+    def _go_on(self, batch: NaiveBatch, request: NaiveRequest, budget: int) -> int:
+        """A running request's next tokens. Where blocks lack, the youngest goes, be it the request itself."""
+        new = min(request.tokens - request.computed, budget)
+        while len(request.table) + self.free < self._blocks_for(request.computed + new):
+            victim = next(other for other in reversed(self.running) if not other.ending)
+            self._preempt(victim)
+            if victim is request:
+                return 0
+        self._schedule(batch, request, new)
+        return new
+
+    def _admit(self, batch: NaiveBatch, request: NaiveRequest, budget: int) -> int:
+        found, shared = self._lookup(request)
+        context = len(found) * self.settings.block_tokens
+        new = min(request.tokens - context, budget)
+        lacking = self._blocks_for(context + new) - len(found)
+        idle = sum(not self.blocks.users[block] for block in found)
+        if lacking + idle > self.free:
+            return 0
+        for block in found:
+            self.blocks.touch(block)
+        request.table, request.shared, request.computed = found, shared, context
+        self._disown(request)
+        self.waiting.popleft()
+        self.running.append(request)
+        self._schedule(batch, request, new)
+        return new
+
+    def _schedule(self, batch: NaiveBatch, request: NaiveRequest, new: int) -> None:
+        context = request.computed
+        request.computed += new
+        while len(request.table) < self._blocks_for(request.computed):
+            request.table.append(self.blocks.pop())
+        if request.decoding:
+            batch.decodes.append((request.id, request.computed))
+            return
+        batch.chunks.append((request.id, new, context))
+        if self.settings.share_when_scheduled:
+            self._publish(request, request.computed)
+
+    def _give_tokens(self, batch: NaiveBatch) -> None:
+        for id in [id for id, _ in batch.decodes] + [id for id, _, _ in batch.chunks]:
+            request = self.requests[id]
+            if request.computed == request.tokens:
+                request.generated += 1
+                request.given_at.append(batch.number)
+                request.decoding = True
+                request.ending = request.generated >= request.limit
+                if request.ending:
+                    batch.ending.append(id)
+
+    def end(self, batch: NaiveBatch, stopped: list[int]) -> list[tuple[int, int]]:
+        """(request, tokens that it got) of those that leave."""
+        if not self.settings.share_when_scheduled:
+            for id, new, context in batch.chunks:
+                if id in self.requests and self.requests[id] in self.running:
+                    self._publish(self.requests[id], context + new)
+        left: list[tuple[int, int]] = []
+        for id in batch.ending + stopped:
+            request = self.requests.get(id)
+            if request is not None:
+                left.append((id, sum(step <= batch.number for step in request.given_at)))
+                self._leave(request)
+        return left
+
+    def abort(self, id: int) -> None:
+        self._leave(self.requests[id])
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _blocks_for(self, tokens: int) -> int:
+        return (tokens + self.settings.block_tokens - 1) // self.settings.block_tokens
+
+    def _path(self, request: NaiveRequest, i: int) -> Content:
+        """The content of a request's i-th block, for all to find."""
+        last, part = divmod(i, self.settings.id_blocks)
+        return "prompt", request.ids[: last + 1], part
+
+    def _lookup(self, request: NaiveRequest) -> tuple[list[int], int]:
+        """Blocks that hold what the request starts with, and how many of them are shared; its last token is never
+        found."""
+        found: list[int] = []
+        where, most = self.blocks.where, (request.tokens - 1) // self.settings.block_tokens
+        most_shared = min(most // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
+        while len(found) < most_shared and self._path(request, len(found)) in where:
+            found.append(where[self._path(request, len(found))])
+        shared = len(found)
+        while len(found) < most and ("own", request.id, len(found)) in where:
+            found.append(where["own", request.id, len(found)])
+        return found, shared
+
+    def _publish(self, request: NaiveRequest, tokens: int) -> None:
+        """Let others find whole ids of the prompt. What is there already stays where it is, and what follows is
+        private.
+        """
+        size = self.settings.id_blocks
+        whole = min(tokens // (size * self.settings.block_tokens), len(request.ids))
+        while self.settings.caching and request.shared < whole * size:
+            if self._path(request, request.shared) in self.blocks.where:
+                return
+            for i in range(request.shared, request.shared + size):
+                self.blocks.name(request.table[i], self._path(request, i))
+            request.shared += size
+
+    def _preempt(self, request: NaiveRequest) -> None:
+        """Its blocks are free, but it may find its own full ones again when it comes back."""
+        self.preemptions += 1
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        if self.settings.caching:
+            for i in range(request.shared, request.computed // self.settings.block_tokens):
+                self.blocks.name(request.table[i], ("own", request.id, i))
+        self._free_table(request)
+        request.computed = request.shared = 0
+        request.decoding = False
+
+    def _free_table(self, request: NaiveRequest) -> None:
+        for block in reversed(request.table):
+            self.blocks.give_back(block)
+        request.table = []
+
+    def _disown(self, request: NaiveRequest) -> None:
+        """Forget the names that nobody can ask for any more."""
+        for content in [content for content in self.blocks.where if content[:2] == ("own", request.id)]:
+            self.blocks.forget(content)
+
+    def _leave(self, request: NaiveRequest) -> None:
+        self._free_table(request)
+        self._disown(request)
+        del self.requests[request.id]
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def check(self) -> None:
+        """Every block has as many users as tables that name it, and stands in the queue exactly when it has none."""
+        users = [0] * self.settings.blocks
+        for request in self.requests.values():
+            assert len(set(request.table)) == len(request.table)
+            for block in request.table:
+                users[block] += 1
+        assert users == self.blocks.users
+        assert sorted(self.blocks.free) == [block for block, count in enumerate(users) if not count]
+        assert {block: content for content, block in self.blocks.where.items()} == self.blocks.what

@@ -1,0 +1,83 @@
+"""Chunk policies: the static budget, and the largest chunk that keeps the latency goal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedulers.chunking import SloChunks, StaticChunks
+
+
+def test_a_static_budget_counts_decodes() -> None:
+    assert [StaticChunks(512).allowance(decodes) for decodes in (0, 1, 511, 512, 600)] == [512, 511, 1, 0, 0]
+
+
+def test_slo_chunks_by_hand() -> None:
+    """T is 4 ms to 16 tokens, then 1 ms for each 16 to 64 tokens, then 1 ms for each 8."""
+    policy = SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, smallest=8, largest=120)
+    assert policy.seconds(0) == 0
+    assert policy.seconds(40) == pytest.approx(5.5e-3)
+    assert policy.seconds(144) == pytest.approx(17e-3)  # the last slope goes on
+    # No decodes: T(c) <= 12 ms, 5 ms beyond T(64), which are 40 tokens.
+    assert policy.allowance(0) == 104
+    # 64 decodes take 7 ms: T(c) <= 5 ms, 1 ms beyond T(16). One more takes 0.125 ms, which are 2 tokens.
+    assert (policy.allowance(64), policy.allowance(65)) == (32, 30)
+    # 104 decodes take all of it, and so do more.
+    assert (policy.allowance(104), policy.allowance(1000)) == (8, 8)
+    # Without a goal that binds, c_max.
+    assert SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 1.0, 8, 120).allowance(5) == 120
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[int], list[float]]:
+    """Kernel tables: from 1 token on, in whole microseconds."""
+    rows = draw(st.integers(2, 7))
+    gaps = st.lists(st.integers(1, 90), min_size=rows, max_size=rows)
+    tokens, micros = np.cumsum(draw(gaps)), np.cumsum(draw(gaps))
+    return [int(n - tokens[0] + 1) for n in tokens], [float(t) for t in micros]
+
+
+@given(tables(), st.integers(0, 400), st.integers(1, 60), st.integers(0, 200))
+def test_slo_chunks_against_all_chunks(
+    table: tuple[list[int], list[float]], goal: int, smallest: int, more: int
+) -> None:
+    tokens, micros = table
+    policy = SloChunks(tokens, micros, goal, smallest, smallest + more)
+    slope = (micros[-1] - micros[-2]) / (tokens[-1] - tokens[-2])
+
+    def seconds(n: int) -> float:
+        if n == 0:
+            return 0.0
+        return float(np.interp(n, tokens, micros)) + max(n - tokens[-1], 0) * slope
+
+    chunks = range(smallest, smallest + more + 1)
+    previous = smallest + more
+    for decodes in range(0, 300, 7):
+        assert policy.seconds(decodes) == pytest.approx(seconds(decodes))
+        left = goal - seconds(decodes)
+        surely = max((c for c in chunks if seconds(c) <= left - 1e-9), default=smallest)
+        perhaps = max((c for c in chunks if seconds(c) <= left + 1e-9), default=smallest)
+        chunk = policy.allowance(decodes)
+        assert surely <= chunk <= perhaps
+        assert smallest <= chunk <= previous, "more decodes leave no more for prompts"
+        previous = chunk
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "limits", "fault"),
+    [
+        ([1], [1.0], (1, 2), "at least 2 rows"),
+        ([1, 2], [1.0, 2.0, 3.0], (1, 2), "found 2 and 3"),
+        ([1, 1], [1.0, 2.0], (1, 2), "a table that increases"),
+        ([1, 2], [2.0, 1.0], (1, 2), "a table that increases"),
+        ([1, 2], [1.0, 2.0], (0, 2), "found 0 and 2"),
+        ([1, 2], [1.0, 2.0], (3, 2), "found 3 and 2"),
+    ],
+)
+def test_tables_that_cannot_be_used(
+    tokens: list[int], seconds: list[float], limits: tuple[int, int], fault: str
+) -> None:
+    with pytest.raises(ValueError, match=fault):
+        SloChunks(tokens, seconds, 1.0, *limits)
