@@ -1,0 +1,105 @@
+"""Settings of kernel-table step times, and what ranks spend on talking to each other.
+
+Tables are of one rank: its kernels' times are taken as they are. Collectives were not in them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from latency_models.strict import Strict
+from workloads.errors import BadInput
+
+
+class Communication(Strict):
+    """Ring collectives: a latency, and the bytes that cross a rank's link.
+
+    Attributes:
+        latency: seconds of the shortest collective.
+        bandwidth: bytes a second that a rank sends, while it receives as many.
+        element_bytes: of one activation; 2 for bf16.
+        source: where the two figures come from.
+    """
+
+    latency: NonNegativeFloat
+    bandwidth: PositiveFloat
+    element_bytes: PositiveFloat = 2.0
+    source: Annotated[str, Field(min_length=1)]
+
+    def all_reduce(self, ranks: int, elements: float) -> float:
+        """Seconds until every rank has the sum: each element crosses a link 2(N - 1)/N times."""
+        return self.latency + elements * self.element_bytes * 2 * (ranks - 1) / ranks / self.bandwidth
+
+    def all_gather(self, ranks: int, elements: float) -> float:
+        """Seconds until every rank has all `elements`, of which it had an N-th. A reduce-scatter takes as long."""
+        return self.latency + elements * self.element_bytes * (ranks - 1) / ranks / self.bandwidth
+
+
+def _a_list(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class KernelTableSettings(Strict):
+    """How a deployment runs the model whose kernels were measured.
+
+    Attributes:
+        model: name or path of a model file: layers, sizes, experts. Tables are of one layer.
+        tensor_parallel: ranks among which each layer is split; must be what the tables were measured for.
+        data_parallel: ranks with requests of their own that share their experts; only with `expert_parallel`.
+        expert_parallel: experts are spread whole over all ranks, instead of each being split.
+        overhead: seconds a step that no kernel runs, between one step's last kernel and the next one's first. vLLM
+            with async scheduling and CUDA graphs: 150 to 170 µs (vllm-project/vllm pull request 11133); without async
+            scheduling several milliseconds.
+        kernel_gap: seconds between the end of a kernel and the start of the next, which times of kernels leave out.
+            About 1.3 µs in a CUDA graph on an H100 (hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles).
+        communication: collectives; needed as soon as there is more than one rank.
+        capture_sizes: batch sizes for which CUDA graphs were captured: a step of at most the largest runs in the
+            smallest graph that holds it, its linear layers over that many rows. Off by default: tables with points as
+            close as `row_tile` are read upward anyhow, and sizes 8 apart change nothing of that.
+        time_scale: factor on all kernel times, for a device whose clock differs from the one measured.
+        row_tile: linear layers compute so many rows at once, at the least. Between measured points that are no
+            further apart the upper one's time is taken, since times climb in stairs there; else they are interpolated.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    tensor_parallel: PositiveInt = 1
+    data_parallel: PositiveInt = 1
+    expert_parallel: bool = False
+    overhead: NonNegativeFloat = 0.0
+    kernel_gap: NonNegativeFloat = 0.0
+    communication: Communication | None = None
+    capture_sizes: Annotated[tuple[PositiveInt, ...] | None, BeforeValidator(_a_list)] = None
+    time_scale: PositiveFloat = 1.0
+    row_tile: PositiveInt = 16
+
+    @model_validator(mode="after")
+    def _agrees(self) -> KernelTableSettings:
+        if self.ranks > 1 and self.communication is None:
+            raise BadInput(f"expected latency, bandwidth and source, since there are {self.ranks} ranks",
+                           field="communication")  # fmt: skip
+        if self.data_parallel > 1 and not self.expert_parallel:
+            expected = "expected 1 without expert_parallel: ranks that share nothing are engines of their own"
+            raise BadInput(expected, field="data_parallel", value=self.data_parallel)
+        sizes = list(self.capture_sizes or ())
+        if sizes != sorted(set(sizes)):
+            raise BadInput("expected rising numbers", field="capture_sizes", value=sizes)
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Devices that work on one step."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks over which whole experts are spread."""
+        return self.ranks if self.expert_parallel else 1
+
+
+def vllm_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Sizes for which vLLM captures CUDA graphs by default: up to twice `max_num_seqs`, at most 512."""
+    from latency_models.measured_steps import GRAPH_SIZES  # loads numpy
+
+    return tuple(size for size in GRAPH_SIZES if size <= min(2 * max_num_seqs, GRAPH_SIZES[-1]))
