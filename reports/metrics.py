@@ -54,3 +54,35 @@ def idle_ratio(busy: float, instances: int, total: float) -> float:
     """AFD eq. 23: the share of `total` time that `instances` devices, busy for `busy` device-time together, stood
     idle."""
     return 1.0 - busy / (instances * total)
+
+
+PERCENTILES = (50, 90, 95, 99)
+"""Of every latency that is reported."""
+
+
+def spread(values: Floats) -> dict[str, float] | None:
+    """Mean and percentiles (linear between order statistics, as numpy's); None of nothing."""
+    if not len(values):
+        return None
+    found = {"mean": float(values.mean())}
+    for q, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True):
+        found[f"p{q}"] = float(value)
+    return found
+
+
+def weighted_spread(values: Floats, weights: Integers) -> dict[str, float] | None:
+    """`spread` of an array in which each value stands as often as its whole weight says, without making that array."""
+    kept = weights > 0
+    values, weights = values[kept], weights[kept]
+    if not len(values):
+        return None
+    order = np.argsort(values)
+    values, through = values[order], np.cumsum(weights[order])
+    count = int(through[-1])
+    found = {"mean": float((values * weights[order]).sum() / count)}
+    for q in PERCENTILES:
+        rank = q / 100 * (count - 1)
+        low, high = math.floor(rank), math.ceil(rank)
+        below, above = values[np.searchsorted(through, (low, high), side="right")]
+        found[f"p{q}"] = float(below + (above - below) * (rank - low))
+    return found

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from heapq import heappush
+from collections.abc import Callable
+from heapq import heappop, heappush
 
 import simpy
 from simpy.events import NORMAL, Event
+
+Action = Callable[[int], None]
+"""What a call does; handed the call's number."""
 
 
 class Clock(simpy.Environment):
@@ -23,3 +27,33 @@ class Clock(simpy.Environment):
         event._ok, event._value = True, None
         heappush(self._queue, (when, NORMAL, next(self._eid), event))
         return event
+
+    def call(self, when: float, rank: int, action: Action) -> int:
+        """Have `action` called at exactly `when`. Of several calls at one instant the lowest rank goes first.
+
+        A sixth of the cost of a process that sleeps: no event object, no generator. `action` is handed the number that
+        is returned here, so that a caller who has changed his mind can tell the call he still wants from the others.
+        """
+        number = next(self._eid)
+        heappush(self._queue, (when, rank, number, action))  # type: ignore[misc]  # ranks and calls are ours
+        return number
+
+    def run(self, until: float | Event | None = None) -> object:
+        """As SimPy's, with calls; `until` is for models that are made of processes alone."""
+        if until is not None:
+            return super().run(until)
+        queue = self._queue
+        while queue:
+            self._now, _, number, what = heappop(queue)
+            if isinstance(what, Event):
+                self._happen(what)
+            else:
+                what(number)
+        return None
+
+    def _happen(self, event: Event) -> None:
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy marks what is over
+        for callback in callbacks:
+            callback(event)
+        if not event._ok and not event._defused:
+            raise event._value

@@ -16,6 +16,7 @@ import cyclopts
 from twin.cli.calibrate import calibrate
 from twin.cli.report import report
 from twin.cli.reproduce import reproduce
+from twin.cli.simulate import simulate
 from twin.cli.sweep import sweep
 from workloads.errors import TwinError
 
@@ -27,6 +28,7 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
     help_format="plaintext",
 )
+app.command(simulate)
 app.command(sweep)
 app.command(reproduce)
 app.command(calibrate)

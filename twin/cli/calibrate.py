@@ -30,7 +30,8 @@ def roofline(
     hardware
         Built-in name (a100-sxm-80gb, b200-sxm, h100-sxm, h200-sxm) or a file.
     model
-        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b) or a file.
+        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b, qwen3-235b-a22b) or a
+        file.
     set_
         Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
         link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
@@ -45,6 +46,65 @@ def roofline(
     deployment = read_deployment(apply({}, _settings(set_ or [])), "deployment")
     _write(derive(load_hardware(hardware), load_model(model), deployment, "deployment"), output)
     return 0
+
+
+@calibrate.command(name="import")
+def import_(
+    tables: Path,
+    /,
+    *,
+    model: str | None = None,
+    tensor_parallel: int = 1,
+    weights: str = "float16",
+    cache: str = "float16",
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Kernel tables that others have measured, as one file that a scenario's step_time can name.
+
+    A folder of LLMServingSim 2.0's profiler (dense.csv, attention.csv, …) becomes a file for source kernel_tables, with
+    the ranges measured and the error at points left out. A folder of aiconfigurator's tables becomes the kernels of one
+    model, for source aiconfigurator.
+
+    Parameters
+    ----------
+    tables
+        Folder of tables, gzipped or not.
+    model
+        Whose kernels to take from aiconfigurator's tables: built-in name or a file.
+    tensor_parallel
+        Ranks that share each layer (aiconfigurator).
+    weights
+        Format of the weights as the tables name it: float16, fp8, fp8_block, … (aiconfigurator).
+    cache
+        Format of the KV cache as the tables name it (aiconfigurator).
+    output
+        File to write; default: print it.
+    """
+    from latency_models.strict import write_yaml
+
+    if any(tables.glob("gemm_perf*")):
+        document = _aiconfigurator(tables, model, tensor_parallel, weights, cache)
+    else:
+        from latency_models.kernel_tables.files import read_kernel_tables
+
+        document = read_kernel_tables(tables, describe=True).document()
+    text = write_yaml(document)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _aiconfigurator(tables: Path, model: str | None, ranks: int, weights: str, cache: str) -> dict[str, Any]:
+    from latency_models.aiconfigurator.kernels import ModelKernels, Placement
+    from latency_models.models import load_model
+    from workloads.errors import BadInput
+
+    if model is None:
+        raise BadInput("expected a model, since these tables are of many shapes", field="--model")
+    placement = Placement(tensor_parallel=ranks, expert_tensor_parallel=ranks, weights=weights, cache=cache)
+    return ModelKernels.load(tables, load_model(model), placement).document()
 
 
 @calibrate.command

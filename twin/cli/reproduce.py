@@ -11,7 +11,7 @@ FLAG = Parameter(negative=())
 
 
 def reproduce(
-    paper: Literal["afd"],
+    paper: Literal["afd", "prelude"],
     /,
     *,
     json: Annotated[bool, FLAG] = False,
@@ -21,12 +21,13 @@ def reproduce(
 ) -> int:
     """A paper's tables and figures, computed again beside what was printed.
 
-    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). What disagrees is said.
+    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). prelude: execution classes,
+    prefix-led planning, and the serving tables (about a minute). What disagrees is said.
 
     Parameters
     ----------
     paper
-        Which paper: afd.
+        Which paper: afd or prelude.
     json
         Print one JSON document on stdout and nothing else there.
     runs
@@ -42,6 +43,8 @@ def reproduce(
     from twin.reproductions import afd
 
     require_at_least("--jobs", jobs, 1)
+    if paper != "afd":
+        return _reproduce_serving(paper, runs, jobs, as_json=json)
     plan = afd.sweep()
     with run_folder(plan, f"reproduce-{paper}", runs, fresh=fresh, asked={"paper": paper}) as run:
         document = run_points(plan, run, jobs, load_figures)
@@ -64,5 +67,35 @@ def reproduce(
         from reports.afd.reproduction import reproduction_tables
 
         print_table(reproduction_tables(summary))
+    note(f"run folder: {run.path}")
+    return 0
+
+
+def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: bool) -> int:
+    """A paper on serving systems: its module makes the document, its report the table and figures."""
+    from reports.records.run_directory import open_run
+    from reports.reproductions.prelude import prelude_figures, prelude_table
+    from twin.cli.console import note, print_json, print_table
+    from twin.cli.manifest import manifest
+    from twin.reproductions import prelude
+    from twin.sweeps.parallel import usable_cores
+
+    run = open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper}), resume=False)
+    try:
+        document = prelude.reproduce(jobs or usable_cores(), note)
+        document["run"] = {"id": run.id, "directory": str(run.path)}
+        for name, svg in prelude_figures(document).items():
+            run.write_text(f"figures/{name}.svg", svg)
+        run.write_json("summary.json", document)
+        run.set_status(True, "complete")
+    except BaseException as error:
+        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        run.close()
+    if as_json:
+        print_json(document)
+    else:
+        print_table(prelude_table(document))
     note(f"run folder: {run.path}")
     return 0

@@ -26,12 +26,14 @@ def sweep(
     fresh: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
     requests: Annotated[bool, FLAG] = False,
+    replications: int = 1,
+    draws: int = 0,
 ) -> int:
-    """Throughput, idle time, TPOT and r* over A/F ratios.
+    """Throughput, idle time, TPOT and r* over A/F ratios; or any field of a serving scenario.
 
-    Simulates the scenario's bundle at every ratio, sets the published and the barrier-aware theory beside it, and
-    leaves a run folder with manifest, points, summary, figures and an HTML report. A killed sweep is taken up again
-    by the same command.
+    For an AFD bundle, simulates it at every ratio and sets the published and the barrier-aware theory beside it. For a
+    serving system, simulates every combination of the values given by --set. Leaves a run folder with manifest, points,
+    summary, figures and an HTML report. A killed sweep is taken up again by the same command.
 
     Parameters
     ----------
@@ -55,17 +57,32 @@ def sweep(
     no_figures
         Leave out figures and the HTML report.
     requests
-        Keep every request's times too, a Parquet file a point under requests/ in the run folder.
+        Keep every request's times too, a Parquet file a point under requests/ in the run folder (AFD bundles).
+    replications
+        Runs of every configuration with other seeds; several give every metric a 95 % interval (serving systems).
+    draws
+        Draws from what the fit of the step-time model leaves open, each with all replications (serving systems).
     """
     from twin.cli.console import require_at_least
-    from twin.cli.running import run_folder, run_points
-    from twin.scenarios.afd import read_scenario
+    from twin.scenarios.kinds import read_scenario
     from twin.scenarios.overrides import combinations, parse_overrides
+
+    for flag, value, least in (("--jobs", jobs, 1), ("--replications", replications, 1), ("--draws", draws, 0)):
+        require_at_least(flag, value, least)
+    configurations = list(combinations(parse_overrides(set_ or [])))
+    content = read_scenario(scenario)
+    if content["kind"] == "serving":
+        from twin.cli.serving_runs import sweep_serving
+        from twin.sweeps.serving_sweep import prepare as prepare_serving
+
+        _refuse({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", scenario)
+        systems = prepare_serving(content, scenario, configurations, trace, replications, draws)
+        return sweep_serving(systems, scenario, runs, jobs, as_json=json, fresh=fresh, figures=not no_figures)
+    from twin.cli.running import run_folder, run_points
     from twin.sweeps.ratio_sweep import prepare
 
-    require_at_least("--jobs", jobs, 1)
-    configurations = combinations(parse_overrides(set_ or []))
-    plan = prepare(read_scenario(scenario), scenario, ratio, configurations, trace)
+    _refuse({"--replications": replications > 1, "--draws": draws > 0}, "serving", scenario)
+    plan = prepare(content, scenario, ratio, configurations, trace)
     asked = {"scenario_file": str(scenario), "requests": requests}
     with run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
         meanwhile = (lambda: None) if no_figures else load_figures
@@ -76,6 +93,15 @@ def sweep(
         run.set_status(True, "complete")
     _show(document, run, json)
     return 0
+
+
+def _refuse(given: dict[str, bool], kind: str, scenario: Path) -> None:
+    """Flags that mean something for another kind of scenario only."""
+    from workloads.errors import BadInput
+
+    for flag, is_given in given.items():
+        if is_given:
+            raise BadInput(f"expected it for scenarios of kind {kind} only", field=flag, file=scenario)
 
 
 def load_figures() -> None:

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from latency_models.strict import Strict, checked, read_yaml
+from latency_models.strict import Strict, checked
 from twin.scenarios.overrides import Settings, apply
 from twin.scenarios.workload import WorkloadSpec
-from workloads.errors import BadInput
 
 
 class LineSpec(Strict):
@@ -69,21 +68,6 @@ class AfdScenario(Strict):
     fast_forward: bool = True
     ratio: str = "1:32"
     workload: WorkloadSpec
-
-
-def read_scenario(path: Path) -> dict[str, Any]:
-    """The scenario file as a document, not yet checked.
-
-    Raises:
-        BadInput: it cannot be read, is not YAML, or is not a mapping.
-    """
-    document = read_yaml(path)
-    kind = document.get("kind")
-    if kind != "afd-bundle":
-        raise BadInput(
-            "expected afd-bundle, the one kind of scenario there is so far", field="kind", value=kind, file=path
-        )
-    return document
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> AfdScenario:

@@ -66,7 +66,7 @@ class TraceSpec(Strict):
     """A recorded workload. `pairing` joint keeps which prompt had which answer, independent shuffles them apart."""
 
     path: str | None = None
-    format: Literal["auto", "azure", "mooncake", "lengths", "plain"] = "auto"
+    format: Literal["auto", "azure", "mooncake", "lengths", "vllm-bench", "plain"] = "auto"
     pairing: Literal["joint", "independent"] = "joint"
 
 

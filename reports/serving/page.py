@@ -1,0 +1,104 @@
+"""Self-contained HTML pages of serving runs: the answer, the figures, the numbers, and how they were come by."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from reports.afd.page import STYLE
+from reports.serving.table import LATENCIES, POINTS, footnote, headline, warnings
+
+Document = dict[str, Any]
+
+
+def simulation_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
+    """The page of one scenario."""
+    body = [
+        f"<h1>{escape(document['name'])}</h1>",
+        f'<p class="answer">{escape(headline(document))}</p>',
+        f'<p class="note">{escape(footnote(document))}</p>',
+        *(f"<p><strong>{escape(text)}</strong></p>" for text in warnings(document)),
+        *_drawn(figures),
+        "<h2>Latencies, seconds</h2>",
+        _latencies(document),
+    ]
+    if document.get("comparison"):
+        rows = [
+            [escape(name), _cell(row["measured"]), _cell(row["predicted"]), f"{100 * row['error']:+.2f} %"]
+            for name, row in document["comparison"].items()
+        ]
+        title = f"<h2>Beside {escape(document['measured']['source'])}</h2>"
+        body += [title, _table(["", "measured", "predicted", "error"], rows)]
+    body += ["<h2>Engines</h2>", _entries(document["engines"])]
+    if document["links"]:
+        body += ["<h2>Links</h2>", _entries(document["links"])]
+    return _page(document["name"], body, manifest)
+
+
+def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
+    """The page of a sweep."""
+    points = document["points"]
+    rows = [
+        [
+            *(escape(str(value)) for value in point["settings"].values()),
+            *(_cell(point["summary"][name] and point["summary"][name][key]) for name, key in SWEPT),
+            _cell(point["summary"]["output_throughput"]),
+        ]
+        for point in points
+    ]
+    headers = [*points[0]["settings"], *(f"{LATENCIES[name]} {key}, s" for name, key in SWEPT), "output tokens/s"]
+    note = f'<p class="note">{escape(footnote(points[0]))}</p>'
+    body = [f"<h1>{escape(document['name'])}: sweep</h1>", note, *_drawn(figures), _table(headers, rows)]
+    return _page(document["name"], body, manifest)
+
+
+SWEPT = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("itl", "p99"), ("e2e", "mean"))
+
+
+def _latencies(document: Document) -> str:
+    rows = []
+    for name, label in LATENCIES.items():
+        values = document["summary"][name]
+        if values is None:
+            continue
+        rows.append([label, *(_cell(values[point]) for point in POINTS)])
+        for kind, text in (("confidence", "95 % of the expectation"), ("prediction", "95 % of another run")):
+            intervals = [document["intervals"].get(f"{name}.{point}") for point in POINTS]
+            if any(intervals):
+                rows.append([text, *(_cell(each and each[kind]) for each in intervals)])
+    return _table(["", *POINTS], rows)
+
+
+def _entries(entries: list[Document]) -> str:
+    return _table(list(entries[0]), [[_cell(value) for value in entry.values()] for entry in entries])
+
+
+def _drawn(figures: dict[str, str]) -> list[str]:
+    return [f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in figures.values()]
+
+
+def _page(title: str, body: list[str], manifest: Document) -> str:
+    body = [*body, "<h2>How this was made</h2>", f"<pre>{escape(json.dumps(manifest, indent=1))}</pre>"]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
+    lines = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list):
+        return " – ".join(_cell(each) for each in value)
+    return escape(str(value))

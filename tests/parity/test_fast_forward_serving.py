@@ -1,0 +1,108 @@
+"""Fast-forwarded runs of serving systems equal step-by-step ones, to the last bit of every record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.twin.serving.scenarios import records, run, scenario
+
+LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
+
+
+def both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    fast, slow = run({**document, "fast_forward": True}), run({**document, "fast_forward": False})
+    assert sum(log.events for log in fast.logs) <= sum(log.events for log in slow.logs)
+    return records(fast), records(slow)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]),
+    asynchronous=st.booleans(),
+    limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 40, 400]),
+    seats=st.sampled_from([2, 16, 64]),
+    caching=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_one_engine(
+    rate: float, asynchronous: bool, limit: int | None, blocks: int, seats: int, caching: bool, seed: int
+) -> None:
+    document = scenario(
+        seed=seed,
+        workload={
+            "arrivals": {"process": "poisson", "rate": rate},
+            "decode": {"distribution": "uniform", "low": 1, "high": 60},
+            "max_tokens": limit,
+            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+        },
+        engine={
+            "kv_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous, "prefix_caching": caching,
+        },
+    )  # fmt: skip
+    fast, slow = both(document)
+    assert fast == slow
+
+
+@pytest.mark.parametrize("process", ["closed_loop", "deterministic"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_clients_in_lockstep(process: str, asynchronous: bool) -> None:
+    """Equal lengths and simultaneous arrivals make ties; ties must not depend on the mode."""
+    arrivals: dict[str, Any] = {"process": process}
+    arrivals |= {"concurrency": 8} if process == "closed_loop" else {"rate": 62.5}
+    document = scenario(
+        workload={
+            "arrivals": arrivals,
+            "prefill": {"distribution": "fixed", "mean": 32},
+            "decode": {"distribution": "fixed", "mean": 16},
+        },
+        engine={"async_scheduling": asynchronous},
+        step_time={"per_token": 0.0, "per_kv_token": 0.0},
+        system={"layout": "colocated", "replicas": 3},
+    )
+    fast, slow = both(document)
+    assert fast == slow
+
+
+@pytest.mark.parametrize("routing", ["least_loaded", "power_of_two", "round_robin"])
+def test_several_replicas(routing: str) -> None:
+    fast, slow = both(scenario(system={"layout": "colocated", "replicas": 4, "routing": routing}))
+    assert fast == slow
+
+
+@pytest.mark.parametrize("decode", ["isolated", "shared"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_prefill_and_decode_apart(decode: str, asynchronous: bool) -> None:
+    document = scenario(
+        workload={"models": {"count": 3, "zipf": 1.0}, "requests": 90},
+        engine={"async_scheduling": asynchronous},
+        system={"layout": "disaggregated", "decode": decode, "decode_replicas": 2, "link": LINK},
+    )
+    fast, slow = both(document)
+    assert fast == slow
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_ranks_in_lockstep(asynchronous: bool) -> None:
+    fast, slow = both(scenario(engine={"data_parallel": 3, "async_scheduling": asynchronous, "kv_blocks": 40}))
+    assert fast == slow
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_failures(asynchronous: bool) -> None:
+    document = scenario(
+        engine={"async_scheduling": asynchronous},
+        workload={"requests": 120},
+        system={"layout": "colocated", "replicas": 2},
+        failures=[
+            {"engine": "engine-0", "at": 0.5, "duration": 0.8},
+            {"engine": "engine-1", "at": 1.0, "duration": 0.8},
+        ],
+    )
+    fast, slow = both(document)
+    assert max(fast["attempts"]) > 0
+    assert fast == slow

@@ -1,0 +1,50 @@
+"""Small serving scenarios for tests, and a run of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twin.serving.run import Run, simulate
+from twin.sweeps.serving_sweep import prepare
+
+PLAIN: dict[str, Any] = {
+    "schema": "twin.scenario/1",
+    "kind": "serving",
+    "name": "plain",
+    "workload": {
+        "requests": 60,
+        "prefill": {"distribution": "uniform", "low": 1, "high": 90},
+        "decode": {"distribution": "geometric", "mean": 20},
+        "arrivals": {"process": "poisson", "rate": 40},
+    },
+    "engine": {"kv_blocks": 400, "max_num_batched_tokens": 64, "max_num_seqs": 16},
+    "step_time": {"source": "linear", "overhead": 0.004, "per_token": 2e-5, "per_kv_token": 1e-6},
+}
+
+
+def scenario(**sections: Any) -> dict[str, Any]:
+    """`PLAIN` with sections changed: dictionaries are merged, anything else replaces."""
+    document = dict(PLAIN)
+    for name, value in sections.items():
+        old = document.get(name)
+        document[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return document
+
+
+def run(document: dict[str, Any], replication: int = 0) -> Run:
+    """Simulate once."""
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    return simulate(plan, replication)
+
+
+def records(result: Run) -> dict[str, Any]:
+    """Everything that a run recorded, to the last bit, except how often it was woken."""
+    columns = {name: values.tolist() for name, values in result.columns.table().items()}
+    order = sorted(range(len(columns["id"])), key=lambda i: columns["id"][i])
+    found: dict[str, Any] = {name: [values[i] for i in order] for name, values in columns.items()}
+    for log in result.logs:
+        decodes = [n for n, count in zip(log.decodes, log.repeats, strict=True) for _ in range(count)]
+        found[log.name] = (log.ends.tolist(), decodes, sorted(log.odd_gaps))
+    found["population"] = result.population
+    return found

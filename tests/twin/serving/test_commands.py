@@ -1,0 +1,117 @@
+"""`twin simulate` and `twin sweep` on serving scenarios, from the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from latency_models.strict import write_yaml
+from tests.twin.serving.scenarios import scenario
+from twin.cli import run
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+RUN = Path(__file__).parents[4] / "shared/data/measured/vllm_0.19_rtxpro6000_llama31_8b"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(write_yaml(scenario()))
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_run_leaves_everything(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--json", "--events"]) == 0
+    document = printed(capsys)
+    folder = here / document["run"]["directory"]
+    kept = {file.name for file in folder.iterdir()}
+    assert {"manifest.json", "summary.json", "requests.parquet", "report.html", "trace-events.json.gz"} <= kept
+    assert json.loads((folder / "summary.json").read_text()) == document
+    summary, table = document["summary"], parquet.read_table(folder / "requests.parquet").to_pydict()
+    first = [a - b for a, b in zip(table["first_token"], table["arrival"], strict=True)]
+    assert summary["ttft"]["mean"] == pytest.approx(sum(first) / len(first))
+    assert summary["output_tokens"] == sum(table["output_tokens"])
+    assert json.loads((folder / "manifest.json").read_text())["complete"]
+    spans_do_not_overlap(json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes())))
+
+
+def spans_do_not_overlap(events: list[dict[str, Any]]) -> None:
+    end = 0.0
+    slices = [event for event in events if event["ph"] == "X"]
+    for event in sorted(slices, key=lambda event: event["ts"]):
+        assert event["ts"] >= end - 1e-3
+        end = event["ts"] + event["dur"]
+    spans = [event for event in events if event["ph"] in "be"]
+    assert len(slices) > 10
+    assert len(spans) == 4 * 60
+
+
+def test_a_table_for_people(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--no-figures", "--replications", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "another run" in shown
+    assert "Simulated" in shown
+
+
+def test_replications_give_intervals_around_the_mean(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4"]) == 0
+    document = printed(capsys)
+    for name in ("ttft.mean", "ttft.p99", "itl.p95", "output_throughput"):
+        group, *point = name.split(".")
+        value = document["summary"][group][point[0]] if point else document["summary"][group]
+        low, high = document["intervals"][name]["confidence"]
+        wide = document["intervals"][name]["prediction"]
+        assert wide[0] < low < value < high < wide[1]
+
+
+def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["sweep", "s.yaml", "--json", "--set", "engine.max_num_seqs=2,16", "--set", "workload.arrivals.rate=5,40"]
+    assert run(line) == 0
+    points = printed(capsys)["points"]
+    assert [tuple(point["settings"].values()) for point in points] == [(2, 5), (2, 40), (16, 5), (16, 40)]
+    assert points[1]["summary"]["ttft"]["mean"] > points[3]["summary"]["ttft"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("engine.max_num_seqs=0", "engine.max_num_seqs"),
+        ("engine.max_num_seqs=100", "max_num_batched_tokens"),
+        ("engine.kv_blocks=2", "KV blocks"),
+        ("workload.arrivals.process=often", "workload.arrivals.process"),
+        ("step_time.source=guess", "step_time"),
+        ("system.layout=pile", "system"),
+        ("engine.order=lifo", "engine.order"),
+        ("workload.trace.path=none.csv", "workload"),
+    ],
+)
+def test_bad_scenarios_are_told_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], change: str, told: str
+) -> None:
+    assert run(["simulate", "s.yaml", "--set", change]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert told in error[0]
+
+
+@pytest.mark.skipif(not RUN.exists(), reason="the measured run is not here")
+def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As close as the best published simulator of this run, LLMServingSim 2.0, in each of four metrics."""
+    example = str(EXAMPLES / "vllm-rtxpro6000-llama31-8b.yaml")
+    assert run(["simulate", example, "--json", "--no-figures", "--runs", str(tmp_path)]) == 0
+    document = printed(capsys)
+    limits = {"ttft.mean": 0.04, "tpot.mean": 0.01, "e2e.mean": 0.018, "tpot.p99": 0.01}
+    assert {
+        name: abs(document["comparison"][name]["error"]) <= limit for name, limit in limits.items()
+    } == dict.fromkeys(limits, True)
+    assert document["summary"]["requests"] == 300
+    assert document["outside"] == {}

@@ -1,0 +1,82 @@
+"""Run folders of serving scenarios."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+    from twin.sweeps.serving_sweep import ServingSweep
+
+
+@contextlib.contextmanager
+def serving_run_folder(
+    sweep: ServingSweep, command: str, runs: Path, scenario: Path, *, fresh: bool
+) -> Iterator[RunDirectory]:
+    """Open a run folder; if the block fails, the folder says why and can be taken up again."""
+    from reports.records.run_directory import open_run
+    from twin.cli.manifest import manifest
+
+    content = manifest(
+        {
+            "scenario_file": str(scenario),
+            "scenarios": [case.plan.scenario.model_dump(mode="json", by_alias=True) for case in sweep.cases],
+            "replications": sweep.replications,
+            "draws": sweep.draws,
+            "seed": sweep.cases[0].plan.scenario.seed,
+            "step_time": [case.plan.scenario.step_time.provenance() for case in sweep.cases],
+            "trace": sweep.cases[0].plan.trace_name,
+        }
+    )
+    run = open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
+    try:
+        yield run
+    except BaseException as error:
+        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        run.close()
+
+
+def sweep_serving(
+    sweep: ServingSweep, scenario: Path, runs: Path, jobs: int | None, *, as_json: bool, fresh: bool, figures: bool
+) -> int:
+    """`twin sweep` on a serving scenario: every configuration, each run on disk as soon as it is done."""
+    from twin.cli.console import note, print_json, print_table, progress
+    from twin.sweeps.parallel import usable_cores
+
+    with serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
+        done = run.points()
+        if done:
+            note(f"taking up {run.path}: {len(done)} of {len(sweep.tasks)} runs are done")
+        with progress("simulating", len(sweep.tasks), len(done)) as advance:
+            for task in sweep.run(done, run.add_point, jobs or usable_cores()):
+                advance(", ".join(f"{key}={value}" for key, value in sweep.cases[task.case].settings.items()))
+        document = sweep.summarise(done)
+        document["run"] = {"id": run.id, "directory": str(run.path)}
+        run.write_json("summary.json", document)
+        if figures:
+            illustrate_sweep(document, run)
+        run.set_status(True, "complete")
+    if as_json:
+        print_json(document)
+    else:
+        from reports.serving.table import sweep_table
+
+        print_table(sweep_table(document))
+    note(f"run folder: {run.path}")
+    return 0
+
+
+def illustrate_sweep(document: dict[str, Any], run: RunDirectory) -> None:
+    """Figures and the HTML report, from the document alone."""
+    from reports.serving.figures import sweep_figures
+    from reports.serving.page import sweep_page
+
+    drawn = sweep_figures(document)
+    for name, svg in drawn.items():
+        run.write_text(f"figures/{name}.svg", svg)
+    run.write_text("report.html", sweep_page(document, run.manifest, drawn))
