@@ -1,0 +1,257 @@
+"""Tables and figures of the reproduced Prelude paper: printed beside predicted, and what disagrees."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+
+COLOURS = {"prelude": "#1f5fa8", "vllm": "#d1762b", "sglang": "#2a8c5a"}
+
+
+def prelude_table(document: Document) -> RenderableType:
+    """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then what disagrees, in words."""
+    disagreements = [claim for claim in document["claims"] if not claim["agrees"]]
+    lines = [
+        f"- {claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
+        + (f"; {claim['note']}" if claim["note"] else "")
+        for claim in disagreements
+    ]
+    sections: list[tuple[str, RenderableType]] = [
+        ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
+        ("What a request costs each engine, ms, as fitted", _costs(document)),
+        ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),
+        ("The best printed beside the peak of one H200", _floors(document["floors"])),
+        *((f"Judges among chats, {load}", _lifetimes(found)) for load, found in document["lifetimes"]["loads"].items()),
+        ("Shared rubrics in bursts", _steady(document["prefixes"])),
+        ("One cold rubric, requests that come at once: prompt tokens computed", _cold(document["prefixes"]["cold"])),
+        ("What disagrees", Text("\n".join(lines) or "nothing")),
+    ]
+    parts: list[RenderableType] = []
+    for title, body in sections:
+        parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
+    return Group(*parts)
+
+
+def prelude_figures(document: Document) -> dict[str, str]:
+    """Every figure by name, each a complete SVG text."""
+    return {"sweep": _render(_draw_sweep, document), "lifetimes": _render(_draw_lifetimes, document)}
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _sweep(fits: list[Document]) -> Table:
+    table = _table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
+    for fit in fits:
+        for row in fit["rows"]:
+            low, high = row["any_share"]
+            table.add_row(
+                fit["engine"],
+                f"{row['concurrency']}{'*' if row['fitted'] else ''}",
+                f"{row['published']:.1f}",
+                f"{row['predicted']:.1f}",
+                _percent(row["error"]),
+                f"{low:.0f}-{high:.0f}",
+                f"{100 * row['of_floor']:.0f} %",
+            )
+    return table
+
+
+def _costs(document: Document) -> Table:
+    table = _table(
+        "engine", "client", "host", "step", "prompt", "least prompt", "misfit", "all rows fitted", "one a step, req/s",
+    )  # fmt: skip
+    every_row = {fit["engine"]: fit["misfit"] for fit in document["sweep_all_rows"]}
+    for fit in document["sweep"]:
+        misfit = every_row.get(fit["engine"])
+        table.add_row(
+            fit["engine"],
+            *(_ms(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
+            f"{100 * fit['misfit']:.1f} %",
+            "-" if misfit is None else f"{100 * misfit:.1f} %",
+            f"{1 / fit['latency_alone']:.1f}",
+        )
+    return table
+
+
+def _decode(predictions: list[Document]) -> Table:
+    table = _table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
+    found = {(each["engine"], each["held"]): each["rows"] for each in predictions}
+    for engine in dict.fromkeys(each["engine"] for each in predictions):
+        for beside, held in zip(found[engine, False], found[engine, True], strict=True):
+            shown = _rate if beside["metric"] == "rate" else _ms
+            table.add_row(
+                engine,
+                _metric(beside["metric"]) + ("*" if beside["fitted"] else ""),
+                shown(beside["published"]),
+                shown(beside["predicted"]),
+                _percent(beside["error"]),
+                shown(held["predicted"]),
+                _percent(held["error"]),
+            )
+    return table
+
+
+def _floors(rows: list[Document]) -> Table:
+    table = _table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
+    for row in rows:
+        table.add_row(
+            row["engine"],
+            _ms(row["ttft"]),
+            f"{1e3 * row['ttft_floor']:.2f}",
+            f"{row['ttft'] / row['ttft_floor']:.0f}",
+            f"{row['best_rate']:.1f}",
+            f"{row['rate_ceiling']:.1f}",
+            f"{100 * row['best_rate'] / row['rate_ceiling']:.0f} %",
+        )
+    return table
+
+
+def _lifetimes(found: Document) -> Table:
+    table = _table(
+        "engine", "judges' blocks", "peak", "seats", "all blocks", "chat TTFT ms", "judge TTFT ms", "TPOT ms", "tok/s",
+    )  # fmt: skip
+    for row in found["variants"]:
+        table.add_row(
+            row["variant"],
+            _interval(row, "judge_blocks_held", 1, 1),
+            f"{row['mean']['judge_blocks_peak']:.0f}",
+            f"{row['mean']['judge_seats']:.2f}",
+            f"{row['mean']['kv_blocks_held']:.0f}/{row['mean']['kv_blocks']:.0f}",
+            _interval(row, "chat_ttft.mean", 1e3, 0),
+            _interval(row, "judge_ttft.mean", 1e3, 0),
+            _interval(row, "chat_tpot.mean", 1e3, 1),
+            _interval(row, "chat_tokens_per_second", 1, 1),
+        )
+    return table
+
+
+def _steady(found: Document) -> Table:
+    table = _table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
+    for row in found["steady"]:
+        table.add_row(
+            row["variant"],
+            f"{row['mean']['computed_tokens']:.0f}",
+            f"{row['mean']['cached_tokens']:.0f}",
+            _interval(row, "ttft.mean", 1e3, 1),
+            _interval(row, "ttft.p95", 1e3, 1),
+            f"{row['mean']['requests_per_second']:.1f}",
+        )
+    return table
+
+
+def _cold(jobs: list[Document]) -> Table:
+    names = list(jobs[0]["runs"])
+    table = _table("peers", "expected led", "not led", *names)
+    for job in jobs:
+        table.add_row(
+            str(job["peers"]),
+            str(job["expected"]["led"]),
+            str(job["expected"]["not led"]),
+            *(
+                f"{job['runs'][name]['computed_tokens']} ({_ms(job['runs'][name]['ttft']['mean'])} ms)"
+                for name in names
+            ),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    return table
+
+
+def _interval(row: Document, name: str, scale: float, digits: int) -> str:
+    """A mean and the half-width of its 95 % interval."""
+    low, high = row["intervals"][name]
+    return f"{scale * (low + high) / 2:.{digits}f} ± {scale * (high - low) / 2:.{digits}f}"
+
+
+def _metric(name: str) -> str:
+    return "req/s" if name == "rate" else f"{name.upper()} ms"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def _render(draw: Callable[[Any, Document], None], document: Document) -> str:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    draw(axes, document)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    text = io.StringIO()
+    # No date and no random ids: the same document gives the same file.
+    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _draw_sweep(axes: Any, document: Document) -> None:
+    """Table 5: printed and predicted requests/s, the range that the fit leaves open, and the peak of the device."""
+    for fit in document["sweep"]:
+        colour, rows = COLOURS[fit["engine"]], fit["rows"]
+        at = [row["concurrency"] for row in rows]
+        low, high = zip(*(row["any_share"] for row in rows), strict=True)
+        axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(
+            at, [row["predicted"] for row in rows], "-", color=colour, lw=1.2, label=f"{fit['engine']}, predicted"
+        )
+        for fitted, face in ((True, colour), (False, "white")):
+            shown = [row for row in rows if row["fitted"] == fitted]
+            axes.plot(
+                [row["concurrency"] for row in shown], [row["published"] for row in shown], "o", color=colour, mfc=face,
+                ms=5, label=f"{fit['engine']}, printed{', fitted' if fitted else ''}",
+            )  # fmt: skip
+    peak = document["floors"][0]["rate_ceiling"]
+    axes.axhline(peak, color="black", ls=":", lw=1, label=f"one H200 at its peak, {peak:.0f}")
+    axes.set_xscale("log", base=2)
+    ticks = [row["concurrency"] for row in document["sweep"][0]["rows"]]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel("requests/s")
+    axes.set_title("Prelude, Table 5: Qwen3-4B, 512 tokens in, 1 out", loc="left", fontsize=10)
+    axes.legend(fontsize=7, frameon=False, ncols=2)
+
+
+def _draw_lifetimes(axes: Any, document: Document) -> None:
+    """Mean TTFT of judges and chats below capacity, with 95 % intervals."""
+    variants = document["lifetimes"]["loads"]["open"]["variants"]
+    for offset, (who, colour) in enumerate((("judge", COLOURS["prelude"]), ("chat", COLOURS["vllm"]))):
+        bounds = [row["intervals"][f"{who}_ttft.mean"] for row in variants]
+        middle = [(low + high) / 2 for low, high in bounds]
+        reach = [(high - low) / 2 for low, high in bounds]
+        places = [index + 0.36 * (offset - 0.5) for index in range(len(variants))]
+        axes.barh(places, middle, 0.34, xerr=reach, color=colour, alpha=0.8, ecolor="#333", capsize=2, label=f"{who}s")
+    axes.set_yticks(range(len(variants)), [row["variant"] for row in variants])
+    axes.invert_yaxis()
+    axes.set_xlabel("mean TTFT, seconds, with 95 % interval")
+    axes.set_title("Judges among chats, below capacity (simulated)", loc="left", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
