@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from twin.scenarios.afd import read_scenario
+from twin.scenarios.kinds import read_scenario
 from twin.scenarios.overrides import apply
 from twin.sweeps.parallel import usable_cores
 from twin.sweeps.ratio_sweep import prepare

@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from twin.cli import app, run
 from twin.scenarios.afd import AfdScenario
+from twin.scenarios.serving import ServingScenario
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -79,6 +80,24 @@ def test_the_scenario_file_names_the_field_its_default_and_its_choices(field: st
     text = (REFERENCE / "scenario-file.md").read_text()
     for value in [value for name, kind, _ in FIELDS if name == field for value in literals(kind)]:
         assert f"`{value}`" in text, value
+
+
+SERVING = list(leaves(ServingScenario))
+
+
+@pytest.mark.parametrize("field", sorted({field for field, _, _ in SERVING}))
+def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field: str) -> None:
+    (told,) = [cells for _, cells in rows("serving-scenario.md") if names(cells[0]) == [field]]
+    defaults = {shown(default) for name, _, default in SERVING if name == field}
+    assert told[1] in defaults
+    text = (REFERENCE / "serving-scenario.md").read_text()
+    for value in [value for name, kind, _ in SERVING if name == field for value in literals(kind)]:
+        assert f"`{value}`" in text, value
+
+
+def test_the_serving_scenario_names_no_field_that_is_not_there() -> None:
+    told = {names(cells[0])[0] for _, cells in rows("serving-scenario.md")}
+    assert told == {field for field, _, _ in SERVING}
 
 
 def test_the_scenario_file_names_no_field_that_is_not_there() -> None:
