@@ -11,6 +11,7 @@ from latency_models.step_time import StepTime
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from twin.scenarios.serving import DisaggregatedSpec, ServingScenario
+from twin.scenarios.step_time import KernelTablesSpec
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.traces import Trace
@@ -57,6 +58,7 @@ def make_plan(scenario: ServingScenario, base: Path, trace: Trace | None) -> Ser
     )  # fmt: skip
     plan.chunks()
     _check_failures(plan)
+    _check_ranks(scenario)
     return plan
 
 
@@ -89,6 +91,14 @@ def engine_names(scenario: ServingScenario) -> tuple[dict[str, list[str]], dict[
         pool = [f"decode-{i}" for i in range(system.decode_replicas)]
         return front, dict.fromkeys(models, pool)
     return front, {model: named("decode", model, system.decode_replicas) for model in models}
+
+
+def _check_ranks(scenario: ServingScenario) -> None:
+    """Ranks that share experts are told to the scheduler and to the step times, and must be as many."""
+    spec, ranks = scenario.step_time, scenario.engine.data_parallel
+    if isinstance(spec, KernelTablesSpec) and spec.data_parallel != ranks:
+        expected = f"expected engine.data_parallel ({ranks}): ranks that step together"
+        raise BadInput(expected, field="step_time.data_parallel", value=spec.data_parallel)
 
 
 def _check_failures(plan: ServingPlan) -> None:
