@@ -254,7 +254,7 @@ def _draw_skew(panels: list[Any], document: Document) -> None:
                 [point["zipf"] for point in points], [point[metric] for point in points],
                 "o-", color=colour, ms=4, lw=1.2, label=placement,
             )  # fmt: skip
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(point[metric] for point in skew["points"]))
         axes.set_xlabel("Zipf exponent over four models")
         axes.set_ylabel(label)
     panels[0].set_title(f"SUN, figure 4: {skew['rate']:.2f} requests/s (simulated)", loc="left", fontsize=10)

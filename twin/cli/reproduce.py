@@ -11,7 +11,7 @@ FLAG = Parameter(negative=())
 
 
 def reproduce(
-    paper: Literal["afd", "prelude"],
+    paper: Literal["afd", "prelude", "sun"],
     /,
     *,
     json: Annotated[bool, FLAG] = False,
@@ -22,12 +22,13 @@ def reproduce(
     """A paper's tables and figures, computed again beside what was printed.
 
     afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). prelude: execution classes,
-    prefix-led planning, and the serving tables (about a minute). What disagrees is said.
+    prefix-led planning, and the serving tables (about a minute). sun: decode fitted on concurrency 1 and 4 predicts 16,
+    smaller decode pools, and skew (half a minute). What disagrees is said.
 
     Parameters
     ----------
     paper
-        Which paper: afd or prelude.
+        Which paper: afd, prelude or sun.
     json
         Print one JSON document on stdout and nothing else there.
     runs
@@ -72,19 +73,23 @@ def reproduce(
 
 
 def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: bool) -> int:
-    """A paper on serving systems: its module makes the document, its report the table and figures."""
+    """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one that shows it.
+
+    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer.
+    """
+    from importlib import import_module
+
     from reports.records.run_directory import open_run
-    from reports.reproductions.prelude import prelude_figures, prelude_table
     from twin.cli.console import note, print_json, print_table
     from twin.cli.manifest import manifest
-    from twin.reproductions import prelude
     from twin.sweeps.parallel import usable_cores
 
+    made, shown = import_module(f"twin.reproductions.{paper}"), import_module(f"reports.reproductions.{paper}")
     run = open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper}), resume=False)
     try:
-        document = prelude.reproduce(jobs or usable_cores(), note)
+        document = made.reproduce(jobs or usable_cores(), note)
         document["run"] = {"id": run.id, "directory": str(run.path)}
-        for name, svg in prelude_figures(document).items():
+        for name, svg in getattr(shown, f"{paper}_figures")(document).items():
             run.write_text(f"figures/{name}.svg", svg)
         run.write_json("summary.json", document)
         run.set_status(True, "complete")
@@ -96,6 +101,6 @@ def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: boo
     if as_json:
         print_json(document)
     else:
-        print_table(prelude_table(document))
+        print_table(getattr(shown, f"{paper}_table")(document))
     note(f"run folder: {run.path}")
     return 0
