@@ -30,8 +30,8 @@ def roofline(
     hardware
         Built-in name (a100-sxm-80gb, b200-sxm, h100-sxm, h200-sxm) or a file.
     model
-        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b, qwen3-30b-a3b, qwen3-235b-a22b) or a
-        file.
+        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b, qwen3-30b-a3b,
+        qwen3-235b-a22b) or a file.
     set_
         Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
         link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …

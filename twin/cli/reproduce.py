@@ -73,7 +73,7 @@ def reproduce(
 
 
 def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: bool) -> int:
-    """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one that shows it.
+    """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one to show it.
 
     Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer.
     """
