@@ -49,13 +49,20 @@ class SloChunks:
         tokens, seconds: the table, both increasing.
         goal: T_SLO, seconds.
         smallest, largest: c_min and c_max, tokens.
+        step: chunks are multiples of it, rounded down, but not below c_min.
 
     Raises:
-        ValueError: a table that is empty or does not increase, or limits in the wrong order.
+        ValueError: a table that is empty or does not increase, limits in the wrong order, or a step below 1.
     """
 
     def __init__(
-        self, tokens: Many[int], seconds: Many[float], goal: float, smallest: int = 16, largest: int = 2048
+        self,
+        tokens: Many[int],
+        seconds: Many[float],
+        goal: float,
+        smallest: int = 16,
+        largest: int = 2048,
+        step: int = 1,
     ) -> None:
         if len(tokens) != len(seconds) or len(tokens) < 2:
             raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
@@ -64,7 +71,9 @@ class SloChunks:
                 raise ValueError(f"expected a table that increases, found {list(column)}")
         if not 1 <= smallest <= largest:
             raise ValueError(f"expected 1 <= smallest <= largest, found {smallest} and {largest}")
-        self.goal, self.smallest, self.largest = goal, smallest, largest
+        if step < 1:
+            raise ValueError(f"expected a step of at least 1, found {step}")
+        self.goal, self.smallest, self.largest, self.step = goal, smallest, largest, step
         self._tokens, self._seconds = list(tokens), list(seconds)
 
     def seconds(self, tokens: int) -> float:
@@ -73,6 +82,10 @@ class SloChunks:
 
     def allowance(self, decodes: int) -> int:
         """As `ChunkPolicy.allowance`: bisection on the monotone T."""
+        chunk = self._largest_within(decodes)
+        return max(chunk - chunk % self.step, self.smallest)
+
+    def _largest_within(self, decodes: int) -> int:
         left = self.goal - self.seconds(decodes)
         low, high = self.smallest, self.largest
         if self.seconds(high) <= left:

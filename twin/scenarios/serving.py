@@ -64,7 +64,7 @@ class StaticChunksSpec(Strict):
 
 
 class SloChunksSpec(Strict):
-    """SPEAR 4.3: the largest chunk c with T(d) + T(c) ≤ `goal` seconds, `smallest` ≤ c ≤ `largest`.
+    """SPEAR 4.3: the largest chunk c with T(d) + T(c) ≤ `goal` seconds, `smallest` ≤ c ≤ `largest`, in `step`s.
 
     T is the table `seconds` over `tokens`, or without one the step-time model's own, where it has one (ec_tables).
     """
@@ -73,6 +73,7 @@ class SloChunksSpec(Strict):
     goal: PositiveFloat
     smallest: PositiveInt = 16
     largest: PositiveInt = 2048
+    step: PositiveInt = 1
     tokens: list[PositiveInt] | None = None
     seconds: list[PositiveFloat] | None = None
 
@@ -89,7 +90,7 @@ class SloChunksSpec(Strict):
             expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
             raise BadInput(expected, field="engine.chunking")
         try:
-            return SloChunks(tokens, seconds, self.goal, self.smallest, self.largest)
+            return SloChunks(tokens, seconds, self.goal, self.smallest, self.largest, self.step)
         except ValueError as error:
             raise BadInput(str(error), field="engine.chunking") from None
 
