@@ -1,0 +1,132 @@
+"""Medians of what a call of a kernel takes: buffers rotated past the caches, warmed up, with the spread of repeats.
+
+An operation's `cases.py` says what can be measured: `cases(shape, device, dtype) -> Iterator[Case]`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+COLD_BYTES = {"cpu": 64 << 20, "cuda": 192 << 20}
+"""Buffers gone through between two uses of one of them: more than the last-level cache holds (60 MB on an H100)."""
+
+MOST_SETS = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of an operation's grid.
+
+    Attributes:
+        operation: the folder's name, with a suffix where an operation has several forms: "w4_gemm/group".
+        sizes: what the point is: {"tokens": 64, "hidden": 4096}.
+        prepare: makes a set of inputs and returns the call that works on them.
+        moved: bytes that must be read and written at least. flops: floating-point operations.
+        set_bytes: bytes of one set of inputs.
+    """
+
+    operation: str
+    sizes: Mapping[str, int]
+    prepare: Callable[[], Callable[[], object]]
+    moved: int
+    flops: int
+    set_bytes: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured of a case.
+
+    Attributes:
+        seconds: median of the samples. spread: (third quartile − first) / median.
+        samples: how many there were. calls: of the kernel in each.
+    """
+
+    seconds: float
+    spread: float
+    samples: int
+    calls: int
+
+    def bandwidth(self, case: Case) -> float:
+        """Bytes a second that the case must have moved at least."""
+        return case.moved / self.seconds
+
+    def throughput(self, case: Case) -> float:
+        """Floating-point operations a second."""
+        return case.flops / self.seconds
+
+
+def measure(case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True) -> Timing:
+    """Times a case.
+
+    On CUDA the calls are captured in a graph, so that no launch is waited for; on the CPU each call is timed by the
+    clock, several at once where one takes less than 50 µs.
+
+    Args:
+        device: "cpu" or "cuda".
+        budget: seconds after which no further sample is begun, once there are 5.
+        samples: at most so many.
+        rotate: inputs that are not in a cache; else the same inputs each time.
+    """
+    sets = min(MOST_SETS, max(1, COLD_BYTES[device] // max(case.set_bytes, 1) + 1)) if rotate else 1
+    calls = [case.prepare() for _ in range(sets)]
+    times = _cuda_times(calls, budget, samples) if device == "cuda" else _cpu_times(calls, budget, samples)
+    quartiles = statistics.quantiles([seconds for seconds, _ in times], n=4)
+    middle = statistics.median(seconds for seconds, _ in times)
+    return Timing(middle, (quartiles[2] - quartiles[0]) / middle, len(times), times[0][1])
+
+
+def _cpu_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:
+    """(seconds a call, calls) of each sample."""
+    for call in calls[:3]:
+        call()
+    once = _elapsed(calls[:1])
+    repeat = max(1, round(50e-6 / max(once, 1e-7)))
+    following = 1 % len(calls)
+    times: list[tuple[float, int]] = []
+    end = time.perf_counter() + budget
+    while len(times) < samples and (len(times) < 5 or time.perf_counter() < end):
+        chosen = [calls[(following + i) % len(calls)] for i in range(repeat)]
+        following = (following + repeat) % len(calls)
+        times.append((_elapsed(chosen) / repeat, repeat))
+    return times
+
+
+def _elapsed(calls: list[Callable[[], object]]) -> float:
+    begin = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - begin
+
+
+def _cuda_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:
+    """As `_cpu_times`, by events around a graph that goes through all buffers."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls:  # compiles and tunes, which a graph cannot hold
+            call()
+    stream.synchronize()
+    repeat = max(1, -(-20 // len(calls)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(repeat):
+            for call in calls:
+                call()
+    n = repeat * len(calls)
+    graph.replay()
+    torch.cuda.synchronize()
+    times: list[tuple[float, int]] = []
+    end = time.perf_counter() + budget
+    while len(times) < samples and (len(times) < 5 or time.perf_counter() < end):
+        begin, finish = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        finish.record()
+        finish.synchronize()
+        times.append((begin.elapsed_time(finish) * 1e-3 / n, n))
+    return times
