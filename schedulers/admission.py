@@ -35,16 +35,16 @@ def admit(core: EngineCore, chunks: list[Chunk], budget: int) -> bool:
     Lanes are served in the common order of their policy, each until its own head finds no place: that one class is full
     does not hold up the other. Returns whether everybody who still waits is waiting for a seat or for blocks.
     """
-    open_lanes = [lane for lane in core.lanes if lane]
+    open_lanes = [lane for lane in core.lanes if lane.count]
     lacking = True
     later: list[Sequence] = []
     one_shot = OneShotAllowance(core) if core.config.one_shot else None
     while open_lanes:
-        lane = _next(open_lanes)
-        if lane is None:
-            break
+        lane = _next(open_lanes) if len(open_lanes) > 1 else open_lanes[0]
         sequence = lane.first()
-        assert sequence is not None
+        if sequence is None:
+            open_lanes.remove(lane)
+            continue
         if one_shot is not None and sequence.one_shot:
             taken = _place_one_shot(core, chunks, budget, sequence, one_shot)
         else:
@@ -62,12 +62,12 @@ def admit(core: EngineCore, chunks: list[Chunk], budget: int) -> bool:
     return lacking
 
 
-def _next(lanes: list[WaitingQueue]) -> WaitingQueue | None:
-    """The lane whose head comes first; lanes without anybody are dropped from the list."""
-    if len(lanes) == 1:
-        return lanes[0] if lanes[0].first() is not None else None
-    lanes[:] = [lane for lane in lanes if lane.first() is not None]
-    return min(lanes, key=lambda lane: lane.key(), default=None)
+def _next(lanes: list[WaitingQueue]) -> WaitingQueue:
+    """The lane whose head comes first, or one that has nobody left."""
+    for lane in lanes:
+        if lane.first() is None:
+            return lane
+    return min(lanes, key=lambda lane: lane.key())
 
 
 def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequence) -> int:
@@ -86,7 +86,7 @@ def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequenc
     if config.reserve != "chunk":
         ahead = sequence.goal if not whole else sequence.request.prompt_tokens + sequence.limit - 1
     more = max(kv.blocks_for(ahead) - len(nodes) * kv.node_blocks - left, 0)
-    if kv.cost(nodes, more + left) > kv.free:
+    if (kv.cost(nodes, more + left) if nodes else more + left) > kv.free:
         return _lacking_blocks(core, nodes)
     if config.max_table_blocks and _table_is_full(core, kv.blocks_for(ahead)):
         return NO_ROOM

@@ -57,7 +57,6 @@ class Batch:
         decodes: Many[Sequence] = (),
         decode_kv: int = 0,
         longest_decode: int = 0,
-        *,
         arrived: Many[Sequence] = (),
         ending: Many[Sequence] = (),
         tick: int = 0,

@@ -74,9 +74,12 @@ class Cohort:
 
     def blocks_within(self, steps: int) -> int:
         """Blocks that the next `steps` steps start, if nobody joins or leaves."""
-        laps, rest = divmod(steps, self.block_tokens)
-        starts, first = self._starts, self.tick
-        return laps * sum(starts) + sum(starts[(first + i) % self.block_tokens] for i in range(rest))
+        starts, size = self._starts, self.block_tokens
+        laps, rest = divmod(steps, size)
+        first = self.tick % size
+        after = first + rest
+        drawn = sum(starts[first:after]) if after <= size else sum(starts[first:]) + sum(starts[: after - size])
+        return drawn + laps * sum(starts) if laps else drawn
 
     def steps_within(self, blocks: int, most: int) -> int:
         """How many steps, at most `most`, `blocks` blocks last for."""
@@ -122,8 +125,11 @@ class Cohort:
     def reach_limits(self) -> list[Sequence]:
         """Take out those whose last token is in the step just begun."""
         ending: list[Sequence] = []
-        while self.steps_to_limit() <= 0:
-            sequence = heappop(self._limits)[2]
+        limits, tick = self._limits, self.tick
+        while limits and limits[0][0] <= tick:
+            _, _, sequence, joined = heappop(limits)
+            if sequence.joined != joined or sequence.state != DECODING:
+                continue
             self.leave(sequence)
             sequence.state = ENDING
             ending.append(sequence)

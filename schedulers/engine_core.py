@@ -62,7 +62,7 @@ class EngineCore:
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self._prefilling: dict[Sequence, None] = {}
         self._submitted = 0
-        self._share_late = config.share == "computed"
+        self._share_late = config.share == "computed" and (config.prefix_caching or config.lead_cold_prefixes)
         self._stalled = False  # everybody who waits would find no seat or no blocks, until something changes
 
     # -- the plant's calls -------------------------------------------------------------------------------------------
@@ -103,25 +103,27 @@ class EngineCore:
         """Decide the next step. None when there is nothing to run."""
         cohort = self.cohort
         arrived = self._welcome() if self.arriving else ()
-        preempted = bool(cohort.size) and self._room_for_decodes()
+        starting = cohort.starting()
+        preempted = bool(starting) and self._make_room(starting)
         decodes = tuple(cohort.members)
         chunks: list[Chunk] = []
-        if self._prefilling or (not self._stalled and any(self.lanes)):
+        if self._prefilling or (not self._stalled and self._anybody_waits()):
             self._fill(chunks, len(decodes), preempted)
         if not decodes and not chunks:
             return None
         cohort.advance(1)
         kv, longest = cohort.kv, cohort.longest()
         ending = cohort.reach_limits()
-        for sequence in ending:
-            self._settle(sequence)
-        for chunk in chunks:
-            if chunk.last:
-                self._complete(chunk.sequence, ending)
+        if ending:
+            for sequence in ending:
+                self._settle(sequence)
         kind: type[Batch] = DecodeBatch
         if chunks:
+            for chunk in chunks:
+                if chunk.last:
+                    self._complete(chunk.sequence, ending)
             kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
-        return kind(chunks, decodes, kv, longest, arrived=arrived, ending=ending, tick=cohort.tick)
+        return kind(chunks, decodes, kv, longest, arrived, ending, cohort.tick)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """Take in that a step has run; steps end in the order in which they began. Returns whoever finished.
@@ -132,17 +134,7 @@ class EngineCore:
             for chunk in batch.chunks:
                 self._share(chunk)
             self._stalled = False  # whoever can share these blocks wants fewer
-        finished: list[Sequence] = []
-        for sequence in batch.ending:
-            if sequence.state == ENDING:
-                self._finish(sequence)
-                finished.append(sequence)
-        for sequence in stopped:
-            if sequence.state != FINISHED:
-                self._finish(sequence)
-                sequence.generated -= max(sequence.left - batch.tick, 0)
-                finished.append(sequence)
-        return finished
+        return self._finish_all(batch.ending, stopped, batch.tick)
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
         """Take a request back wherever it is; None when nobody of that id is here."""
@@ -166,7 +158,7 @@ class EngineCore:
         knows when answers end cuts this shorter.
         """
         cohort = self.cohort
-        if not cohort.size or self._prefilling or self.arriving or (any(self.lanes) and not self._stalled):
+        if not cohort.size or self._prefilling or self.arriving or (not self._stalled and self._anybody_waits()):
             return 0
         return cohort.steps_within(self.kv.free, cohort.steps_to_limit() - 1)
 
@@ -174,6 +166,17 @@ class EngineCore:
         """Begin and end `steps` quiet steps at once."""
         self.kv.draw(self.cohort.blocks_within(steps))
         self.cohort.advance(steps)
+
+    def last_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
+        """Begin and end one plain decode step at once, with which members reach their limit or have stopped.
+
+        Quiet steps came before it and there are blocks for it (`lasts`). Returns whoever finished, as `end_step`.
+        """
+        self.advance(1)
+        ending = self.cohort.reach_limits()
+        for sequence in ending:
+            self._settle(sequence)
+        return self._finish_all(ending, stopped, self.cohort.tick)
 
     def standing_batch(self) -> Batch:
         """The plain decode step that has just been begun by `advance`, for a plant that is a step ahead."""
@@ -244,10 +247,17 @@ class EngineCore:
             self.cohort.join(sequence)
         return admitted
 
-    def _room_for_decodes(self) -> bool:
-        """Blocks for the decodes that start one, at the youngest's expense where needed. Whether anybody lost its."""
+    def _anybody_waits(self) -> bool:
+        """Whether a lane has anybody."""
+        lanes = self.lanes
+        return lanes[0].count > 0 or lanes[-1].count > 0
+
+    def _make_room(self, starting: int) -> bool:
+        """Blocks for the `starting` decodes that begin one, at the youngest's expense where needed.
+
+        Returns whether anybody lost its own.
+        """
         cohort, kv = self.cohort, self.kv
-        starting = cohort.starting()
         if starting <= kv.free:
             kv.draw(starting)
             return False
@@ -267,7 +277,7 @@ class EngineCore:
         budget = self.config.max_num_batched_tokens - decodes
         if self.chunks is not None:
             budget = min(budget, self.chunks.allowance(decodes))
-        for sequence in list(self._prefilling):
+        for sequence in tuple(self._prefilling):
             if budget <= 0:
                 break
             tokens = min(sequence.goal - sequence.computed, budget)
@@ -276,9 +286,10 @@ class EngineCore:
                 self._preempt(sequence)
                 preempted = True
                 continue
-            self.kv.take(sequence.holding, more)
+            if more > 0:
+                self.kv.take(sequence.holding, more)
             budget -= self.schedule(chunks, sequence, tokens)
-        if not preempted and any(self.lanes):
+        if not preempted and self._anybody_waits():
             self._stalled = admit(self, chunks, budget)
 
     def schedule(self, chunks: list[Chunk], sequence: Sequence, tokens: int) -> int:
@@ -294,7 +305,7 @@ class EngineCore:
             self._prefilling[sequence] = None
         if self.config.lead_cold_prefixes:
             self.leading[cold_key(sequence, context // self.kv.node_tokens)] = None
-        if not self._share_late:
+        if not self._share_late and sequence.request.prefix_blocks:
             self._publish(sequence, sequence.computed)
         self.prefill_tokens += tokens
         return tokens
@@ -312,12 +323,12 @@ class EngineCore:
     def _settle(self, sequence: Sequence) -> None:
         """Write down the blocks that the cohort drew for a sequence that has just left it."""
         if not sequence.reserved:
-            nodes = len(sequence.holding.nodes) * self.kv.node_blocks
-            sequence.holding.private = self.kv.blocks_for(sequence.computed) - nodes
+            sequence.holding.private += self.blocks_wanted(sequence, sequence.computed)
 
     def blocks_wanted(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a sequence lacks to have `tokens` tokens cached."""
-        return max(self.kv.blocks_for(tokens) - self.kv.held(sequence.holding), 0)
+        """Blocks that a sequence lacks to have `tokens` tokens cached; below 0, those that it has beyond."""
+        kv, holding = self.kv, sequence.holding
+        return kv.blocks_for(tokens) - len(holding.nodes) * kv.node_blocks - holding.private
 
     def _leave(self, sequence: Sequence) -> None:
         """Out of wherever it is, its numbers and blocks written down."""
@@ -329,9 +340,12 @@ class EngineCore:
         elif sequence.state == DECODING:
             self.cohort.leave(sequence)
             self._settle(sequence)
-        self._prefilling.pop(sequence, None)
-        self.running.pop(sequence, None)
-        self.visiting.pop(sequence, None)
+        elif sequence.state == PREFILLING:
+            self._prefilling.pop(sequence, None)
+        if sequence in self.running:
+            del self.running[sequence]
+        else:
+            self.visiting.pop(sequence, None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's blocks away; it will compute its prompt and what it has generated again."""
@@ -348,6 +362,20 @@ class EngineCore:
         sequence.preemptions += 1
         self.preemptions += 1
         self._lane(sequence).push(sequence)
+
+    def _finish_all(self, ending: Iterable[Sequence], stopped: Iterable[Sequence], tick: int) -> list[Sequence]:
+        """Those who reached their limit in the step of that tick, then those whose answer ended with it."""
+        finished: list[Sequence] = []
+        for sequence in ending:
+            if sequence.state == ENDING:
+                self._finish(sequence)
+                finished.append(sequence)
+        for sequence in stopped:
+            if sequence.state != FINISHED:
+                self._finish(sequence)
+                sequence.generated -= max(sequence.left - tick, 0)
+                finished.append(sequence)
+        return finished
 
     def _finish(self, sequence: Sequence) -> None:
         self._leave(sequence)

@@ -143,10 +143,10 @@ class KVCache:
 
     def draw(self, count: int) -> None:
         """Take `count` blocks off the free queue without saying for whom (decoding cohorts settle later)."""
-        if count > self.free:
-            raise AssertionError(f"{count} blocks wanted, {self.free} are free")
         if not count:
             return
+        if count > self.free:
+            raise AssertionError(f"{count} blocks wanted, {self.free} are free")
         self.free -= count
         queue = self._queue
         while count > 0:

@@ -74,16 +74,12 @@ class LockstepGroup:
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """As `EngineCore.end_step`."""
         assert isinstance(batch, GroupBatch)
-        ended: dict[int, list[Sequence]] = {}
-        for sequence in stopped:
-            ended.setdefault(id(self._homes[sequence.request.id]), []).append(sequence)
+        ended = self._by_home(stopped)
         finished: list[Sequence] = []
         for rank, part in zip(self.ranks, batch.ranks, strict=True):
             if part is not None:
                 finished.extend(rank.end_step(part, ended.get(id(rank), ()), now))
-        for sequence in finished:
-            if not sequence.hold:
-                del self._homes[sequence.request.id]
+        self._forget(finished)
         return finished
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
@@ -104,6 +100,13 @@ class LockstepGroup:
         """As `EngineCore.advance`."""
         for rank in self.ranks:
             rank.advance(steps)
+
+    def last_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
+        """As `EngineCore.last_step`."""
+        ended = self._by_home(stopped)
+        finished = [sequence for rank in self.ranks for sequence in rank.last_step(ended.get(id(rank), ()))]
+        self._forget(finished)
+        return finished
 
     def standing_batch(self) -> Batch:
         """As `EngineCore.standing_batch`."""
@@ -144,6 +147,17 @@ class LockstepGroup:
     def lasts(self, steps: int) -> bool:
         """As `EngineCore.lasts`."""
         return all(rank.lasts(steps) for rank in self.ranks)
+
+    def _by_home(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
+        found: dict[int, list[Sequence]] = {}
+        for sequence in sequences:
+            found.setdefault(id(self._homes[sequence.request.id]), []).append(sequence)
+        return found
+
+    def _forget(self, finished: Iterable[Sequence]) -> None:
+        for sequence in finished:
+            if not sequence.hold:
+                del self._homes[sequence.request.id]
 
     def check_integrity(self) -> None:
         """Each rank's, and that all have taken the same number of steps.

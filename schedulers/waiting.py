@@ -29,22 +29,26 @@ ORDERS: dict[str, Order] = {"fcfs": fcfs, "priority": priority, "shortest_prompt
 
 
 class WaitingQueue:
-    """Waiting sequences in the order of a policy. Whoever stopped waiting elsewhere (an abort) is passed over."""
+    """Waiting sequences in the order of a policy. Whoever stopped waiting elsewhere (an abort) is passed over.
+
+    Attributes: `count` of them, and the `tokens` that they would prefill.
+    """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.tokens = 0
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
-        self._count += 1
+        self.count += 1
         self.tokens += sequence.goal
-        heappush(self._heap, (self.order(sequence), sequence))
+        order = self.order  # Python 3.11 is slow to call what is an instance's attribute
+        heappush(self._heap, (order(sequence), sequence))
 
     def first(self) -> Sequence | None:
         """Who is next, without taking it."""
@@ -60,15 +64,15 @@ class WaitingQueue:
     def pop(self) -> Sequence:
         """Take whom `first` has just named."""
         sequence = heappop(self._heap)[1]
-        self._count -= 1
+        self.count -= 1
         self.tokens -= sequence.goal
         return sequence
 
     def drop(self, sequence: Sequence) -> None:
         """Count a waiting sequence no longer; the caller changes its state, by which it is passed over."""
-        self._count -= 1
+        self.count -= 1
         self.tokens -= sequence.goal
-        if len(self._heap) > 2 * self._count + 64:  # aborted ones must not pile up
+        if len(self._heap) > 2 * self.count + 64:  # aborted ones must not pile up
             self._heap = [entry for entry in self._heap if entry[1].state == WAITING and entry[1] is not sequence]
             heapify(self._heap)
 

@@ -38,6 +38,19 @@ class Clock(simpy.Environment):
         heappush(self._queue, (when, rank, number, action))  # type: ignore[misc]  # ranks and calls are ours
         return number
 
+    def pass_to(self, when: float, rank: int) -> bool:
+        """Make it `when` if nothing else is due before a call of that rank would be; whether it did.
+
+        For a caller who would only ask to be called: it saves the way through the queue.
+        """
+        queue = self._queue
+        if queue:
+            head = queue[0]
+            if head[0] < when or (head[0] == when and head[1] <= rank):
+                return False
+        self._now = when
+        return True
+
     def run(self, until: float | Event | None = None) -> object:
         """As SimPy's, with calls; `until` is for models that are made of processes alone."""
         if until is not None:

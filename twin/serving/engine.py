@@ -20,12 +20,12 @@ from heapq import heappop, heappush
 from itertools import accumulate
 
 from latency_models.step_time import StepTime, group_decode_seconds, group_seconds
-from schedulers.batches import Batch, DecodeBatch, OneShotBatch
+from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from twin.clock import Clock
-from twin.serving.records import UNSET, EngineLog, RequestRecord
+from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, EngineLog, RequestRecord
 from workloads.errors import BadInput
 from workloads.request import Request
 
@@ -74,6 +74,9 @@ class Engine:
         self._clock, self._step_time, self._make_core = clock, step_time, make_core
         self._depth, self._fast, self._watch = depth, fast_forward, watch
         self._rank = BOUNDARY_RANK + index
+        in_lockstep = isinstance(self.core, LockstepGroup)
+        self._seconds = self._group_seconds if in_lockstep else step_time.seconds
+        self._durations = self._group_durations if in_lockstep else self._own_durations
         self._alarm: int | None = None
         self._inbox: list[tuple[RequestRecord, Request, int | None, bool, bool]] = []
         self._inbox_load = 0
@@ -175,15 +178,22 @@ class Engine:
         if number != self._alarm:  # a window was cut, or the engine failed: another alarm counts
             return
         self._alarm = None
-        self.log.events += 1
-        now = self._clock.now
-        if self._window:
-            self._close_window()
-        elif self._running:
-            self._end(*self._running.popleft())
-        if self._inbox:
-            self._take_in(now)
-        self._begin(now)
+        clock, log, running = self._clock, self.log, self._running
+        while True:
+            log.events += 1
+            now = clock.now
+            if self._window:
+                self._close_window()
+            elif running:
+                self._end(*running.popleft())
+            if self._inbox:
+                self._take_in(now)
+            when = self._begin(now)
+            if when is None:
+                return
+            if not clock.pass_to(when, self._rank):
+                self._set_alarm(when)
+                return
 
     def _take_in(self, now: float) -> None:
         for record, request, limit, computed, hold in self._inbox:
@@ -197,23 +207,24 @@ class Engine:
         self._inbox.clear()
         self._inbox_load = 0
 
-    def _begin(self, now: float) -> None:
-        """Begin steps until the pipeline is full, or open a window; then sleep to the next boundary."""
-        running = self._running
-        while len(running) < self._depth:
-            if self._fast and len(running) == self._depth - 1 and self._open_window(now):
-                return
+    def _begin(self, now: float) -> float | None:
+        """Begin steps until the pipeline is full, or open a window. Returns the next boundary; None: there is none."""
+        running, space = self._running, self._depth - len(self._running)
+        seconds = self._seconds  # Python 3.11 is slow to call what is an instance's attribute
+        while space:
+            if space == 1 and self._fast and self._open_window(now):
+                return self._window[self._steps - 1]
             batch = self.core.begin_step(now)
             if batch is None:
                 break
             start = running[-1][2] if running else now
-            running.append((batch, start, start + self._seconds(batch)))
+            running.append((batch, start, start + seconds(batch)))
             if self._watch is not None:
                 self._watch(self, *running[-1])
             if batch.chunks or batch.arrived:
                 self._note_beginners(batch, now)
-        if running:
-            self._set_alarm(running[0][2])
+            space -= 1
+        return running[0][2] if running else None
 
     def _note_beginners(self, batch: Batch, now: float) -> None:
         for chunk in batch.chunks:
@@ -240,7 +251,8 @@ class Engine:
         log.busy += end - start
         log.step(end, batch.n_decodes - len(batch.arrived))
         if log.detail:
-            self._log_details(batch, start)
+            kind = DECODE_STEP if not batch.chunks else ONE_SHOT_STEP if isinstance(batch, OneShotBatch) else MIXED_STEP
+            self._log_details(kind, batch.prefill_tokens, start)
         for chunk in batch.chunks:
             if chunk.last:
                 self._first_token(chunk.sequence, end)
@@ -265,14 +277,12 @@ class Engine:
         record.replica = self.name
         self.on_finish(record, sequence)
 
-    def _log_details(self, batch: Batch, start: float) -> None:
+    def _log_details(self, kind: int, prefill_tokens: int, start: float) -> None:
         log, core = self.log, self.core
         log.index.append(len(log.ends) - 1)
         log.starts.append(start)
-        log.prefill_tokens.append(batch.prefill_tokens)
-        log.kinds.append(
-            0 if isinstance(batch, DecodeBatch) or not batch.chunks else 2 if isinstance(batch, OneShotBatch) else 1
-        )
+        log.prefill_tokens.append(prefill_tokens)
+        log.kinds.append(kind)
         log.changes.extend((log.ends[-1], core.admitted, core.waiting, self.free_blocks))
 
     def _due(self, tick: int) -> list[Sequence]:
@@ -298,7 +308,8 @@ class Engine:
         core, running = self.core, self._running
         if self._stops:
             steps = min(steps, self._next_stop() - core.tick - 1)
-        steps = min(steps, LONGEST_WINDOW)
+        if steps > LONGEST_WINDOW:
+            steps = LONGEST_WINDOW
         end = now
         if running:
             batch, _, end = running[0]
@@ -308,21 +319,28 @@ class Engine:
             return False
         self._with_last = not running and core.lasts(steps + 1)
         steps += self._with_last
-        through = list(accumulate(self._durations(steps), initial=end))
-        self._window, self._steps, self._opened = through if running else through[1:], steps, now
-        self._set_alarm(self._window[steps - 1])
+        durations_of = self._durations
+        durations = durations_of(steps)
+        if running:
+            durations.insert(0, end)
+        else:
+            durations[0] += end
+        self._window, self._steps, self._opened = list(accumulate(durations)), steps, now
         return True
 
-    def _durations(self, steps: int) -> list[float]:
+    def _own_durations(self, steps: int) -> list[float]:
         """Of the coming decode steps, seconds."""
-        if isinstance(self.core, LockstepGroup):
-            return group_decode_seconds(self._step_time, [run_of(rank) for rank in self.core.ranks], steps)
+        assert isinstance(self.core, EngineCore)
         return self._step_time.decode_seconds(*run_of(self.core), steps)
 
-    def _seconds(self, batch: Batch) -> float:
-        if isinstance(batch, GroupBatch):
-            return group_seconds(self._step_time, batch)
-        return self._step_time.seconds(batch)
+    def _group_durations(self, steps: int) -> list[float]:
+        """As `_own_durations`, of ranks in lockstep."""
+        assert isinstance(self.core, LockstepGroup)
+        return group_decode_seconds(self._step_time, [run_of(rank) for rank in self.core.ranks], steps)
+
+    def _group_seconds(self, batch: Batch) -> float:
+        assert isinstance(batch, GroupBatch)
+        return group_seconds(self._step_time, batch)
 
     def _next_stop(self) -> int:
         stops = self._stops
@@ -354,15 +372,18 @@ class Engine:
             log.busy += ends[steps - 1] - start
             self._running.append((core.standing_batch(), ends[steps - 1], ends[steps]))
             return
-        quiet = steps - self._with_last
-        core.advance(quiet)
-        log.steps(ends[:quiet], size)
-        log.busy += ends[quiet - 1] - self._opened
-        if self._with_last:
-            last = core.begin_step(ends[quiet - 1])
-            assert last is not None
-            assert not last.chunks, "nobody can have joined"
-            self._end(last, ends[quiet - 1], ends[quiet])
+        log.steps(ends[:steps] if steps < len(ends) else ends, size)
+        end = ends[steps - 1]
+        log.busy += end - self._opened
+        if not self._with_last:
+            core.advance(steps)
+            return
+        core.advance(steps - 1)
+        finished = core.last_step(self._due(core.tick + 1) if self._stops else ())
+        if log.detail:
+            self._log_details(DECODE_STEP, 0, ends[steps - 2])
+        for sequence in finished:
+            self._finish(sequence, end)
 
 
 def run_of(core: EngineCore) -> tuple[int, int, int]:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 UNSET: Final = -1.0
 """A time that has not come."""
 
+DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP = 0, 1, 2
+"""What a step was, in an engine's log."""
+
 
 class RequestRecord:
     """One request, from the client's side. Times in seconds, `UNSET` while they have not come.

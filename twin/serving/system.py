@@ -23,9 +23,10 @@ class Pool:
 
     def choose(self) -> Engine | None:
         """The engine for the next request; None while all have failed."""
-        if not self._up:
-            return None
-        return self.engines[self._router.choose(self._up, self._load)]
+        up = self._up
+        if len(up) > 1:
+            return self.engines[self._router.choose(up, self._load)]
+        return self.engines[up[0]] if up else None
 
     def refresh(self) -> None:
         """An engine has failed or recovered."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # a single run needs no processes, and would wait for these to load
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from multiprocessing.context import BaseContext
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -21,11 +23,15 @@ def each_as_done(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: in
     """
     if jobs == 1 or len(tasks) <= 1:
         return ((task, work(task)) for task in tasks)
+    from concurrent.futures import ProcessPoolExecutor
+
     pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=_context())
     return _collect(pool, {pool.submit(work, task): task for task in tasks})
 
 
 def _collect(pool: ProcessPoolExecutor, pending: dict[Future[Result], Task]) -> Iterator[tuple[Task, Result]]:
+    from concurrent.futures import as_completed
+
     try:
         for future in as_completed(pending):
             yield pending[future], future.result()
@@ -40,6 +46,8 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _context() -> multiprocessing.context.BaseContext:
+def _context() -> BaseContext:
     """Fork where that is safe: workers then start with everything loaded, in milliseconds."""
+    import multiprocessing
+
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
