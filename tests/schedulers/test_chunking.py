@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedulers.chunking import SloChunks, StaticChunks
@@ -49,6 +49,7 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     return [int(n - tokens[0] + 1) for n in tokens], [float(t) for t in micros]
 
 
+@settings(deadline=None)
 @given(tables(), st.integers(0, 400), st.integers(1, 60), st.integers(0, 200))
 def test_slo_chunks_against_all_chunks(
     table: tuple[list[int], list[float]], goal: int, smallest: int, more: int

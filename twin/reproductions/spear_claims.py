@@ -95,6 +95,10 @@ def notes(document: dict[str, Any]) -> list[str]:
     """What a reader has to know of how the numbers came about."""
     workload, fit, coarse = document["workload"], document["fit"], document["coarse"]
     errors = [row["p99_itl"]["error"] for row in coarse["rows"]]
+    widths = {f"{row['scheduler']}, {row['density']}": row["ttft"] for row in document["rows"]}
+    widest = max(widths, key=lambda name: _relative_width(widths[name]))
+    low, high = widths[widest]["prediction"]
+    held = [_relative_width(row["ttft"]) for row in document["rows"] if not row["fitted"]]
     return [
         "Kernel latencies are not printed: tables are what the static rows of Table 3 and the decode latency of 5.3.1"
         " imply. They are of no use for another model or device.",
@@ -108,9 +112,18 @@ def notes(document: dict[str, Any]) -> list[str]:
         " c_min: that goals are met is a check of the arithmetic, what TTFT that costs is the prediction.",
         f"Chunks in multiples of {coarse['step']} tokens give P99 ITL {_percent(errors)} off on those rows. That was"
         " found by looking at them, so no prediction uses it.",
+        f"Runs of {REQUESTS} requests differ. A printed mean TTFT inside their 95 % says little where those are wide"
+        f" ({widest}: {_ms(low)} to {_ms(high)} ms) and more at the SLO scheduler (± {100 * min(held):.0f} to"
+        f" {100 * max(held):.0f} %). Its P99 ITL hardly varies.",
         f"c_min = {document['chunk_limits'][0]} and c_max = {document['chunk_limits'][1]} are assumed; the paper states"
         " neither.",
     ]
+
+
+def _relative_width(found: dict[str, Any]) -> float:
+    """Half of the prediction interval, in parts of the mean."""
+    low, high = found["prediction"]
+    return float((high - low) / 2 / found["predicted"])
 
 
 def _claim(where: str, what: str, published: str, found: str, agrees: bool, note: str) -> Claim:
