@@ -85,7 +85,7 @@ class LayerTables(Strict):
     @model_validator(mode="after")
     def _complete(self) -> LayerTables:
         if self.tokens[0] != 1:
-            raise BadInput("expected 1, for steps of a single decode", field="tokens.0", value=self.tokens[0])
+            raise BadInput("expected 1, for steps of a single decode", field="tokens[0]", value=self.tokens[0])
         for before, after in pairwise(self.tokens):
             if after <= before:
                 raise BadInput(f"expected token counts that increase, found {after} after {before}", field="tokens")
@@ -188,5 +188,5 @@ class EcTables:
                     f"expected T_S to grow with the tokens for the SLO scheduler, found {after:g} s at"
                     f" {self._tokens[i]} after {before:g} s at {self._tokens[i - 1]}"
                 )
-                raise BadInput(expected, field=f"tokens.{i}")
+                raise BadInput(expected, field=f"tokens[{i}]")
         return list(self._tokens), list(self._seconds)

@@ -81,19 +81,21 @@ class SloChunks:
         return interpolate(self._tokens, self._seconds, tokens)
 
     def allowance(self, decodes: int) -> int:
-        """As `ChunkPolicy.allowance`: bisection on the monotone T."""
+        """As `ChunkPolicy.allowance`: bisection over the rows of the table, then the line between two."""
         chunk = self._largest_within(decodes)
         return max(chunk - chunk % self.step, self.smallest)
 
     def _largest_within(self, decodes: int) -> int:
         left = self.goal - self.seconds(decodes)
-        low, high = self.smallest, self.largest
-        if self.seconds(high) <= left:
-            return high
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(middle) <= left:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        if self.seconds(self.largest) <= left:
+            return self.largest
+        x, y = self._tokens, self._seconds
+        i = min(max(bisect_right(y, left), 1), len(y) - 1)
+        chunk = x[i - 1] + int((left - y[i - 1]) * (x[i] - x[i - 1]) / (y[i] - y[i - 1]))
+        chunk = min(max(chunk, self.smallest), self.largest)
+        # Rounding may have put it one off: T itself decides.
+        while chunk > self.smallest and self.seconds(chunk) > left:
+            chunk -= 1
+        while chunk < self.largest and self.seconds(chunk + 1) <= left:
+            chunk += 1
+        return chunk

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-Document = dict[str, Any]
+from reports.reproductions.layout import Document, disagreements, milliseconds, percent, render, sections, table
 
 COLOURS = {"prelude": "#1f5fa8", "vllm": "#d1762b", "sglang": "#2a8c5a"}
+SIZE = (7.2, 4.2)
+"""Inches."""
 
 
 def prelude_table(document: Document) -> RenderableType:
     """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then what disagrees, in words."""
-    disagreements = [claim for claim in document["claims"] if not claim["agrees"]]
-    lines = [
-        f"- {claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
-        + (f"; {claim['note']}" if claim["note"] else "")
-        for claim in disagreements
-    ]
-    sections: list[tuple[str, RenderableType]] = [
+    parts: list[tuple[str, RenderableType]] = [
         ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
         ("What a request costs each engine, ms, as fitted", _costs(document)),
         ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),
@@ -31,95 +24,95 @@ def prelude_table(document: Document) -> RenderableType:
         *((f"Judges among chats, {load}", _lifetimes(found)) for load, found in document["lifetimes"]["loads"].items()),
         ("Shared rubrics in bursts", _steady(document["prefixes"])),
         ("One cold rubric, requests that come at once: prompt tokens computed", _cold(document["prefixes"]["cold"])),
-        ("What disagrees", Text("\n".join(lines) or "nothing")),
+        ("What disagrees", disagreements(document["claims"])),
     ]
-    parts: list[RenderableType] = []
-    for title, body in sections:
-        parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
-    return Group(*parts)
+    return sections(parts)
 
 
 def prelude_figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text."""
-    return {"sweep": _render(_draw_sweep, document), "lifetimes": _render(_draw_lifetimes, document)}
+    return {
+        "sweep": render(_draw_sweep, document, size=SIZE),
+        "lifetimes": render(_draw_lifetimes, document, size=SIZE),
+    }
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _sweep(fits: list[Document]) -> Table:
-    table = _table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
+    shown = table("engine", "c", "printed", "predicted", "error", "any split", "of peak")
     for fit in fits:
         for row in fit["rows"]:
             low, high = row["any_share"]
-            table.add_row(
+            shown.add_row(
                 fit["engine"],
                 f"{row['concurrency']}{'*' if row['fitted'] else ''}",
                 f"{row['published']:.1f}",
                 f"{row['predicted']:.1f}",
-                _percent(row["error"]),
+                percent(row["error"]),
                 f"{low:.0f}-{high:.0f}",
                 f"{100 * row['of_floor']:.0f} %",
             )
-    return table
+    return shown
 
 
 def _costs(document: Document) -> Table:
-    table = _table(
+    shown = table(
         "engine", "client", "host", "step", "prompt", "least prompt", "misfit", "all rows fitted", "one a step, req/s",
     )  # fmt: skip
     every_row = {fit["engine"]: fit["misfit"] for fit in document["sweep_all_rows"]}
     for fit in document["sweep"]:
         misfit = every_row.get(fit["engine"])
-        table.add_row(
+        shown.add_row(
             fit["engine"],
-            *(_ms(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
+            *(milliseconds(fit[name]) for name in ("client", "host", "overhead", "per_prompt", "floor_per_prompt")),
             f"{100 * fit['misfit']:.1f} %",
             "-" if misfit is None else f"{100 * misfit:.1f} %",
             f"{1 / fit['latency_alone']:.1f}",
         )
-    return table
+    return shown
 
 
 def _decode(predictions: list[Document]) -> Table:
-    table = _table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
+    shown = table("engine", "metric", "printed", "host beside", "error", "host holds up", "error")
     found = {(each["engine"], each["held"]): each["rows"] for each in predictions}
     for engine in dict.fromkeys(each["engine"] for each in predictions):
         for beside, held in zip(found[engine, False], found[engine, True], strict=True):
-            shown = _rate if beside["metric"] == "rate" else _ms
-            table.add_row(
+            written = _rate if beside["metric"] == "rate" else milliseconds
+            shown.add_row(
                 engine,
                 _metric(beside["metric"]) + ("*" if beside["fitted"] else ""),
-                shown(beside["published"]),
-                shown(beside["predicted"]),
-                _percent(beside["error"]),
-                shown(held["predicted"]),
-                _percent(held["error"]),
+                written(beside["published"]),
+                written(beside["predicted"]),
+                percent(beside["error"]),
+                written(held["predicted"]),
+                percent(held["error"]),
             )
-    return table
+    return shown
 
 
 def _floors(rows: list[Document]) -> Table:
-    table = _table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
+    shown = table("engine", "TTFT ms, 0.6B", "least", "times", "req/s, 4B", "most", "share")
     for row in rows:
-        table.add_row(
+        shown.add_row(
             row["engine"],
-            _ms(row["ttft"]),
+            milliseconds(row["ttft"]),
             f"{1e3 * row['ttft_floor']:.2f}",
             f"{row['ttft'] / row['ttft_floor']:.0f}",
             f"{row['best_rate']:.1f}",
             f"{row['rate_ceiling']:.1f}",
             f"{100 * row['best_rate'] / row['rate_ceiling']:.0f} %",
         )
-    return table
+    return shown
 
 
 def _lifetimes(found: Document) -> Table:
-    table = _table(
+    shown = table(
         "engine", "judges' blocks", "peak", "seats", "all blocks", "chat TTFT ms", "judge TTFT ms", "TPOT ms", "tok/s",
     )  # fmt: skip
     for row in found["variants"]:
-        table.add_row(
+        shown.add_row(
             row["variant"],
             _interval(row, "judge_blocks_held", 1, 1),
             f"{row['mean']['judge_blocks_peak']:.0f}",
@@ -130,13 +123,13 @@ def _lifetimes(found: Document) -> Table:
             _interval(row, "chat_tpot.mean", 1e3, 1),
             _interval(row, "chat_tokens_per_second", 1, 1),
         )
-    return table
+    return shown
 
 
 def _steady(found: Document) -> Table:
-    table = _table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
+    shown = table("engine", "tokens computed", "spared", "TTFT ms", "P95 ms", "req/s")
     for row in found["steady"]:
-        table.add_row(
+        shown.add_row(
             row["variant"],
             f"{row['mean']['computed_tokens']:.0f}",
             f"{row['mean']['cached_tokens']:.0f}",
@@ -144,30 +137,23 @@ def _steady(found: Document) -> Table:
             _interval(row, "ttft.p95", 1e3, 1),
             f"{row['mean']['requests_per_second']:.1f}",
         )
-    return table
+    return shown
 
 
 def _cold(jobs: list[Document]) -> Table:
     names = list(jobs[0]["runs"])
-    table = _table("peers", "expected led", "not led", *names)
+    shown = table("peers", "expected led", "not led", *names)
     for job in jobs:
-        table.add_row(
+        shown.add_row(
             str(job["peers"]),
             str(job["expected"]["led"]),
             str(job["expected"]["not led"]),
             *(
-                f"{job['runs'][name]['computed_tokens']} ({_ms(job['runs'][name]['ttft']['mean'])} ms)"
+                f"{job['runs'][name]['computed_tokens']} ({milliseconds(job['runs'][name]['ttft']['mean'])} ms)"
                 for name in names
             ),
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    return table
+    return shown
 
 
 def _interval(row: Document, name: str, scale: float, digits: int) -> str:
@@ -180,41 +166,16 @@ def _metric(name: str) -> str:
     return "req/s" if name == "rate" else f"{name.upper()} ms"
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
-
-
 def _rate(value: float) -> str:
     return f"{value:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _render(draw: Callable[[Any, Document], None], document: Document) -> str:
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = figure.add_subplot()
-    draw(axes, document)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    text = io.StringIO()
-    # No date and no random ids: the same document gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
-
-
-def _draw_sweep(axes: Any, document: Document) -> None:
+def _draw_sweep(panels: list[Any], document: Document) -> None:
     """Table 5: printed and predicted requests/s, the range that the fit leaves open, and the peak of the device."""
+    (axes,) = panels
     for fit in document["sweep"]:
         colour, rows = COLOURS[fit["engine"]], fit["rows"]
         at = [row["concurrency"] for row in rows]
@@ -241,8 +202,9 @@ def _draw_sweep(axes: Any, document: Document) -> None:
     axes.legend(fontsize=7, frameon=False, ncols=2)
 
 
-def _draw_lifetimes(axes: Any, document: Document) -> None:
+def _draw_lifetimes(panels: list[Any], document: Document) -> None:
     """Mean TTFT of judges and chats below capacity, with 95 % intervals."""
+    (axes,) = panels
     variants = document["lifetimes"]["loads"]["open"]["variants"]
     for offset, (who, colour) in enumerate((("judge", COLOURS["prelude"]), ("chat", COLOURS["vllm"]))):
         bounds = [row["intervals"][f"{who}_ttft.mean"] for row in variants]

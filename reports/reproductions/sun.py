@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
-Document = dict[str, Any]
+from reports.reproductions.layout import (
+    Document,
+    bullets,
+    disagreements,
+    milliseconds,
+    percent,
+    render,
+    sections,
+    table,
+)
 
 COLOURS = {"Full-FT": "#1f5fa8", "AWQ": "#d1762b", "QSUN": "#2a8c5a"}
 ISOLATED, SHARED = "#d1762b", "#1f5fa8"
@@ -24,13 +30,7 @@ FORMS = {
 def sun_table(document: Document) -> RenderableType:
     """Table 4's high concurrency, pools of decode workers, skew over models, then what disagrees, in words."""
     skew = document["skew"]
-    lost = [claim for claim in document["claims"] if not claim["agrees"]]
-    lines = [
-        f"- {claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
-        + (f"; {claim['note']}" if claim["note"] else "")
-        for claim in lost
-    ]
-    sections: list[tuple[str, RenderableType]] = [
+    parts: list[tuple[str, RenderableType]] = [
         ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
         ("The decode line behind it: microseconds, and nanoseconds a KV token", _fits(document["concurrency"]["fits"])),
         (
@@ -44,21 +44,18 @@ def sun_table(document: Document) -> RenderableType:
             _skew(skew),
         ),
         ("Sizes of the effect of skew, zipf 2", _sizes(skew["sizes"])),
-        ("What disagrees", Text("\n".join(lines) or "nothing")),
-        ("Notes", Text("\n".join(f"- {note}" for note in document["notes"]))),
+        ("What disagrees", disagreements(document["claims"])),
+        ("Notes", bullets(document["notes"])),
     ]
-    parts: list[RenderableType] = []
-    for title, body in sections:
-        parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
-    return Group(*parts)
+    return sections(parts)
 
 
 def sun_figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text."""
     return {
-        "concurrency": _render(_draw_concurrency, document, 2),
-        "pool": _render(_draw_pool, document, 1),
-        "skew": _render(_draw_skew, document, 2),
+        "concurrency": render(_draw_concurrency, document, 2),
+        "pool": render(_draw_pool, document, 1),
+        "skew": render(_draw_skew, document, 2),
     }
 
 
@@ -66,68 +63,68 @@ def sun_figures(document: Document) -> dict[str, str]:
 
 
 def _concurrency(found: Document) -> Table:
-    table = _table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
+    shown = table("model", "method", "in", "TPOT ms", "predicted", "error", "any split", "tok/s", "predicted", "error")
     for row in found["rows"]:
         if row["fitted"]:
             continue
         published, predicted, errors = row["published"], row["predicted"], row["errors"]
         low, high = sorted(row["tpot_any_split"])
-        table.add_row(
+        shown.add_row(
             row["model"],
             row["method"],
             str(row["prompt"]),
-            _ms(published["tpot"]),
+            milliseconds(published["tpot"]),
             f"{1e3 * predicted['tpot']:.2f}",
-            _percent(errors["tpot"]),
+            percent(errors["tpot"]),
             f"{1e3 * low:.1f}-{1e3 * high:.1f}",
             f"{published['throughput']:.1f}",
             f"{predicted['throughput']:.1f}",
-            _percent(errors["throughput"]),
+            percent(errors["throughput"]),
         )
-    table.add_section()
+    shown.add_section()
     means = {metric: f"{100 * found['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
-    table.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
+    shown.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
     for name, error in found["errors"]["tpot"]["by_method"].items():
         throughput = found["errors"]["throughput"]["by_method"][name]
         model, _, method = name.rpartition(" ")
-        table.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
-    return table
+        shown.add_row(model, method, "", "", "", f"{100 * error:.2f} %", "", "", "", f"{100 * throughput:.2f} %")
+    return shown
 
 
 def _fits(fits: list[Document]) -> Table:
-    table = _table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
+    shown = table("model", "β, 16 bits", "β, 4 bits", "batching", "KV token", "misfit", "ridge, 16 bits", "4 bits")
     for fit in fits:
-        table.add_row(
+        shown.add_row(
             fit["model"],
             *(f"{1e6 * seconds:.0f}" for seconds in (fit["weights"]["16"], fit["weights"]["4"], fit["batching"])),
             f"{1e9 * fit['per_kv_token']:.0f}",
             f"{100 * fit['misfit']:.1f} %",
             *(f"{fit['ridge_rows'][bits]:.0f} rows" for bits in ("16", "4")),
         )
-    return table
+    return shown
 
 
 def _forms(forms: list[Document]) -> Table:
-    table = _table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
+    shown = table("borne by", "fit", "fitted rows", "TPOT at 16", "throughput at 16")
     for form in forms:
         errors = (f"{100 * form[name]:.2f} %" for name in ("misfit", "tpot_error", "throughput_error"))
-        table.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
-    return table
+        shown.add_row(FORMS[form["form"]], "TPOT alone" if form["plain"] else "both columns", *errors)
+    return shown
 
 
 def _pool(pool: Document) -> Table:
     """Printed, the length that was chosen, and the other possible ones, whose errors show what hangs on the choice."""
     lengths = [pool["chosen"], *(each for each in pool["lengths"] if each["answer"] != pool["chosen"]["answer"])]
-    table = _table("decode workers", "printed", *(f"{each['answer']} out" for each in lengths))
+    shown = table("decode workers", "printed", *(f"{each['answer']} out" for each in lengths))
     for index, row in enumerate(pool["chosen"]["rows"]):
         star = "*" if row["fixes_the_load"] else ""
-        table.add_row(
+        shown.add_row(
             f"{row['workers']} {row['placement']}{star}",
             _pool_cell(row["published"]),
             *(_pool_cell(each["rows"][index]["predicted"]) for each in lengths),
         )
-    table.add_row("requests/s", "", *(f"{each['rate']:.2f}" for each in lengths))
-    return table
+    shown.add_row("requests/s", "", *(f"{each['rate']:.2f}" for each in lengths))
+    return shown
 
 
 def _pool_cell(values: Document) -> str:
@@ -135,68 +132,34 @@ def _pool_cell(values: Document) -> str:
 
 
 def _skew(skew: Document) -> Table:
-    table = _table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
+    shown = table("decode", "zipf", "tok/s", "of offered", "TPOT ms", "interactivity", "TTFT ms")
     for point in skew["points"]:
-        table.add_row(
+        shown.add_row(
             point["placement"],
             f"{point['zipf']:g}",
             f"{point['throughput']:.0f}",
             f"{100 * point['achieved']:.1f} %",
-            _ms(point["tpot"]),
+            milliseconds(point["tpot"]),
             f"{point['interactivity']:.1f}",
-            _ms(point["ttft"]),
+            milliseconds(point["ttft"]),
         )
-    return table
+    return shown
 
 
 def _sizes(sizes: list[Document]) -> Table:
-    table = _table("change", "printed", "predicted", "one run of a minute")
+    shown = table("change", "printed", "predicted", "one run of a minute")
     for size in sizes:
         low, high = size["one_run"]
-        table.add_row(
+        shown.add_row(
             size["what"],
-            _percent(size["published"]),
-            _percent(size["predicted"]),
-            f"{_percent(low)} to {_percent(high)}",
+            percent(size["published"]),
+            percent(size["predicted"]),
+            f"{percent(low)} to {percent(high)}",
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+    return shown
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-
-
-def _render(draw: Callable[[list[Any], Document], None], document: Document, panels: int) -> str:
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * panels + 1, 3.8), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = [figure.add_subplot(1, panels, 1 + index) for index in range(panels)]
-    draw(axes, document)
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-        each.grid(alpha=0.25, linewidth=0.6)
-    text = io.StringIO()
-    # No date and no random ids: the same document gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
 
 
 def _draw_concurrency(panels: list[Any], document: Document) -> None:

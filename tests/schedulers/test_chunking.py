@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedulers.chunking import SloChunks, StaticChunks
@@ -12,6 +12,16 @@ from schedulers.chunking import SloChunks, StaticChunks
 
 def test_a_static_budget_counts_decodes() -> None:
     assert [StaticChunks(512).allowance(decodes) for decodes in (0, 1, 511, 512, 600)] == [512, 511, 1, 0, 0]
+
+
+def test_a_step_is_rounded_down_to_but_not_below_the_least() -> None:
+    """Unrounded they are 104, 32 and 8, as by hand below."""
+    policy = SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, smallest=8, largest=120, step=24)
+    assert [policy.allowance(decodes) for decodes in (0, 64, 104)] == [96, 24, 8]
+
+
+def test_without_a_goal_it_is_the_largest() -> None:
+    assert SloChunks([1, 16], [1.0, 2.0], float("inf"), 8, 2048).allowance(1000) == 2048
 
 
 def test_slo_chunks_by_hand() -> None:
@@ -39,6 +49,7 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     return [int(n - tokens[0] + 1) for n in tokens], [float(t) for t in micros]
 
 
+@settings(deadline=None)
 @given(tables(), st.integers(0, 400), st.integers(1, 60), st.integers(0, 200))
 def test_slo_chunks_against_all_chunks(
     table: tuple[list[int], list[float]], goal: int, smallest: int, more: int
@@ -61,6 +72,9 @@ def test_slo_chunks_against_all_chunks(
         perhaps = max((c for c in chunks if seconds(c) <= left + 1e-9), default=smallest)
         chunk = policy.allowance(decodes)
         assert surely <= chunk <= perhaps
+        own = goal - policy.seconds(decodes)  # to the token, by T as the policy computes it
+        assert chunk == smallest or policy.seconds(chunk) <= own
+        assert chunk == smallest + more or policy.seconds(chunk + 1) > own
         assert smallest <= chunk <= previous, "more decodes leave no more for prompts"
         previous = chunk
 

@@ -11,9 +11,10 @@ FLAG = Parameter(negative=())
 
 
 def reproduce(
-    paper: Literal["afd", "prelude", "sun"],
+    paper: Literal["afd", "prelude", "spear", "sun"],
     /,
     *,
+    trace: Path | None = None,
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
@@ -22,13 +23,17 @@ def reproduce(
     """A paper's tables and figures, computed again beside what was printed.
 
     afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). prelude: execution classes,
-    prefix-led planning, and the serving tables (about a minute). sun: decode fitted on concurrency 1 and 4 predicts 16,
-    smaller decode pools, and skew (half a minute). What disagrees is said.
+    prefix-led planning, and the serving tables (about a minute). spear: SLO-constrained chunks beside static ones, with
+    tables that the static rows imply (two minutes with a trace of ShareGPT's lengths, one without). sun: decode fitted
+    on concurrency 1 and 4 predicts 16, smaller decode pools, and skew (half a minute). What disagrees is said.
 
     Parameters
     ----------
     paper
-        Which paper: afd, prelude or sun.
+        Which paper: afd, prelude, spear or sun.
+    trace
+        spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
+        the same moments.
     json
         Print one JSON document on stdout and nothing else there.
     runs
@@ -42,10 +47,13 @@ def reproduce(
     from twin.cli.running import run_folder, run_points
     from twin.cli.sweep import illustrate, load_figures
     from twin.reproductions import afd
+    from workloads.errors import BadInput
 
     require_at_least("--jobs", jobs, 1)
+    if trace is not None and paper != "spear":
+        raise BadInput(f"expected it with spear only, found it with {paper}", field="--trace", value=str(trace))
     if paper != "afd":
-        return _reproduce_serving(paper, runs, jobs, as_json=json)
+        return _reproduce_serving(paper, trace, runs, jobs, as_json=json)
     plan = afd.sweep()
     with run_folder(plan, f"reproduce-{paper}", runs, fresh=fresh, asked={"paper": paper}) as run:
         document = run_points(plan, run, jobs, load_figures)
@@ -72,10 +80,11 @@ def reproduce(
     return 0
 
 
-def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: bool) -> int:
+def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:
     """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one to show it.
 
-    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer.
+    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer. SPEAR's
+    `reproduce` takes the trace first.
     """
     from importlib import import_module
 
@@ -83,11 +92,17 @@ def _reproduce_serving(paper: str, runs: Path, jobs: int | None, *, as_json: boo
     from twin.cli.console import note, print_json, print_table
     from twin.cli.manifest import manifest
     from twin.sweeps.parallel import usable_cores
+    from workloads.traces import read_trace
 
     made, shown = import_module(f"twin.reproductions.{paper}"), import_module(f"reports.reproductions.{paper}")
-    run = open_run(runs, f"reproduce-{paper}", "serving", manifest({"paper": paper}), resume=False)
+    asked: dict[str, Any] = {"paper": paper}
+    lengths: list[Any] = []
+    if paper == "spear":
+        asked["trace"] = str(trace) if trace else None
+        lengths = [read_trace(trace) if trace else None]  # before there is a run folder: the file may not be one
+    run = open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False)
     try:
-        document = made.reproduce(jobs or usable_cores(), note)
+        document = made.reproduce(*lengths, jobs or usable_cores(), note)
         document["run"] = {"id": run.id, "directory": str(run.path)}
         for name, svg in getattr(shown, f"{paper}_figures")(document).items():
             run.write_text(f"figures/{name}.svg", svg)

@@ -7,13 +7,13 @@ scheduler are then predicted: nothing is chosen by them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from twin.reproductions.spear_claims import claims, meets, notes
 from twin.reproductions.spear_published import DENSITIES, GOALS, RATE, Row, published_rows, slo_rows
 from twin.reproductions.spear_tables import (
     GRID,
@@ -30,7 +30,7 @@ from twin.reproductions.spear_tables import (
 from twin.reproductions.spear_workload import SAMPLINGS, SYNTHETIC, Sampling
 from twin.serving.uncertainty import combine
 from twin.sweeps.parallel import each_as_done
-from workloads.traces import Trace, read_trace
+from workloads.traces import Trace
 
 SCHEMA = "twin.reproduction-spear/1"
 VLLM = Sampling("vllm")
@@ -41,11 +41,6 @@ STEP = 64
 them, so no prediction uses it: it is reported beside them as what may explain the difference.
 """
 
-ROUNDING = 1e-9
-"""Relative. Step ends are summed, and a gap is the difference of two of them."""
-
-Claim = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Study:
@@ -55,7 +50,7 @@ class Study:
         readings, samplings: what is tried.
         screening: replications and rounds (see `FitTask`) of the first fit of each, to the middle density alone.
         fitting: of the fit of those that come out best. refining: of the best one's tables, from there.
-        predicting: replications of the rows of Table 3 with these.
+        predicting: replications of the rows of Table 3 with these. Intervals need at least 2, here and in fitting.
         others: how many further samplings are fitted under the best reading.
     """
 
@@ -105,17 +100,14 @@ def _run(task: Task) -> Any:
 
 
 def reproduce(
-    trace: Path | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
+    trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
 ) -> dict[str, Any]:
     """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, how tables and workload were found,
     and what the paper claims beside what is found. Two minutes of two cores with a trace, one without.
 
     Args:
-        trace: ShareGPT lengths; without, log-normal lengths of the same moments.
+        trace: ShareGPT's lengths, turn by turn; without, log-normal lengths of the same moments.
         jobs: processes. progress: called with what has just been done. study: less of it, for a trial.
-
-    Raises:
-        BadInput: a trace that cannot be read.
     """
     study, runs = study or Study(), _Progress(jobs, progress)
     settings = _settings(trace, study)
@@ -161,19 +153,18 @@ def reproduce(
             for i in others
         ],
     }
-    document["claims"] = claims(document)
-    return document
+    return {**document, "claims": claims(document), "notes": notes(document)}
 
 
 # -- what is fitted ----------------------------------------------------------------------------------------------------
 
 
-def _settings(path: Path | None, study: Study) -> list[Setting]:
-    """Every reading on every sampling."""
+def _settings(trace: Trace | None, study: Study) -> list[Setting]:
+    """Every reading on every sampling that leaves something of the trace."""
     lengths: list[tuple[Trace | None, str]] = [(None, "synthetic")]
-    if path is not None:
-        trace = read_trace(path)
-        lengths = [(sampling.draw_from(trace), sampling.name) for sampling in study.samplings]
+    if trace is not None:
+        drawn = [(sampling.draw_from(trace), sampling.name) for sampling in study.samplings]
+        lengths = [(turns, name) for turns, name in drawn if len(turns)]
     return [Setting(reading, *each) for each in lengths for reading in study.readings]
 
 
@@ -264,133 +255,54 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
         "fitted": row.chunk is not None,
         **columns,
         "meets": [
-            {"goal": goal, "published": row.p99_itl <= goal, "predicted": _meets(mean["p99_itl"], goal)}
+            {"goal": goal, "published": row.p99_itl <= goal, "predicted": meets(mean["p99_itl"], goal)}
             for goal in GOALS
         ],
     }
 
 
-def _meets(p99: float, goal: float) -> bool:
-    return p99 <= goal * (1 + ROUNDING)
-
-
 def _against_static(rows: Sequence[Row], found: Sequence[Sequence[Figures]]) -> list[dict[str, Any]]:
-    """Mean TTFT of the SLO scheduler less that of the quickest static chunk size that meets the same goal, seconds.
+    """Mean TTFT of the SLO scheduler less that of the static chunk sizes that meet the same goal, seconds.
 
-    Predicted differences are between runs with the same requests; printed and predicted ones each have the static size
-    that is quickest by their own figures.
+    `published` and `predicted` each have the static size that is quickest by their own figures; `sizes` every size
+    that meets the goal by either, None where it misses it. Predicted differences are between runs of the same requests.
     """
+    pairs = list(zip(rows, found, strict=True))
     results = []
-    for slo, own in zip(rows, found, strict=True):
+    for slo, own in pairs:
         if slo.goal is None:
             continue
-        rivals = [
-            (row, runs) for row, runs in zip(rows, found, strict=True) if row.chunk and row.density == slo.density
-        ]
-        printed = min((row for row, _ in rivals if row.p99_itl <= slo.goal), key=lambda row: row.ttft)
-        meeting = [(row, runs) for row, runs in rivals if _meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)]
-        rival, runs = min(meeting, key=lambda each: sum(ttft for _, ttft in each[1]))
-        differences = [{"ttft": a[1] - b[1]} for a, b in zip(own, runs, strict=True)]
-        mean, intervals = combine([differences])
-        results.append(
-            {
-                "goal": slo.goal,
-                "density": slo.density,
-                "published": {"static": printed.chunk, "difference": slo.ttft - printed.ttft},
-                "predicted": {"static": rival.chunk, "difference": mean["ttft"], **intervals["ttft"]},
-            }
-        )
+        sizes = []
+        for row, runs in pairs:
+            if row.chunk and row.density == slo.density:
+                differences = [{"ttft": a[1] - b[1]} for a, b in zip(own, runs, strict=True)]
+                mean, intervals = combine([differences])
+                kept = meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)
+                sizes.append(
+                    {
+                        "static": row.chunk,
+                        "published": slo.ttft - row.ttft if row.p99_itl <= slo.goal else None,
+                        "predicted": mean["ttft"] if kept else None,
+                        **intervals["ttft"],
+                    }
+                )
+        results.append({"goal": slo.goal, "density": slo.density, **_quickest(sizes)})
     return results
 
 
-# -- what is claimed ---------------------------------------------------------------------------------------------------
-
-
-def claims(document: dict[str, Any]) -> list[Claim]:
-    """What the paper says of Table 3, beside what is found."""
-    return [*_goal_claims(document), *_ttft_claims(document), *_table_claims(document)]
-
-
-def _goal_claims(document: dict[str, Any]) -> list[Claim]:
-    rows = []
-    for goal in GOALS:
-        own, coarse = ([row["p99_itl"] for row in some if row["goal"] == goal]
-                       for some in (document["rows"], document["coarse"]["rows"]))  # fmt: skip
-        met = [_meets(row["predicted"], goal) for row in own]
-        rows.append(
-            _claim("Table 3", f"the SLO scheduler keeps P99 ITL within {_ms(goal)} ms",
-                   _span(row["published"] for row in own), _span(row["predicted"] for row in own), all(met),
-                   f"met at {sum(met)} of {len(met)} densities; with chunks in multiples of {STEP}"
-                   f" {_span(row['predicted'] for row in coarse)}")
-        )  # fmt: skip
-    marks = [(meets["published"], meets["predicted"]) for row in document["rows"] if row["fitted"]
-             for meets in row["meets"]]  # fmt: skip
-    same = sum(a == b for a, b in marks)
-    rows.append(
-        _claim("Table 3", "which static chunk sizes meet which goal", f"{len(marks)} marks", f"{same} the same",
-               same == len(marks), "P99 ITL of these rows is fitted, with errors of "
-               + _percent([row["p99_itl"]["error"] for row in document["rows"] if row["fitted"]]))
-    )  # fmt: skip
-    return rows
-
-
-def _ttft_claims(document: dict[str, Any]) -> list[Claim]:
-    rows = []
-    for each in document["against_static"]:
-        published, predicted = each["published"], each["predicted"]
-        low, high = predicted["confidence"]
-        note = f"predicted against static-{predicted['static']}, 95 % of the mean difference"
-        if published["difference"] >= 0:
-            note += "; the printed row does not bear the claim out either"
-        rows.append(
-            _claim("5.3.3", f"TTFT below every static size that meets {_ms(each['goal'])} ms, {each['density']}",
-                   f"{1e3 * published['difference']:+.1f} ms", f"{1e3 * low:+.1f} to {1e3 * high:+.1f} ms", high < 0,
-                   note)
-        )  # fmt: skip
-    return rows
-
-
-def _table_claims(document: dict[str, Any]) -> list[Claim]:
-    rows = []
-    for name, title, fitted in (
-        ("ttft", "mean TTFT, static rows", True),
-        ("ttft", "mean TTFT, SLO rows, held out", False),
-        ("p99_itl", "P99 ITL, SLO rows, held out", False),
-    ):
-        some = [row[name] for row in document["rows"] if row["fitted"] == fitted]
-        inside = sum(each["inside"] for each in some)
-        note = "a scheduler that weighs every token comes up to its goal" if name == "p99_itl" else ""
-        errors = _percent([each["error"] for each in some])
-        rows.append(
-            _claim("Table 3", title, f"{len(some)} values", f"{inside} inside", inside == len(some),
-                   f"inside 95 % of runs of 300 requests; errors of the mean {errors}{'; ' if note else ''}{note}")
-        )  # fmt: skip
-    worst = max(document["density"], key=lambda each: each["largest"])
-    printed = max(row["p99_itl"]["published"] for row in document["rows"] if row["chunk"] == worst["chunk"])
-    rows.append(
-        _claim("4.3", "P99 ITL at a static chunk size is linear in the density", "sum over modules",
-               f"within {_ms(worst['largest'])} ms", worst["largest"] <= HALF_DIGIT,
-               f"largest at chunks of {worst['chunk']}, of {_ms(printed)} ms; 0.05 ms is what printing rounds off")
-    )  # fmt: skip
-    return rows
-
-
-HALF_DIGIT = 0.05e-3
-"""Seconds. Table 3 prints tenths of a millisecond."""
-
-
-def _claim(where: str, what: str, published: str, found: str, agrees: bool, note: str) -> Claim:
-    return {"where": where, "what": what, "published": published, "found": found, "agrees": bool(agrees), "note": note}
-
-
-def _span(seconds: Iterable[float]) -> str:
-    each = list(seconds)
-    return f"{_ms(min(each))} to {_ms(max(each))} ms"
-
-
-def _percent(errors: Sequence[float]) -> str:
-    return f"{100 * min(errors):+.1f} to {100 * max(errors):+.1f} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
+def _quickest(sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The quickest size that meets the goal, printed and predicted: the one with the largest difference."""
+    quickest = {
+        name: max((size for size in sizes if size[name] is not None), key=lambda size: float(size[name]))
+        for name in ("published", "predicted")
+    }
+    intervals = {name: quickest["predicted"][name] for name in ("confidence", "prediction")}
+    return {
+        "published": {"static": quickest["published"]["static"], "difference": quickest["published"]["published"]},
+        "predicted": {
+            "static": quickest["predicted"]["static"],
+            "difference": quickest["predicted"]["predicted"],
+            **intervals,
+        },
+        "sizes": [size for size in sizes if size["published"] is not None or size["predicted"] is not None],
+    }

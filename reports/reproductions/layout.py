@@ -1,0 +1,77 @@
+"""What the tables and figures of every reproduced paper are made of."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+Draw = Callable[[list[Any], Document], None]
+"""Draws a document on the axes that it is handed, one a panel."""
+
+
+def sections(titled: Iterable[tuple[str, RenderableType]]) -> Group:
+    """One below the other, each under its title, with an empty line between them."""
+    parts: list[RenderableType] = []
+    for title, body in titled:
+        parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
+    return Group(*parts)
+
+
+def disagreements(claims: Iterable[Document]) -> Text:
+    """The claims that are not borne out, a line each, or `nothing`."""
+    lines = [
+        f"{claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
+        + (f"; {claim['note']}" if claim["note"] else "")
+        for claim in claims
+        if not claim["agrees"]
+    ]
+    return bullets(lines) if lines else Text("nothing")
+
+
+def bullets(lines: Iterable[str]) -> Text:
+    """A line each, behind a dash."""
+    return Text("\n".join(f"- {line}" for line in lines))
+
+
+def table(*columns: str) -> Table:
+    """An empty table without lines; the first column to the left, figures to the right."""
+    made = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right")
+    return made
+
+
+def milliseconds(seconds: float) -> str:
+    """One digit, without the unit."""
+    return f"{1e3 * seconds:.1f}"
+
+
+def percent(share: float) -> str:
+    """One digit, with its sign."""
+    return f"{100 * share:+.1f} %"
+
+
+def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, float] | None = None) -> str:
+    """An SVG text of so many panels side by side. `size`: width and height, inches; None: by the number of panels."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size or (4.2 * panels + 1, 3.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = [figure.add_subplot(1, panels, 1 + index) for index in range(panels)]
+    draw(axes, document)
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(alpha=0.25, linewidth=0.6)
+    text = io.StringIO()
+    # No date and no random ids: the same document gives the same file.
+    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
