@@ -271,6 +271,8 @@ class EngineCore:
             if budget <= 0:
                 break
             tokens = min(sequence.goal - sequence.computed, budget)
+            if sequence.one_shot and self.config.one_shot:
+                tokens = min(tokens, self.config.one_shot.most_tokens())
             more = self.blocks_wanted(sequence, sequence.computed + tokens)
             if more > self.kv.free:
                 self._preempt(sequence)
