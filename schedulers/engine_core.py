@@ -281,7 +281,9 @@ class EngineCore:
             self.kv.take(sequence.holding, more)
             budget -= self.schedule(chunks, sequence, tokens)
         if not preempted and any(self.lanes):
-            self._stalled = admit(self, chunks, budget)
+            lacking = admit(self, chunks, budget)
+            # Beside the decodes that these prompts become a policy may allow smaller chunks, which want fewer blocks.
+            self._stalled = lacking and (self.chunks is None or not chunks)
 
     def schedule(self, chunks: list[Chunk], sequence: Sequence, tokens: int) -> int:
         """Put so many tokens of a prompt into the step: for `schedulers.admission`, which has found blocks for them."""
