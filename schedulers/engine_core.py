@@ -315,6 +315,7 @@ class EngineCore:
 
     def _settle(self, sequence: Sequence) -> None:
         """Write down the blocks that the cohort drew for a sequence that has just left it."""
+        self._stalled = False  # without it a step may hold a one-shot prompt whole, which then wants no blocks
         if not sequence.reserved:
             nodes = len(sequence.holding.nodes) * self.kv.node_blocks
             sequence.holding.private = self.kv.blocks_for(sequence.computed) - nodes

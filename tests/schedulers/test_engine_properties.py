@@ -117,6 +117,16 @@ def test_a_policy_that_allows_less_makes_a_chunk_fit() -> None:
     assert plant.steps[:3] == ["0: mixed 0:0+2!", "1: mixed 1:0+4 | 0", "2: mixed 1:4+4 | 0"]
 
 
+def test_a_decode_that_has_begun_its_last_step_makes_a_one_shot_prompt_fit() -> None:
+    """A step ahead of the plant: beside the decode, 9 tokens would be cut and want 8 blocks of the 7 that are free."""
+    budget = OneShotBudget(tokens=9)
+    config = EngineConfig(
+        kv_blocks=15, block_tokens=1, prefix_id_tokens=1, max_num_batched_tokens=9, max_num_seqs=1, one_shot=budget
+    )
+    plant = Plant(config, None, 2).run([Visit(0, 7, 2), Visit(0, 9, 0)])
+    assert plant.steps[:3] == ["0: mixed 0:0+7!", "1: decode | 0", "2: one-shot 1:0+9!"]
+
+
 @settings(max_examples=200, deadline=None)
 @given(configs(), policies, st.sampled_from([1, 2]), st.lists(chats, min_size=1, max_size=20))
 def test_first_come_first_served(
