@@ -130,7 +130,7 @@ class Engine:
         return sum(core.kv.free for core in self.cores)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that was submitted with `hold`; seen at the next boundary, or now if it sleeps."""
+        """Free the blocks of a sequence submitted with `hold`: seen at the next boundary, or now if it sleeps."""
         self.core.release(sequence)
         if not self.core.waiting:
             return

@@ -136,7 +136,7 @@ def test_nothing_fails() -> None:
 
 
 def test_a_cache_on_its_way_is_lost_with_its_engine_and_computed_elsewhere() -> None:
-    """Half of the cache has gone at 0.625. The other prefill engine computes the prompt until 0.75, and sends it all."""
+    """Half of the cache has gone at 0.625. The other prefill engine computes the prompt until 0.75 and sends it all."""
     table, result = one_request([failure(START, "prefill-0", 0.625, 0.5)])
     assert (table["first_token"], table["last_token"]) == ([0.125], [0.75 + 1.25 + 4 * 0.125])
     assert (table["attempts"], table["output_tokens"], table["replica"]) == ([1], [5], ["decode-0"])
