@@ -201,7 +201,7 @@ def _place_one_shot(
         return LATER
     tokens = sequence.goal - spared
     if tokens <= budget:
-        more = _worth_caching(core, sequence, nodes)
+        more = _worth_caching(core, sequence, nodes, left)
     elif tokens <= allowance.whole:
         allowance.awaited = True
         return NO_TOKENS
@@ -220,11 +220,14 @@ def _place_one_shot(
     return core.schedule(chunks, sequence, tokens)
 
 
-def _worth_caching(core: EngineCore, sequence: Sequence, nodes: Many[Node]) -> int:
-    """Blocks to keep the named part of a one-shot prompt in, for others to find; none where blocks are short."""
+def _worth_caching(core: EngineCore, sequence: Sequence, nodes: Many[Node], left: int) -> int:
+    """Blocks to keep the named part of a one-shot prompt in, for others to find; none where blocks are short.
+
+    `left`: blocks of its own that it will take back, and that serve as well.
+    """
     kv = core.kv
     if not kv.caching:
         return 0
     named = min(len(sequence.request.prefix_blocks), sequence.goal // kv.node_tokens)
-    more = max(named - len(nodes), 0) * kv.node_blocks
-    return more if kv.cost(nodes, more) <= kv.free else 0
+    more = max((named - len(nodes)) * kv.node_blocks - left, 0)
+    return more if kv.cost(nodes, more + left) <= kv.free else 0

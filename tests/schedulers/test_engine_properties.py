@@ -103,6 +103,9 @@ def test_quiet_steps_taken_at_once_are_the_steps_themselves(
 def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]
 ) -> None:
+    # With leaders, asking again is another policy: a peer that now waits for its leader lets those behind it pass,
+    # while one that is known to lack blocks does not.
+    config = replace(config, lead_cold_prefixes=False)
     remembering = Plant(config, policy, depth).run(story)
     asking = Plant(config, policy, depth, forgetful=True).run(story)
     assert remembering.steps == asking.steps
@@ -125,6 +128,19 @@ def test_a_decode_that_has_begun_its_last_step_makes_a_one_shot_prompt_fit() -> 
     )
     plant = Plant(config, None, 2).run([Visit(0, 7, 2), Visit(0, 9, 0)])
     assert plant.steps[:3] == ["0: mixed 0:0+7!", "1: decode | 0", "2: one-shot 1:0+9!"]
+
+
+def test_blocks_that_only_others_would_profit_from_keep_nobody_out() -> None:
+    """A prompt that was cut lost its 12 blocks, all still there; what is missing fits a step and wants no further ones.
+
+    To keep its prompt for others takes none either: its own blocks serve.
+    """
+    config = EngineConfig(
+        kv_blocks=30, block_tokens=1, prefix_id_tokens=2, max_num_batched_tokens=19, max_num_seqs=2, share="computed",
+        one_shot=OneShotBudget(tokens=12),
+    )  # fmt: skip
+    plant = Plant(config, None, 2).run([Visit(0, 10, 12), Visit(5, 15, 0, (0, 0, 0, 0, 1, 0))])
+    assert plant.steps[5:8] == ["5: mixed 1:0+12 | 0", "6: decode | 0", "7: mixed 1:12+3! | 0"]
 
 
 @settings(max_examples=200, deadline=None)
