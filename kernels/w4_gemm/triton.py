@@ -8,8 +8,8 @@ the zero, which is exact; so are the products, and a group's sum is scaled in fl
 weight all told, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs
 as many for its conversion and its multiplication alone.
 
-With one token the bytes of Ŵ are everything. Programs are made enough to keep 4 on each multiprocessor, by splitting the
-inputs; the last to arrive at a tile adds up the parts in their order, so that results do not depend on who is last.
+With one token the bytes of Ŵ are everything. Programs are made enough to keep 4 on each multiprocessor, by splitting
+the inputs; the last to arrive at a tile adds up the parts in their order, so that results do not depend on who is last.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def code_pairs(low, high, STEP: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def whole_numbers(pairs, ROWS: tl.constexpr, DOT: tl.constexpr):
-    """Pairs of codes as a tile (ROWS, 64) of DOT, plus 128 (bfloat16) or 1024 (float16): the value of the exponent set."""
-    if DOT == tl.bfloat16:
+    """Pairs of codes as a tile (ROWS, 64) of DOT, plus `exponent_value`: the number whose exponent is set."""
+    if tl.bfloat16 == DOT:
         pairs = pairs | 0x43004300
-    if DOT == tl.float16:
+    if tl.float16 == DOT:
         pairs = pairs | 0x64006400
-    if DOT == tl.float32:
+    if tl.float32 == DOT:
         first, second = (pairs & 0xFFFF).to(tl.float32), (pairs >> 16).to(tl.float32)
     else:
         first = pairs.to(tl.int16).to(DOT, bitcast=True)
@@ -100,16 +100,35 @@ def whole_numbers(pairs, ROWS: tl.constexpr, DOT: tl.constexpr):
 @triton.jit
 def exponent_value(DOT: tl.constexpr):
     """What `whole_numbers` adds to each code."""
-    return 128.0 if DOT == tl.bfloat16 else 1024.0 if DOT == tl.float16 else 0.0
+    return 128.0 if tl.bfloat16 == DOT else 1024.0 if tl.float16 == DOT else 0.0
 
 
 @triton.jit
 def load_groups(values_ptr, block, row, all_rows, GROUPS: tl.constexpr):
-    """The scales (or zeros) of the groups of one block, as a tuple of vectors over the rows."""
+    """The scales (or zeros) of the groups of one block, as a tuple of GROUPS vectors over the rows."""
     values = ()
     for group in tl.static_range(GROUPS):
-        values = values + (tl.load(values_ptr + (GROUPS * block + group) * all_rows + row).to(tl.float32),)
+        value = tl.load(values_ptr + (GROUPS * block + group) * all_rows + row).to(tl.float32)
+        values = values + (value,)  # noqa: RUF005, the compiler knows no starred expressions
     return values
+
+
+@triton.jit
+def load_low_and_high(words_ptr, BITS: tl.constexpr):
+    """The words of a block's rows; of 3 bits also those with the high bits, shifted to where they are read."""
+    word = tl.arange(0, 32)[None, :]
+    low = tl.load(words_ptr + word)
+    if BITS == 3:
+        return low, tl.load(words_ptr + 32 + word // 2) >> (word % 2 * 8)
+    return low, low
+
+
+@triton.jit
+def less_zero(weight, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr, DOT: tl.constexpr):
+    """Codes less their zero, exact in DOT."""
+    if HAS_ZEROS:
+        return weight - (zero + exponent_value(DOT)).to(DOT)[:, None]
+    return (weight - (exponent_value(DOT) + (8.0 if BITS == 4 else 4.0))).to(DOT)
 
 
 @triton.jit
@@ -142,44 +161,32 @@ def tile_product(
     GROUPS: tl.constexpr = STEPS // 2 if GROUPED else 1
     BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
     STEPS_A_GROUP: tl.constexpr = 2 if GROUPED else STEPS
-    OFFSET: tl.constexpr = exponent_value(DOT) + (8.0 if BITS == 4 else 4.0)
-    word = tl.arange(0, 32)
     column = tl.arange(0, 64)
     known = token[None, :] < tokens
-    words_ptr = qweight_ptr + first * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS + word[None, :]
+    words_ptr = qweight_ptr + first * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
     x_tile_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + first * 64 * STEPS + column[:, None]
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     at = first if GROUPED else 0
     scales = load_groups(scales_ptr, at, row, all_rows, GROUPS)
-    zeros = scales
-    if HAS_ZEROS:
-        zeros = load_groups(zeros_ptr, at, row, all_rows, GROUPS)
+    zeros = load_groups(zeros_ptr, at, row, all_rows, GROUPS if HAS_ZEROS else 0)
     for block in tl.range(first, last, num_stages=STAGES):
-        low = tl.load(words_ptr)
-        high = low
-        if BITS == 3:
-            shift = (word % 2 * 8)[None, :]
-            high = tl.load(words_ptr - word[None, :] + 32 + word[None, :] // 2) >> shift
+        low, high = load_low_and_high(words_ptr, BITS)
         # Scales of the next block are asked for while this one is multiplied: they pass through no shared memory.
         now, zeros_now = scales, zeros
         if GROUPED:
             following = tl.minimum(block + 1, last - 1)
             scales = load_groups(scales_ptr, following, row, all_rows, GROUPS)
-            if HAS_ZEROS:
-                zeros = load_groups(zeros_ptr, following, row, all_rows, GROUPS)
+            zeros = load_groups(zeros_ptr, following, row, all_rows, GROUPS if HAS_ZEROS else 0)
         part = tl.zeros((ROWS, TOKENS), tl.float32)
         for step in tl.static_range(STEPS):
             weight = whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT)
-            if HAS_ZEROS:
-                zero = zeros_now[step // STEPS_A_GROUP] + exponent_value(DOT)
-                weight -= zero.to(DOT)[:, None]
-            else:
-                weight -= OFFSET
+            zero = zeros_now[step // STEPS_A_GROUP] if HAS_ZEROS else 0
+            weight = less_zero(weight, zero, HAS_ZEROS, BITS, DOT)
             mask = known
             if RAGGED:
                 mask = known & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
             x = tl.load(x_tile_ptr + step * 64, mask=mask, other=0.0).to(DOT)
-            part = tl.dot(weight.to(DOT), x, part, input_precision="ieee")
+            part = tl.dot(weight, x, part, input_precision="ieee")
             if GROUPED and step % 2 == 1:
                 total += part * now[step // 2][:, None]
                 part = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -292,13 +299,9 @@ def unpack_kernel(
     BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
     block = tl.program_id(0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    word = tl.arange(0, 32)
     column = tl.arange(0, 64)
     words_ptr = qweight_ptr + block * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
-    low = tl.load(words_ptr + word[None, :])
-    high = low
-    if BITS == 3:
-        high = tl.load(words_ptr + 32 + word[None, :] // 2) >> (word % 2 * 8)[None, :]
+    low, high = load_low_and_high(words_ptr, BITS)
     for step in tl.static_range(STEPS):
         group = block * (STEPS // 2) + step // 2 if GROUPED else 0
         zero = 8.0 if BITS == 4 else 4.0
