@@ -39,6 +39,11 @@ def shares(inputs: int, token_tiles: int = 1) -> int:
     return max(1, min(MOST_SHARES, inputs // 512, 64 // token_tiles))
 
 
+def latent_tokens(rank: int) -> int:
+    """Tokens of a tile of Ax at most: above a rank of 64 more than 32 would spill."""
+    return 64 if rank <= 64 else 32
+
+
 def hidden_tile(rank: int, hidden: int) -> int:
     """Hidden coordinates of the gate at once: all of them at rank 32; 4096 weights at any other, since more spill."""
     tile = max(32, min(128, 4096 // rank))
@@ -354,16 +359,17 @@ def add_correction_kernel(
     tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=known)
 
 
-def fits_one_launch(tokens: int, weight: PackedWeight) -> bool:
-    """Whether so many tokens are few: they fill one tile of the W4 product."""
-    return tokens <= w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits).tokens
+def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
+    """Whether so many tokens are few: they fill one tile of the W4 product and one of Ax."""
+    tiling = w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits)
+    return tokens <= min(tiling.tokens, latent_tokens(rank))
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
     """As `reference.compensated_gemm`; x contiguous."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
-    if fits_one_launch(tokens, weight):
+    if fits_one_launch(tokens, weight, compensator.rank):
         return fused(x, weight, compensator)
     return overlapped(x, weight, compensator)
 
@@ -415,7 +421,7 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
     """Two streams, for many tokens. The product is rounded to x's type before the correction is added."""
     tokens = x.numel() // weight.inputs
-    count = shares(weight.inputs, triton.cdiv(tokens, LATENT_TOKENS))
+    count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.
     buffers = _latent_buffers(x, tokens, count, compensator)
     if x.is_cuda:
@@ -432,10 +438,6 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
     return y
 
 
-LATENT_TOKENS = 64
-"""Tokens of a tile of Ax."""
-
-
 def _latent_buffers(
     x: torch.Tensor, tokens: int, count: int, compensator: Compensator
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -449,7 +451,7 @@ def leave_gated_latent(
 ) -> None:
     """latent = α · γ(Ax) ⊙ Ax, (tokens, rank)."""
     tokens, inputs = latent.shape[0], compensator.down.shape[1]
-    tile = max(16, min(LATENT_TOKENS, triton.next_power_of_2(tokens)))
+    tile = max(16, min(latent_tokens(compensator.rank), triton.next_power_of_2(tokens)))
     latent_kernel[(triton.cdiv(tokens, tile) * count,)](
         x,
         compensator.down,
@@ -516,14 +518,14 @@ def _shipped_fused(tokens: int, rank: int, bits: int, group: int) -> Shipped:
 
 
 SHIPPED = [
-    *(_shipped_fused(tokens, rank, 4, 128) for tokens in (1, 32, 64) for rank in (32, 64, 128)),
+    *(_shipped_fused(tokens, rank, 4, 128) for tokens, rank in ((1, 32), (1, 64), (1, 128), (32, 128), (64, 64))),
     _shipped_fused(1, 32, 4, 0),
     _shipped_fused(1, 32, 3, 128),
     *(
         Shipped(
             latent_kernel,
             "*bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32 *bf16 *i32 fp32 i32 i32",
-            {**_constants(rank, 4 * rank, 8), "TOKENS": LATENT_TOKENS, "DOT": tl.bfloat16},
+            {**_constants(rank, 4 * rank, 8), "TOKENS": latent_tokens(rank), "DOT": tl.bfloat16},
             aligned=("inputs",),
         )
         for rank in (32, 64, 128)
