@@ -19,7 +19,11 @@ from kernels.shipping import Shipped
 from kernels.w4_gemm.triton import dot_type
 
 TOKENS = 16
-COLUMNS = 256
+
+
+def columns_for(rank: int) -> int:
+    """Outputs of a program: B's rows and the sum's are in registers, which 8192 numbers of B fill."""
+    return max(64, min(256, 8192 // rank))
 
 
 @triton.jit
@@ -184,7 +188,7 @@ def _launch(
     y, total = torch.empty_like(residual), torch.empty_like(residual)
     if not tokens:
         return y, total
-    tiles = triton.cdiv(hidden, COLUMNS)
+    tiles = triton.cdiv(hidden, columns_for(compensator.rank))
     wide = torch.empty(tokens, hidden, dtype=torch.float32, device=residual.device)
     squares = torch.empty(tiles, tokens, dtype=torch.float32, device=residual.device)
     ec_tail_kernel[(tiles, triton.cdiv(tokens, TOKENS))](
@@ -225,7 +229,7 @@ def _constants(rank: int, gate_width: int, dtype: torch.dtype) -> dict[str, obje
         "HIDDEN": gate_width,
         "HIDDEN_TILE": hidden_tile(rank, gate_width),
         "TOKENS": TOKENS,
-        "COLUMNS": COLUMNS,
+        "COLUMNS": columns_for(rank),
         "DOT": dot_type(dtype),
     }
 
