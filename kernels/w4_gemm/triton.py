@@ -48,20 +48,23 @@ class Tiling:
 def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: int = PROCESSORS) -> Tiling:
     """The tiling for so many tokens, rows of Ŵ, and blocks of its inputs.
 
-    64 rows are what one warpgroup multiplies at once. Up to 16 tokens, four stages of 8 KB of packed weights are on
-    their way for each of 3 programs on a multiprocessor: 70 KB, where latency times bandwidth is 25. Beyond 64 tokens
-    two warpgroups share the activations' tile. Blocks of 3 bits are twice as long and are kept to 32 tokens: more would
-    spill. Inputs are split until there are 4 programs a multiprocessor, as long as each has 4 blocks to work on.
+    64 rows are what one warpgroup multiplies at once. Up to 16 tokens, 4 programs fit on a multiprocessor, each with
+    two stages of 8 KB of packed weights on their way: 64 KB, where latency times bandwidth is 25. Beyond 64 tokens two
+    warpgroups share the activations' tile, and registers suffice for one program. Blocks of 3 bits are twice as long
+    and are kept to 32 tokens: more would spill.
+
+    Inputs are split as long as all programs are there at once and each has 4 blocks to work on; where that leaves
+    multiprocessors without work, further.
     """
     rows, warps = (64, 4) if tokens <= 64 else (128, 8)
     tile_tokens = max(16, min(64 if bits == 4 else 32, triton.next_power_of_2(tokens)))
-    stages = {16: 4, 32: 3, 64: 2}[tile_tokens] - (bits == 3)
+    stages = {16: 3, 32: 3, 64: 2}[tile_tokens] - (bits == 3 and tile_tokens == 32)
+    resident = 1 if tokens > 64 else {16: 4, 32: 3, 64: 3}[tile_tokens] // (1 if bits == 4 else 2)
     tiles = -(-outputs // rows) * -(-tokens // tile_tokens)
-    split = 1
-    enough = 4 * processors if tokens <= 64 else processors
-    while 2 * tiles * split <= 2 * enough - 1 and 2 * split * 4 <= blocks and tiles <= MOST_TILES_SPLIT:
-        split *= 2
-    return Tiling(rows, tile_tokens, split, warps, stages)
+    split = min(resident * processors // tiles, blocks // 4)
+    if tiles * split < processors and tiles <= MOST_TILES_SPLIT:
+        split = min(processors // tiles, blocks)
+    return Tiling(rows, tile_tokens, max(1, split), warps, stages)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -10,8 +10,10 @@ import torch
 from kernels.ec_tail import ec_tail, reference, triton
 from kernels.error_compensator import Compensator, compensator
 from kernels.error_compensator import reference as unsplit
+from kernels.error_compensator.triton import stage
 from kernels.rms_norm.reference import rms_norm
-from kernels.w4_gemm import dequantise, quantise
+from kernels.w4_gemm import dequantise, from_codes, quantise
+from kernels.w4_gemm.pack import unpack
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Of the result; bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
@@ -124,8 +126,9 @@ def test_a_gate_on_each_ranks_part_is_wrong(ranks: int, device: str) -> None:
     norm = torch.ones(hidden, device=device)
     dense = dequantise(weight).chunk(ranks, dim=1)
     down = (made.down * made.down_scales[:, None]).chunk(ranks, dim=1)
-    outputs = torch.stack([part @ own.T for part, own in zip(x.chunk(ranks, dim=1), dense, strict=True)])
-    latents = torch.stack([part @ own.T for part, own in zip(x.chunk(ranks, dim=1), down, strict=True)])
+    parts = x.chunk(ranks, dim=1)
+    outputs = torch.stack([part @ own.T for part, own in zip(parts, dense, strict=True)])
+    latents = torch.stack([part @ own.T for part, own in zip(parts, down, strict=True)])
 
     whole = residual + unsplit.compensated_gemm(x, weight, made)
     y, total = triton.ec_tail(outputs, latents, residual, norm, made, EPSILON)
@@ -139,6 +142,32 @@ def test_a_gate_on_each_ranks_part_is_wrong(ranks: int, device: str) -> None:
     rounding = (total - whole).norm() / correction.norm()
     assert missed > 0.1, "the naive gate misses the correction by more than a tenth of it"
     assert missed > 100 * rounding, "which no rounding explains"
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_two_launches_make_the_layer(device: str) -> None:
+    """Each rank stages its parts of Ŵx and Ax in one launch, the tail is the other."""
+    generator = torch.Generator().manual_seed(5)
+    tokens, hidden, inputs, ranks = 2, 70, 512, 2
+    made = gate_and_factors(hidden, inputs, 20, device, generator)
+    weight = quantise(torch.randn(hidden, inputs, generator=generator).to(device) * inputs**-0.5)
+    x = torch.randn(tokens, inputs, generator=generator).to(device)
+    residual = torch.randn(tokens, hidden, generator=generator).to(device)
+    outputs = torch.empty(ranks, tokens, hidden, device=device)
+    latents = torch.empty(ranks, tokens, made.rank, device=device)
+    codes, scales = unpack(weight.qweight, 4)[:hidden].chunk(ranks, dim=1), weight.scales[:, :hidden].T.chunk(ranks, 1)
+    downs = made.down.chunk(ranks, dim=1)
+    for rank in range(ranks):
+        own = dataclasses.replace(made, down=downs[rank].contiguous())
+        part = from_codes(codes[rank], scales[rank], None, bits=4, group=128)
+        stage(x.chunk(ranks, dim=1)[rank].contiguous(), part, own, outputs[rank], latents[rank])
+    y, total = triton.ec_tail(outputs, latents, residual, torch.ones(hidden, device=device), made, EPSILON)
+    given = Sample(outputs, latents, residual, torch.ones(hidden, device=device), made)
+    assert_tail(y, total, given)
+    whole = residual.double() + unsplit.compensated_gemm(x.double(), weight, made)
+    # As in `allowed`, and for sums of 512 products that were rounded on the way: 3 · 2^-24 · √512 of their size.
+    sums = 3 * 2**-24 * inputs**0.5 * (x.double().abs() @ dequantise(weight, torch.float64).abs().T)
+    assert ((total.double() - whole).abs() <= 2 * allowed(given) + sums).all()
 
 
 def test_reference_by_hand() -> None:
