@@ -33,14 +33,15 @@ def rope_kv_write_kernel(
     HEAD_BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Heads program_id(0) · HEAD_BLOCK ... of token program_id(1); blocks of queries come first, then keys, values.
+    """One block of heads of one token; of a token, blocks of queries come first, then keys, then values.
 
     `HALF` is head_dim / 2; COLUMNS ≥ HALF is a power of two.
     """
     Q_BLOCKS: tl.constexpr = (HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     K_BLOCKS: tl.constexpr = (KV_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
-    block = tl.program_id(0)
-    token = tl.program_id(1).to(tl.int64)
+    BLOCKS: tl.constexpr = Q_BLOCKS + 2 * K_BLOCKS
+    block = tl.program_id(0) % BLOCKS
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
     row = tl.arange(0, HEAD_BLOCK)
     column = tl.arange(0, COLUMNS)
     line = qkv_ptr + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
@@ -131,7 +132,7 @@ def rope_kv_write(
     if len(qkv) == 0:
         return q
     block, warps = select(heads, kv_heads, head_dim // 2)
-    rope_kv_write_kernel[(-(-heads // block) + 2 * -(-kv_heads // block), len(qkv))](
+    rope_kv_write_kernel[((-(-heads // block) + 2 * -(-kv_heads // block)) * len(qkv),)](
         qkv,
         positions,
         slots,
