@@ -61,7 +61,9 @@ class Timing:
         return case.flops / self.seconds
 
 
-def measure(case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True) -> Timing:
+def measure(
+    case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True, cold: int | None = None
+) -> Timing:
     """Times a case.
 
     On CUDA the calls are captured in a graph, so that no launch is waited for; on the CPU each call is timed by the
@@ -72,8 +74,10 @@ def measure(case: Case, device: str, *, budget: float = 0.3, samples: int = 15, 
         budget: seconds after which no further sample is begun, once there are 5.
         samples: at most so many.
         rotate: inputs that are not in a cache; else the same inputs each time.
+        cold: bytes gone through between two uses of an input, in place of COLD_BYTES.
     """
-    sets = min(MOST_SETS, max(1, COLD_BYTES[device] // max(case.set_bytes, 1) + 1)) if rotate else 1
+    through = COLD_BYTES[device] if cold is None else cold
+    sets = min(MOST_SETS, max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
     calls = [case.prepare() for _ in range(sets)]
     times = _cuda_times(calls, budget, samples) if device == "cuda" else _cpu_times(calls, budget, samples)
     quartiles = statistics.quantiles([seconds for seconds, _ in times], n=4)
