@@ -142,13 +142,13 @@ def _micro(seconds: float) -> float:
 
 def _operation(name: str, series: Series, device: str, attention: AttentionTimes | None) -> Operation:
     known, held = series.pick(held_out=False), series.pick(held_out=True)
-    predicted = _attention_errors(held, attention) if name in ATTENTION else _line_errors(known, held)
+    errors = [abs(guess - held[point]) / held[point] for point, guess in _predicted(name, series, attention).items()]
     held_out = None
-    if predicted:
-        middle, high = float(np.median(predicted)), float(np.percentile(predicted, 90))
-        held_out = HeldOut(points=len(predicted), median=middle, p90=high)
+    if errors:
+        middle, high = float(np.median(errors)), float(np.percentile(errors, 90))
+        held_out = HeldOut(points=len(errors), median=middle, p90=high)
     allowed = CLOSE_IN_NOISE if series.spread > CLOSE else CLOSE
-    axis, fixed = LINES.get(name, (next(iter(known)).sizes[0][0], ""))
+    axis, fixed = _axes(name, series)
     return Operation(
         via="torch gloo" if name == "round_trip" else via(name, device),
         axis=axis,
@@ -161,19 +161,43 @@ def _operation(name: str, series: Series, device: str, attention: AttentionTimes
     )
 
 
-def _line_errors(known: Mapping[Point, float], held: Mapping[Point, float]) -> list[float]:
-    """Relative errors of straight lines between the neighbours of each held-out point."""
-    points = sorted((point.sizes[0][1], seconds) for point, seconds in known.items())
+def _axes(name: str, series: Series) -> tuple[str, str]:
+    """x of an operation's lines, and what is held fixed for each ("" if nothing)."""
+    return LINES.get(name, (next(iter(series.seconds)).sizes[0][0], ""))
+
+
+def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> dict[Point, float]:
+    """Of each held-out point, what a simulation would take: straight lines between the others."""
+    held = series.pick(held_out=True)
+    if name in ATTENTION:
+        return {} if attention is None else {point: attention_seconds(attention, **dict(point.sizes)) for point in held}
+    points = sorted((point.sizes[0][1], seconds) for point, seconds in series.pick(held_out=False).items())
     x, t = zip(*points, strict=True)
-    return [abs(float(np.interp(point.sizes[0][1], x, t)) - seconds) / seconds for point, seconds in held.items()]
+    return {point: float(np.interp(point.sizes[0][1], x, t)) for point in held}
 
 
-def _attention_errors(held: Mapping[Point, float], attention: AttentionTimes | None) -> list[float]:
-    if attention is None:
-        return []
-    return [
-        abs(attention_seconds(attention, **dict(point.sizes)) - seconds) / seconds for point, seconds in held.items()
-    ]
+def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[str, dict[str, Any]]:
+    """For each operation what a figure shows: `measured` as [x, seconds, what is fixed], `held` with what was predicted
+    in place of the last, and the operation as in the file.
+    """
+    attention = None
+    if made.tables is not None:
+        attention = AttentionTimes(made.tables.attention, None, 1e-6, lambda axis, value: None)
+    found = {}
+    for name, series in gather(plan, journal).items():
+        if name == "whole_step":
+            continue
+        axis, fixed = _axes(name, series)
+        known = series.pick(held_out=False).items()
+        predicted = _predicted(name, series, attention)
+        found[name] = {
+            "name": name,
+            "fixed": fixed,
+            "measured": [[point[axis], seconds, point[fixed] if fixed else 0] for point, seconds in known],
+            "held": [[point[axis], series.seconds[point], guess] for point, guess in predicted.items()],
+            **made.operations[name].model_dump(mode="json"),
+        }
+    return found
 
 
 def attention_seconds(

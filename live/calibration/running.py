@@ -7,11 +7,13 @@ from pathlib import Path
 
 from latency_models.hugging_face import model_from_config, read_config
 from latency_models.measured_calibration import MeasuredCalibration
-from live.calibration.assembling import assemble
+from live.calibration.assembling import assemble, pictures
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, device_name, measure_all
 from workloads.errors import BadInput
+
+__all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]
 
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
 DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
@@ -39,27 +41,34 @@ def make_plan(
     return Plan(model_from_config(config), device, dtype, grid, tuple(groups or DEFAULT_GROUPS), epsilon)
 
 
+def use_threads(device: str, threads: int | None) -> None:
+    """How many threads PyTorch computes with on a CPU; default 1, whose processor time can be told from the wall's."""
+    import torch
+
+    if device == "cpu":
+        torch.set_num_threads(threads or 1)
+
+
 def journal_of(output: Path) -> Path:
     """Where the measurements behind a calibration file are kept."""
     return output.with_name(output.name + ".measurements.jsonl")
 
 
+def open_journal(plan: Plan, output: Path, *, fresh: bool = False) -> Journal:
+    """What has been measured already for this plan and this file."""
+    return Journal(journal_of(output), plan.about(), fresh=fresh)
+
+
 def calibrate(
-    plan: Plan,
-    output: Path,
-    progress: Callable[[int, int], Callable[[str], None]],
-    *,
-    fresh: bool = False,
-    timer: Measure | None = None,
+    plan: Plan, journal: Journal, output: Path, advance: Callable[[str], None], timer: Measure | None = None
 ) -> MeasuredCalibration:
-    """Measure what is not in the journal beside `output` yet, and write the file.
+    """Measure what is not in the journal yet, and write the file.
 
     Args:
-        progress: told how many measurements there are and how many are made already; gives what to tell of each.
+        advance: told of each measurement that is made.
         timer: in place of the clock.
     """
-    journal = Journal(journal_of(output), plan.about(), fresh=fresh)
-    measure_all(plan, journal, progress(count(plan), len(journal.entries)), timer)
+    measure_all(plan, journal, advance, timer)
     made = assemble(plan, journal, output.stem)
     output.write_text(made.to_yaml(), encoding="utf-8")
     return made
