@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ ROW_TILE = {"cpu": 1, "cuda": 16}
 
 @dataclass(frozen=True)
 class Series:
-    """Seconds of an operation's points, the median of the rounds, and how far the rounds lie apart."""
+    """Seconds of an operation's points, one of its rounds' medians each, and how far the rounds lie apart."""
 
     seconds: Mapping[Point, float]
     spread: float
@@ -55,9 +55,10 @@ def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
     for point in [*points, *plan.messages()]:
         rounds = [journal[f"{number} {point.key}"]["seconds"] for number in range(plan.grid.rounds)]
         found.setdefault(point.operation, {})[point] = rounds
+    take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
     return {
         name: Series(
-            {point: statistics.median(rounds) for point, rounds in series.items()},
+            {point: take(rounds) for point, rounds in series.items()},
             statistics.median((max(rounds) - min(rounds)) / statistics.median(rounds) for rounds in series.values()),
         )
         for name, series in found.items()
@@ -76,6 +77,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         date=measuring.today(),
         commit=measuring.commit(),
         versions=measuring.versions(),
+        note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",
     )
     tables = _tables(series, provenance)
     attention = None if tables is None else AttentionTimes(tables.attention, None, 1e-6, lambda axis, value: None)
