@@ -2,7 +2,6 @@
 
     grid           which points are measured, and which of them are held out
     operations     a point as something that can be timed
-    attention      attention of one step, for the above
     whole_steps    whole steps composed of the operations, to hold the sum of the parts against
     messages       there and back between two processes
     journal        what has been measured so far, on disk

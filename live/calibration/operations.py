@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from kernels.decode_attention import cases as decode_attention
+from kernels.error_compensator import compensated_gemm
+from kernels.error_compensator.cases import random_layer
 from kernels.microbenchmark import Case
-from kernels.rms_norm import add_rms_norm
-from kernels.sampling import Parameters, Wish, sample
+from kernels.prefill_attention import cases as prefill_attention
+from kernels.rms_norm import cases as rms_norm
+from kernels.rope_kv_write import cases as rope_kv_write
+from kernels.sampling import cases as sampling
 from kernels.shapes import Shape
-from kernels.silu_mul import silu_mul
+from kernels.silu_mul import cases as silu_mul
+from kernels.w4_gemm import w4_gemm
+from kernels.w4_gemm.pack import GROUP
 from latency_models.models import DenseFFN, GroupedQueryAttention, Model
-from live.calibration import attention
 from live.calibration.grid import LINEAR, Point
 from workloads.errors import BadInput
+
+BLOCK = 16
+"""Tokens of a page."""
 
 Call = Callable[[], object]
 Make = Callable[[], Call]
@@ -50,27 +59,17 @@ def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
 
 
 def via(operation: str, device: str) -> str:
-    """What runs: "triton" or "reference" of this project's kernels, or "torch" where it has none."""
-    own = "triton" if device == "cuda" else "reference"
-    if operation in (*LINEAR, "lm_head", "embedding", "rotary_emb", "prefill_attention"):
+    """What runs: "triton" or "reference" of this project's kernels, or "torch" where a library's product serves."""
+    if operation in (*LINEAR, "lm_head", "embedding"):
         return "torch"
-    if operation == "mixed_attention":
-        return f"{via('decode_attention', device)} and torch"
-    if operation == "decode_attention" and not attention.has("decode_attention"):
-        return "torch"
-    return own
+    return "triton" if device == "cuda" else "reference"
 
 
 def missing(operation: str, shape: Shape) -> str:
     """Why an operation cannot be measured; "" if it can."""
     form, _, kind = operation.partition("/")
-    folder = {"w4": "w4_gemm", "ec": "error_compensator"}.get(form, "")
-    if not folder:
+    if form not in ("w4", "ec"):
         return ""
-    if not attention.has(folder):
-        return f"kernels/{folder} is not there"
-    from kernels.w4_gemm.pack import GROUP
-
     inputs = shape.linear()[kind][1]
     return f"its {inputs} inputs are no whole groups of {GROUP}" if inputs % GROUP else ""
 
@@ -104,40 +103,47 @@ class Bench:
 
 
 def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
-    """What `kernels.microbenchmark.measure` times for a point; bytes are those that one set of inputs takes.
+    """What `kernels.microbenchmark.measure` times for a point.
 
-    Sets of inputs have weights numbered from `first`.
+    Sets of inputs of linear layers have weights numbered from `first`.
     """
-    if point.operation in LINEAR or point.operation in _ROWS:
-        make, size = _row_by_row(point.operation, point["tokens"], bench, first)
-    elif point.operation in ("lm_head", "sampler"):
-        make, size = _head(point.operation, point["sequences"], bench, first)
-    elif "/" in point.operation:
-        make, size = _quantised(point, bench, first)
-    else:
-        make, size = _attention(point, bench)
-    return Case(point.operation, dict(point.sizes), make, moved=size, flops=0, set_bytes=size)
-
-
-_ROWS = ("layernorm", "final_layernorm", "rotary_emb", "act_fn", "embedding")
-
-
-def _row_by_row(name: str, tokens: int, bench: Bench, first: int) -> tuple[Make, int]:
-    shape = bench.shape
-    if name in LINEAR:
-        return _linear(name, tokens, *shape.linear()[LINEAR[name]], bench, first)
-    makers: dict[str, tuple[Callable[[int, Bench], Call], int]] = {
-        "layernorm": (_norm, 4 * shape.hidden),
-        "final_layernorm": (_norm, 4 * shape.hidden),
-        "rotary_emb": (_rotary, 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim),
-        "act_fn": (_activation, 3 * shape.intermediate),
-        "embedding": (_embedding, 2 * shape.hidden),
+    sizes, shape = dict(point.sizes), bench.shape
+    on = (shape, bench.device, bench.dtype)
+    if point.operation in LINEAR:
+        return _linear(point.operation, sizes["tokens"], *shape.linear()[LINEAR[point.operation]], bench, first)
+    if "/" in point.operation:
+        return _quantised(point, bench, first)
+    if point.operation == "lm_head":
+        return _linear("lm_head", sizes["sequences"], shape.vocabulary, shape.hidden, bench, first)
+    if point.operation == "embedding":
+        return _embedding(sizes["tokens"], bench)
+    if point.operation == "mixed_attention":
+        return _mixed(point, bench)
+    makers: dict[str, Callable[..., Iterator[Case]]] = {
+        "layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
+        "final_layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
+        "rotary_emb": lambda tokens: rope_kv_write.cases(*on, [tokens], block_size=BLOCK),
+        "act_fn": lambda tokens: silu_mul.cases(*on, [tokens]),
+        "sampler": lambda sequences: sampling.cases(*on, [sequences], ["all"]),
+        "decode_attention": lambda batch, context: _decodes(bench, batch, context),
+        "prefill_attention": lambda chunk, before: _prompt(bench, chunk, before),
     }
-    make, elements = makers[name]
-    return lambda: make(tokens, bench), tokens * elements * bench.dtype.itemsize
+    return replace(next(makers[point.operation](**sizes)), operation=point.operation, sizes=sizes)
 
 
-def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> tuple[Make, int]:
+def _decodes(bench: Bench, batch: int, context: int) -> Iterator[Case]:
+    return decode_attention.cases(bench.shape, bench.device, bench.dtype, [batch], [context], block_size=BLOCK)
+
+
+def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
+    return prefill_attention.cases(bench.shape, bench.device, bench.dtype, [1], [chunk], [before], block_size=BLOCK)
+
+
+def _case(name: str, axis: str, size: int, make: Make, moved: int) -> Case:
+    return Case(name, {axis: size}, make, moved=moved, flops=0, set_bytes=moved)
+
+
+def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> Case:
     numbers = count(first)
 
     def make() -> Call:
@@ -145,91 +151,49 @@ def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, fir
         weight = bench.pool.take(name, next(numbers), lambda: bench.random(outputs, inputs))
         return lambda: functional.linear(x, weight)
 
-    return make, (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
+    moved = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
+    return _case(name, "sequences" if name == "lm_head" else "tokens", tokens, make, moved)
 
 
-def _norm(tokens: int, bench: Bench) -> Call:
-    x, residual = (bench.random(tokens, bench.shape.hidden) for _ in range(2))
-    weight = torch.ones(bench.shape.hidden, device=bench.device, dtype=bench.dtype)
-    return lambda: add_rms_norm(x, residual, weight, bench.shape.epsilon)
-
-
-def _activation(tokens: int, bench: Bench) -> Call:
-    packed = bench.random(tokens, 2 * bench.shape.intermediate)
-    return lambda: silu_mul(packed)
-
-
-def _embedding(tokens: int, bench: Bench) -> Call:
-    table = bench.pool.take("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
-    ids = torch.randint(bench.shape.vocabulary, (tokens,), device=bench.device)
-    return lambda: functional.embedding(ids, table)
-
-
-def _rotary(tokens: int, bench: Bench) -> Call:
-    """Queries and keys turned, keys and values written into pages."""
-    shape = bench.shape
-    qkv = bench.random(tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-    angle = bench.random(tokens, 1, shape.head_dim // 2)
-    cos, sin = angle.cos(), angle.sin()
-    k_cache, v_cache = (bench.random(tokens + attention.BLOCK, shape.kv_heads, shape.head_dim) for _ in range(2))
-    slots = torch.randperm(len(k_cache), device=bench.device)[:tokens]
-
-    def call() -> object:
-        turned, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
-        low, high = turned.chunk(2, dim=-1)
-        turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
-        q, k = turned.split((shape.heads, shape.kv_heads), dim=1)
-        k_cache.index_copy_(0, slots, k)
-        v_cache.index_copy_(0, slots, v)
-        return q
-
-    return call
-
-
-def _head(name: str, sequences: int, bench: Bench, first: int) -> tuple[Make, int]:
-    shape = bench.shape
-    if name == "lm_head":
-        return _linear(name, sequences, shape.vocabulary, shape.hidden, bench, first)
-
+def _embedding(tokens: int, bench: Bench) -> Case:
     def make() -> Call:
-        logits = 3 * bench.random(sequences, shape.vocabulary)
-        parameters = Parameters.of([Wish(seed=row) for row in range(sequences)], range(sequences), bench.device)
-        return lambda: sample(logits, parameters)
+        table = bench.pool.take("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
+        ids = torch.randint(bench.shape.vocabulary, (tokens,), device=bench.device)
+        return lambda: functional.embedding(ids, table)
 
-    return make, sequences * shape.vocabulary * bench.dtype.itemsize
+    return _case("embedding", "tokens", tokens, make, 2 * tokens * bench.shape.hidden * bench.dtype.itemsize)
 
 
-def _quantised(point: Point, bench: Bench, first: int) -> tuple[Make, int]:
+def _quantised(point: Point, bench: Bench, first: int) -> Case:
     form, _, kind = point.operation.partition("/")
     outputs, inputs = bench.shape.linear()[kind]
     tokens, numbers = point["tokens"], count(first)
 
     def make() -> Call:
-        from kernels.error_compensator import compensated_gemm
-        from kernels.error_compensator.cases import random_layer
-        from kernels.w4_gemm import w4_gemm
-        from kernels.w4_gemm.pack import GROUP
-
         weight, compensator = bench.pool.take(
             f"quantised {kind}", next(numbers), lambda: random_layer(outputs, inputs, RANK, GROUP, bench.device)
         )
         x = bench.random(tokens, inputs)
         return (lambda: w4_gemm(x, weight)) if form == "w4" else (lambda: compensated_gemm(x, weight, compensator))
 
-    return make, outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
+    moved = outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
+    return _case(point.operation, "tokens", tokens, make, moved)
 
 
-def _attention(point: Point, bench: Bench) -> tuple[Make, int]:
-    sizes, shape = dict(point.sizes), bench.shape
-    chunk, before, batch, context = (sizes.get(name, 0) for name in ("chunk", "before", "batch", "context"))
+def _mixed(point: Point, bench: Bench) -> Case:
+    """A chunk of one prompt, and decodes: two calls, as an engine makes them."""
+    prompt = next(_prompt(bench, point["chunk"], point["before"]))
+    decodes = next(_decodes(bench, point["batch"], point["context"]))
 
     def make() -> Call:
-        parts = []
-        if chunk:
-            parts.append(attention.prompt(shape, chunk, before, bench.device, bench.dtype))
-        if batch:
-            parts.append(attention.decode(shape, batch, context, bench.device, bench.dtype))
-        return parts[0] if len(parts) == 1 else lambda: [part() for part in parts]
+        first, second = prompt.prepare(), decodes.prepare()
+        return lambda: (first(), second())
 
-    cached = 2 * shape.kv_heads * (batch * context + (chunk and before + chunk))
-    return make, (cached + 2 * shape.heads * (batch + chunk)) * shape.head_dim * bench.dtype.itemsize
+    return Case(
+        "mixed_attention",
+        dict(point.sizes),
+        make,
+        moved=prompt.moved + decodes.moved,
+        flops=prompt.flops + decodes.flops,
+        set_bytes=prompt.set_bytes + decodes.set_bytes,
+    )
