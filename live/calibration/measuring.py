@@ -97,10 +97,12 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
     """
     dtype = DTYPES[plan.dtype]
     bench = Bench(shape_of(plan.model, plan.epsilon), plan.device, dtype)
-    cold = min(COLD_BYTES[plan.device], int(plan.model.parameters * dtype.itemsize))
+    weights = int(plan.model.parameters * dtype.itemsize)
     points, _ = plan.points()
 
     def by_clock(case: Case) -> Timing:
+        # Between two uses of an input, a step goes through the model's weights, and other layers' inputs of this kind.
+        cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
         return measure(case, plan.device, budget=plan.grid.budget, samples=15, cold=cold)
 
     for number in range(plan.grid.rounds):
