@@ -53,16 +53,20 @@ def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
     points, _ = plan.points()
     found: dict[str, dict[Point, list[float]]] = {}
     for point in [*points, *plan.messages()]:
-        rounds = [journal[f"{number} {point.key}"]["seconds"] for number in range(plan.grid.rounds)]
+        rounds = measuring.rounds_of(journal, point, plan.grid.rounds + measuring.MORE_ROUNDS)
         found.setdefault(point.operation, {})[point] = rounds
     take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
     return {
         name: Series(
             {point: take(rounds) for point, rounds in series.items()},
-            statistics.median((max(rounds) - min(rounds)) / statistics.median(rounds) for rounds in series.values()),
+            statistics.median(_spread(rounds[: plan.grid.rounds]) for rounds in series.values()),
         )
         for name, series in found.items()
     }
+
+
+def _spread(rounds: Sequence[float]) -> float:
+    return (max(rounds) - min(rounds)) / statistics.median(rounds)
 
 
 def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:

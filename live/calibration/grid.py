@@ -116,7 +116,7 @@ CPU = Grid(
     requests=(1, 4, 16, 64, 256, 1024, 4096),
     held_requests=(32, 512, 2048),
     steps=((0, 1, 64), (0, 8, 256), (0, 32, 256), (64, 0, 0), (256, 0, 0), (128, 8, 512)),
-    rounds=4,
+    rounds=3,
     budget=0.02,
     statistic="least",
 )
