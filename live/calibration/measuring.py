@@ -29,6 +29,9 @@ Measure = Callable[[Case], Timing]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCHEMA = "twin.calibration-journal/1"
 
+MOST_SAMPLES = 200
+"""Of a point in a round; calls of a few microseconds reach it within the budget."""
+
 MORE_ROUNDS, AGREES = 5, 0.03
 """Further rounds at most, and how close the two shortest must come for none."""
 
@@ -107,7 +110,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
     def by_clock(case: Case) -> Timing:
         # Between two uses of an input, a step goes through the model's weights, and other layers' inputs of this kind.
         cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
-        return measure(case, plan.device, budget=plan.grid.budget, samples=15, cold=cold)
+        return measure(case, plan.device, budget=plan.grid.budget, samples=MOST_SAMPLES, cold=cold)
 
     more = MORE_ROUNDS if plan.grid.statistic == "least" else 0
     for number in range(plan.grid.rounds + more):

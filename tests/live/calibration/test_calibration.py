@@ -187,13 +187,14 @@ def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
         from live.calibration.assembling import step_batch
 
         sizes = case.sizes
-        return OVERHEAD + bare.seconds(step_batch(sizes["chunk"], 0, sizes["decodes"], sizes["context"]))
+        return OVERHEAD + 1.25 * bare.seconds(step_batch(sizes["chunk"], 0, sizes["decodes"], sizes["context"]))
 
     made = calibrated(plan, tmp_path / "c.yaml", Clock(with_steps))
     assert made.overhead.seconds == pytest.approx(OVERHEAD)
+    assert made.overhead.factor == pytest.approx(1.25)
     assert made.overhead.median_error == pytest.approx(0, abs=1e-9)
     assert made.step_time().seconds(Batch([], [None], 64, 64)) == pytest.approx(
-        OVERHEAD + bare.seconds(Batch([], [None], 64, 64))
+        OVERHEAD + 1.25 * bare.seconds(Batch([], [None], 64, 64))
     )
 
 
