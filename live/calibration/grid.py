@@ -119,8 +119,8 @@ CPU = Grid(
         *((0, 1, 64), (0, 4, 512), (0, 8, 256), (0, 16, 128), (0, 32, 64), (0, 32, 256)),
         *((32, 0, 0), (64, 0, 0), (256, 0, 0), (512, 0, 0), (64, 4, 256), (128, 8, 512)),
     ),
-    rounds=3,
-    budget=0.02,
+    rounds=4,
+    budget=0.015,
     statistic="least",
 )
 """For a small model in under three minutes on two cores."""

@@ -29,10 +29,10 @@ Measure = Callable[[Case], Timing]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SCHEMA = "twin.calibration-journal/1"
 
-MOST_SAMPLES = 200
+MOST_SAMPLES = 100
 """Of a point in a round; calls of a few microseconds reach it within the budget."""
 
-MORE_ROUNDS, AGREES = 5, 0.03
+MORE_ROUNDS, AGREES = 4, 0.02
 """Further rounds at most, and how close the two shortest must come for none."""
 
 
