@@ -71,7 +71,7 @@ class BlockPool(KVCache):
             del self.drawn[-count:]
 
     def draw(self, count: int) -> None:
-        """As `KVCache.draw`. Of what a preempted sequence left, the last blocks go first: the others still follow on."""
+        """As `KVCache.draw`. Of what a preempted sequence left the last blocks go first: the others still follow on."""
         missing = count if count <= self.free else 0  # too many are refused below
         for entry in self._queue:
             if missing <= 0:

@@ -70,7 +70,7 @@ class Checkpoint:
             opened = self._open.enter_context(safe_open(file, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise BadInput(f"expected a safetensors file ({error})", file=file) from None
-        for name in opened.keys():  # noqa: SIM118: no mapping
+        for name in opened.offset_keys():
             self._home[name] = opened
 
 
