@@ -1,0 +1,20 @@
+"""Products with packed weights whose rounding errors a small input-dependent term makes good (SPEAR)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.error_compensator import reference
+from kernels.error_compensator.factors import Compensator, compensator
+from kernels.w4_gemm.pack import PackedWeight
+
+__all__ = ["Compensator", "compensated_gemm", "compensator"]
+
+
+def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
+    """`reference.compensated_gemm`, on CUDA in one launch for few tokens, overlapped in two streams for many."""
+    if x.is_cuda:
+        from kernels.error_compensator import triton
+
+        return triton.compensated_gemm(x.contiguous(), weight, compensator)
+    return reference.compensated_gemm(x, weight, compensator)

@@ -1,0 +1,93 @@
+"""What an error compensator consists of: INT8 factors with a scale a row, and the gate's two small layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.w4_gemm.pack import ROWS
+
+HIDDEN_PADDING = 64
+"""The gate's width is filled up to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Compensator:
+    """y += α · B(γ(Ax) ⊙ Ax), γ(z) = 1 + tanh(W₂ ReLU(W₁ z + b₁) + b₂) (SPEAR, eq. 3).
+
+    The rank r is filled up to a power of two, the gate's width and the outputs to whole tiles, with zeros, which add
+    nothing: a latent coordinate that is 0 stays 0.
+
+    Attributes:
+        down: A, (rank, inputs) int8; down_scales: (rank,) float32, of its rows.
+        up: B, (rows, rank) int8; up_scales: (rows,) float32.
+        first, first_bias: W₁ (hidden, rank) and b₁. second, second_bias: W₂ (rank, hidden) and b₂. All float16.
+        alpha: α.
+        arrivals: int32 zeros that kernels count in; every launch leaves zeros. One compensator may therefore be in one
+            launch at a time: not in two streams at once.
+        outputs: of B.
+    """
+
+    down: torch.Tensor
+    down_scales: torch.Tensor
+    up: torch.Tensor
+    up_scales: torch.Tensor
+    first: torch.Tensor
+    first_bias: torch.Tensor
+    second: torch.Tensor
+    second_bias: torch.Tensor
+    alpha: float
+    arrivals: torch.Tensor
+    outputs: int
+
+    @property
+    def rank(self) -> int:
+        """r, filled up to a power of two."""
+        return self.down.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that must be read."""
+        parts = (self.down, self.up, self.up_scales, self.first, self.second)
+        return sum(part.nbytes for part in parts)
+
+
+def compensator(
+    down: torch.Tensor,
+    up: torch.Tensor,
+    first: torch.Tensor,
+    first_bias: torch.Tensor,
+    second: torch.Tensor,
+    second_bias: torch.Tensor,
+    alpha: float = 1.0,
+) -> Compensator:
+    """Rounds the factors to INT8, row by row and symmetric, and fills everything up.
+
+    Args:
+        down: A, (r, inputs). up: B, (outputs, r). first: W₁, (h, r); first_bias: (h,). second: W₂, (r, h);
+            second_bias: (r,). SPEAR's gate has h = 4r.
+    """
+    rank, outputs, hidden = down.shape[0], up.shape[0], first.shape[0]
+    more_rank = max(16, 1 << (rank - 1).bit_length()) - rank
+    more_hidden = -hidden % HIDDEN_PADDING
+    small_down, down_scales = _int8(torch.nn.functional.pad(down, (0, 0, 0, more_rank)))
+    small_up, up_scales = _int8(torch.nn.functional.pad(up, (0, more_rank, 0, -outputs % ROWS)))
+    return Compensator(
+        small_down,
+        down_scales,
+        small_up,
+        up_scales,
+        torch.nn.functional.pad(first, (0, more_rank, 0, more_hidden)).half().contiguous(),
+        torch.nn.functional.pad(first_bias, (0, more_hidden)).half(),
+        torch.nn.functional.pad(second, (0, more_hidden, 0, more_rank)).half().contiguous(),
+        torch.nn.functional.pad(second_bias, (0, more_rank)).half(),
+        alpha,
+        torch.zeros(4096, dtype=torch.int32, device=down.device),
+        outputs,
+    )
+
+
+def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = (matrix.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (matrix.float() / scales.unsqueeze(1)).round().to(torch.int8).contiguous(), scales

@@ -1,0 +1,39 @@
+"""The compensated product as the mathematics (SPEAR, eq. 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import linear
+
+from kernels.error_compensator.factors import Compensator
+from kernels.w4_gemm.pack import PackedWeight, dequantise
+
+
+def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
+    """y = Ŵx + α · B(γ(Ax) ⊙ Ax), (..., inputs) to (..., outputs) in x's type.
+
+    Everything in float32, or wider if x is, and rounded once at the end.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    base = linear(x.to(wide), dequantise(weight, wide))
+    return (base + correction(project(x.to(wide), compensator), compensator)).to(x.dtype)
+
+
+def project(x: torch.Tensor, compensator: Compensator) -> torch.Tensor:
+    """Ax, (..., rank), in x's type."""
+    return linear(x, compensator.down.to(x.dtype) * compensator.down_scales.to(x.dtype).unsqueeze(1))
+
+
+def gate(z: torch.Tensor, compensator: Compensator) -> torch.Tensor:
+    """γ(z) = 1 + tanh(W₂ ReLU(W₁ z + b₁) + b₂), (..., rank)."""
+    first, first_bias, second, second_bias = (
+        each.to(z.dtype)
+        for each in (compensator.first, compensator.first_bias, compensator.second, compensator.second_bias)
+    )
+    return 1 + torch.tanh(linear(linear(z, first, first_bias).relu(), second, second_bias))
+
+
+def correction(z: torch.Tensor, compensator: Compensator) -> torch.Tensor:
+    """α · B(γ(z) ⊙ z), (..., outputs), of z = Ax summed over all inputs."""
+    up = compensator.up.to(z.dtype) * compensator.up_scales.to(z.dtype).unsqueeze(1)
+    return compensator.alpha * linear(gate(z, compensator) * z, up[: compensator.outputs])

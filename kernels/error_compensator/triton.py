@@ -1,0 +1,541 @@
+"""The compensated product, for few tokens in one launch and for many in two streams.
+
+**Few tokens.** Reading Ŵ takes all the time there is, and a second launch would take longer than what it computes. So
+the first programs of the W4 launch compute Ax, a share of the inputs each; the last of them to arrive adds up the
+shares, evaluates the gate once, leaves α · γ ⊙ Ax and raises a flag. The other programs are tiles of the W4 product;
+the last to arrive at a tile waits for the flag, adds B's rows times what was left, and writes the tile once.
+
+A program waits only for programs with lower numbers, which a GPU starts first, and those wait for none: there is always
+one that can go on. The interpreter, which runs one program after another, never waits. Counters and the flag are reset
+by the last program that needs them, so the launch can be repeated in a graph.
+
+**Many tokens.** The product saturates the tensor cores, and programs that wait would hold them up. Ax and the gate run
+on a second stream beside it; both meet in a kernel that adds B. The streams fork and join by events: a graph that
+captures them has two branches.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.error_compensator.factors import HIDDEN_PADDING, Compensator
+from kernels.shipping import Shipped
+from kernels.w4_gemm import triton as w4
+from kernels.w4_gemm.pack import SPAN, STEPS, PackedWeight
+
+FLAG, DONE, FIRST_SHARE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Places in a compensator's counters: the flag, tiles that are done, shares of Ax by tile of tokens."""
+
+INPUT_TILE = 128
+"""Inputs of A multiplied at once: 128 bytes of a row."""
+
+MOST_SHARES = 16
+
+
+def shares(inputs: int, token_tiles: int = 1) -> int:
+    """Programs that compute Ax for a tile of tokens: 512 inputs each, to be done long before the W4 tiles are."""
+    return max(1, min(MOST_SHARES, inputs // 512, 64 // token_tiles))
+
+
+def hidden_tile(rank: int, hidden: int) -> int:
+    """Hidden coordinates of the gate at once: all of them at rank 32; 4096 weights at any other, since more spill."""
+    tile = max(32, min(128, 4096 // rank))
+    return tile if hidden % tile == 0 else HIDDEN_PADDING
+
+
+@triton.jit
+def tanh(x):
+    """As the logistic function, which the interpreter has, too."""
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def gated(
+    z,
+    first_ptr,
+    first_bias_ptr,
+    second_ptr,
+    second_bias_ptr,
+    RANK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+):
+    """γ(z) ⊙ z for z (RANK, TOKENS). Tensor cores round z to 11 bits for the gate's argument (tf32)."""
+    latent = tl.arange(0, RANK)
+    logits = tl.zeros((RANK, TOKENS), tl.float32) + tl.load(second_bias_ptr + latent).to(tl.float32)[:, None]
+    for start in range(0, HIDDEN, HIDDEN_TILE):
+        hidden = start + tl.arange(0, HIDDEN_TILE)
+        first = tl.load(first_ptr + hidden[:, None] * RANK + latent[None, :]).to(tl.float32)
+        second = tl.load(second_ptr + latent[:, None] * HIDDEN + hidden[None, :]).to(tl.float32)
+        inner = tl.dot(first, z, input_precision="tf32")
+        inner += tl.load(first_bias_ptr + hidden).to(tl.float32)[:, None]
+        logits = tl.dot(second, tl.maximum(inner, 0.0), logits, input_precision="tf32")
+    return z * (1 + tanh(logits))
+
+
+@triton.jit
+def share_of_latent(
+    x_ptr,
+    down_ptr,
+    token,
+    first,
+    last,
+    tokens,
+    inputs,
+    RANK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    INPUT_TILE: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Σ over inputs first … last − 1 of A · xᵀ without A's scales, (RANK, TOKENS)."""
+    latent = tl.arange(0, RANK)
+    total = tl.zeros((RANK, TOKENS), tl.float32)
+    for start in tl.range(first, last, INPUT_TILE, num_stages=3):
+        at = start + tl.arange(0, INPUT_TILE)
+        down_at_ptr = down_ptr + latent[:, None] * inputs + at[None, :]
+        down = tl.load(down_at_ptr, mask=at[None, :] < last, other=0)
+        x_at_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + at[:, None]
+        x = tl.load(x_at_ptr, mask=(at[:, None] < last) & (token[None, :] < tokens), other=0.0)
+        total = tl.dot(down.to(DOT), x.to(DOT), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def leave_latent(
+    x_ptr,
+    down_ptr,
+    down_scales_ptr,
+    first_ptr,
+    first_bias_ptr,
+    second_ptr,
+    second_bias_ptr,
+    alpha,
+    shares_ptr,
+    latent_ptr,
+    counter_ptr,
+    token,
+    share,
+    tokens,
+    inputs,
+    RANK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr,
+    SHARES: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """One share of Ax; the last of them leaves α · γ(Ax) ⊙ Ax, (tokens, RANK).
+
+    Returns:
+        whether this was the last.
+    """
+    latent = tl.arange(0, RANK)
+    tiles = tl.cdiv(inputs, INPUT_TILE)
+    first = share * tiles // SHARES * INPUT_TILE
+    last = tl.minimum((share + 1) * tiles // SHARES * INPUT_TILE, inputs)
+    z = share_of_latent(x_ptr, down_ptr, token, first, last, tokens, inputs, RANK, TOKENS, INPUT_TILE, DOT)
+    known = (latent[:, None] >= 0) & (token[None, :] < tokens)
+    place = token[None, :].to(tl.int64) * RANK + latent[:, None]
+    stride = tokens.to(tl.int64) * RANK
+    tl.store(shares_ptr + share * stride + place, z, mask=known)
+    tl.debug_barrier()  # every thread has stored before one of them tells
+    mine = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == SHARES - 1
+    if mine:
+        tl.store(counter_ptr, 0)
+        z = tl.zeros_like(z)
+        for other in range(SHARES):
+            z += tl.load(shares_ptr + other * stride + place, mask=known, other=0.0, cache_modifier=".cg")
+        z *= tl.load(down_scales_ptr + latent)[:, None]
+        z = gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
+        tl.store(latent_ptr + place, (alpha * z).to(latent_ptr.dtype.element_ty), mask=known)
+    return mine
+
+
+@triton.jit
+def fused_kernel(
+    x_ptr,
+    qweight_ptr,
+    scales_ptr,
+    zeros_ptr,
+    y_ptr,
+    parts_ptr,
+    arrivals_ptr,
+    down_ptr,
+    down_scales_ptr,
+    up_ptr,
+    up_scales_ptr,
+    first_ptr,
+    first_bias_ptr,
+    second_ptr,
+    second_bias_ptr,
+    shares_ptr,
+    latent_ptr,
+    counters_ptr,
+    alpha,
+    tokens,
+    outputs,
+    inputs,
+    all_rows,
+    blocks,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    RANK: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr,
+    SHARES: tl.constexpr,
+):
+    """The first SHARES programs leave the gated latent, the others are W4 tiles and add B to it. One tile of tokens."""
+    token = tl.arange(0, TOKENS)
+    if tl.program_id(0) < SHARES:
+        last = leave_latent(
+            x_ptr,
+            down_ptr,
+            down_scales_ptr,
+            first_ptr,
+            first_bias_ptr,
+            second_ptr,
+            second_bias_ptr,
+            alpha,
+            shares_ptr,
+            latent_ptr,
+            counters_ptr + FIRST_SHARE,
+            token,
+            tl.program_id(0),
+            tokens,
+            inputs,
+            RANK,
+            TOKENS,
+            HIDDEN,
+            HIDDEN_TILE,
+            INPUT_TILE,
+            SHARES,
+            DOT,
+        )
+        if last:
+            tl.debug_barrier()
+            tl.atomic_xchg(counters_ptr + FLAG, 1, sem="release")
+    else:
+        tile = (tl.program_id(0) - SHARES) // SPLIT
+        part = (tl.program_id(0) - SHARES) % SPLIT
+        row = tile * ROWS + tl.arange(0, ROWS)
+        total = w4.tile_product(
+            x_ptr,
+            qweight_ptr,
+            scales_ptr,
+            zeros_ptr,
+            row,
+            token,
+            part * blocks // SPLIT,
+            (part + 1) * blocks // SPLIT,
+            tokens,
+            inputs,
+            all_rows,
+            BITS,
+            GROUPED,
+            HAS_ZEROS,
+            RAGGED,
+            ROWS,
+            TOKENS,
+            STAGES,
+            DOT,
+        )
+        latent = tl.arange(0, RANK)
+        # Asked for before it is known who is last: B is on its way while counters and parts are.
+        up = tl.load(up_ptr + row[:, None] * RANK + latent[None, :])
+        up_scales = tl.load(up_scales_ptr + row)
+        mine = True
+        if SPLIT > 1:
+            total, mine = w4.gather_parts(
+                total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT
+            )
+        if mine:
+            ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
+            while ready == 0:
+                ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
+            latent_at_ptr = latent_ptr + token[None, :] * RANK + latent[:, None]
+            z = tl.load(latent_at_ptr, mask=token[None, :] < tokens, other=0.0, cache_modifier=".cg")
+            total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
+            known = (row[:, None] < outputs) & (token[None, :] < tokens)
+            place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
+            tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
+            done = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
+            if done == tl.cdiv(outputs, ROWS) - 1:
+                tl.store(counters_ptr + FLAG, 0)
+                tl.store(counters_ptr + DONE, 0)
+
+
+@triton.jit
+def latent_kernel(
+    x_ptr,
+    down_ptr,
+    down_scales_ptr,
+    first_ptr,
+    first_bias_ptr,
+    second_ptr,
+    second_bias_ptr,
+    shares_ptr,
+    latent_ptr,
+    counters_ptr,
+    alpha,
+    tokens,
+    inputs,
+    RANK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+    INPUT_TILE: tl.constexpr,
+    SHARES: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """α · γ(Ax) ⊙ Ax of many tokens: a tile of tokens and a share of the inputs."""
+    tile = tl.program_id(0) // SHARES
+    leave_latent(
+        x_ptr,
+        down_ptr,
+        down_scales_ptr,
+        first_ptr,
+        first_bias_ptr,
+        second_ptr,
+        second_bias_ptr,
+        alpha,
+        shares_ptr,
+        latent_ptr,
+        counters_ptr + FIRST_SHARE + tile,
+        tile * TOKENS + tl.arange(0, TOKENS),
+        tl.program_id(0) % SHARES,
+        tokens,
+        inputs,
+        RANK,
+        TOKENS,
+        HIDDEN,
+        HIDDEN_TILE,
+        INPUT_TILE,
+        SHARES,
+        DOT,
+    )
+
+
+@triton.jit
+def add_correction_kernel(
+    y_ptr,
+    latent_ptr,
+    up_ptr,
+    up_scales_ptr,
+    tokens,
+    outputs,
+    RANK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """y += latent · Bᵀ, in place."""
+    latent = tl.arange(0, RANK)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    z_ptr = latent_ptr + token[:, None].to(tl.int64) * RANK + latent[None, :]
+    z = tl.load(z_ptr, mask=token[:, None] < tokens, other=0.0)
+    up = tl.load(up_ptr + row[None, :] * RANK + latent[:, None])
+    correction = tl.dot(z.to(DOT), up.to(DOT), input_precision="ieee") * tl.load(up_scales_ptr + row)[None, :]
+    known = (token[:, None] < tokens) & (row[None, :] < outputs)
+    place_ptr = y_ptr + token[:, None].to(tl.int64) * outputs + row[None, :]
+    base = tl.load(place_ptr, mask=known, other=0.0).to(tl.float32)
+    tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=known)
+
+
+def fits_one_launch(tokens: int, weight: PackedWeight) -> bool:
+    """Whether so many tokens are few: they fill one tile of the W4 product."""
+    return tokens <= w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits).tokens
+
+
+def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
+    """As `reference.compensated_gemm`; x contiguous."""
+    assert x.is_contiguous(), "rows must follow one another"
+    tokens = x.numel() // weight.inputs
+    if fits_one_launch(tokens, weight):
+        return fused(x, weight, compensator)
+    return overlapped(x, weight, compensator)
+
+
+def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
+    """One launch, for few tokens."""
+    tokens = x.numel() // weight.inputs
+    y = x.new_empty(*x.shape[:-1], weight.outputs)
+    if not tokens:
+        return y
+    blocks, rows, _ = weight.qweight.shape
+    tiling = w4.select(tokens, weight.outputs, blocks, weight.bits)
+    assert tokens <= tiling.tokens, "one tile of tokens"
+    count = shares(weight.inputs)
+    latent, parts_of_latent = _latent_buffers(x, tokens, count, compensator)
+    fused_kernel[(count + triton.cdiv(weight.outputs, tiling.rows) * tiling.split,)](
+        x,
+        weight.qweight,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        y,
+        w4.parts_of(x, tokens, rows, tiling.split),
+        weight.arrivals,
+        compensator.down,
+        compensator.down_scales,
+        compensator.up,
+        compensator.up_scales,
+        compensator.first,
+        compensator.first_bias,
+        compensator.second,
+        compensator.second_bias,
+        parts_of_latent,
+        latent,
+        compensator.arrivals,
+        compensator.alpha,
+        tokens,
+        weight.outputs,
+        weight.inputs,
+        rows,
+        blocks,
+        **w4.constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
+        **_constants(compensator.rank, compensator.first.shape[0], count),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+    return y
+
+
+def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
+    """Two streams, for many tokens. The product is rounded to x's type before the correction is added."""
+    tokens = x.numel() // weight.inputs
+    count = shares(weight.inputs, triton.cdiv(tokens, LATENT_TOKENS))
+    # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.
+    buffers = _latent_buffers(x, tokens, count, compensator)
+    if x.is_cuda:
+        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            leave_gated_latent(x, compensator, *buffers, count)
+        y = w4.w4_gemm(x, weight)
+        main.wait_stream(side)
+    else:
+        leave_gated_latent(x, compensator, *buffers, count)
+        y = w4.w4_gemm(x, weight)
+    add_correction(y, buffers[0], compensator)
+    return y
+
+
+LATENT_TOKENS = 64
+"""Tokens of a tile of Ax."""
+
+
+def _latent_buffers(
+    x: torch.Tensor, tokens: int, count: int, compensator: Compensator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For α · γ ⊙ Ax, in x's type, and for the shares of Ax."""
+    latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
+    return latent, torch.empty(count, tokens, compensator.rank, dtype=torch.float32, device=x.device)
+
+
+def leave_gated_latent(
+    x: torch.Tensor, compensator: Compensator, latent: torch.Tensor, parts: torch.Tensor, count: int
+) -> None:
+    """latent = α · γ(Ax) ⊙ Ax, (tokens, rank)."""
+    tokens, inputs = latent.shape[0], compensator.down.shape[1]
+    tile = max(16, min(LATENT_TOKENS, triton.next_power_of_2(tokens)))
+    latent_kernel[(triton.cdiv(tokens, tile) * count,)](
+        x,
+        compensator.down,
+        compensator.down_scales,
+        compensator.first,
+        compensator.first_bias,
+        compensator.second,
+        compensator.second_bias,
+        parts,
+        latent,
+        compensator.arrivals,
+        compensator.alpha,
+        tokens,
+        inputs,
+        **_constants(compensator.rank, compensator.first.shape[0], count),
+        TOKENS=tile,
+        DOT=w4.dot_type(x.dtype),
+        num_warps=4,
+    )
+
+
+def add_correction(y: torch.Tensor, latent: torch.Tensor, compensator: Compensator) -> None:
+    """y += latent · Bᵀ in place, for y (..., outputs)."""
+    tokens, outputs = latent.shape[0], compensator.outputs
+    add_correction_kernel[(triton.cdiv(outputs, 128), triton.cdiv(tokens, 64))](
+        y,
+        latent,
+        compensator.up,
+        compensator.up_scales,
+        tokens,
+        outputs,
+        RANK=compensator.rank,
+        TOKENS=64,
+        ROWS=128,
+        DOT=w4.dot_type(y.dtype),
+        num_warps=8,
+    )
+
+
+def _constants(rank: int, hidden: int, count: int) -> dict[str, object]:
+    return {
+        "RANK": rank,
+        "HIDDEN": hidden,
+        "HIDDEN_TILE": hidden_tile(rank, hidden),
+        "INPUT_TILE": INPUT_TILE,
+        "SHARES": count,
+    }
+
+
+def _shipped_fused(tokens: int, rank: int, bits: int, group: int) -> Shipped:
+    tiling = w4.select(tokens, 4096, 4096 // (SPAN * STEPS[bits]), bits)
+    return Shipped(
+        fused_kernel,
+        "*bf16 *i32 *fp16 *fp16 *bf16 *fp32 *i32 *i8 *fp32 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32 *bf16 *i32"
+        " fp32 i32 i32 i32 i32 i32",
+        {
+            **w4.constants(torch.bfloat16, bits, group, False, 4096, tiling),
+            **_constants(rank, 4 * rank, shares(4096)),
+        },
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        aligned=("outputs", "inputs", "all_rows"),
+    )
+
+
+SHIPPED = [
+    *(_shipped_fused(tokens, rank, 4, 128) for tokens in (1, 32, 64) for rank in (32, 64, 128)),
+    _shipped_fused(1, 32, 4, 0),
+    _shipped_fused(1, 32, 3, 128),
+    *(
+        Shipped(
+            latent_kernel,
+            "*bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32 *bf16 *i32 fp32 i32 i32",
+            {**_constants(rank, 4 * rank, 8), "TOKENS": LATENT_TOKENS, "DOT": tl.bfloat16},
+            aligned=("inputs",),
+        )
+        for rank in (32, 64, 128)
+    ),
+    *(
+        Shipped(
+            add_correction_kernel,
+            "*bf16 *bf16 *i8 *fp32 i32 i32",
+            {"RANK": rank, "TOKENS": 64, "ROWS": 128, "DOT": tl.bfloat16},
+            num_warps=8,
+            aligned=("outputs",),
+        )
+        for rank in (32, 64, 128)
+    ),
+]

@@ -1,0 +1,431 @@
+"""Products with weights of 3 or 4 bits: one tile kernel for few tokens, Ŵ unpacked for a library GEMM for many.
+
+The tile kernel computes (Ŵ · xᵀ), rows of Ŵ by tokens, so that unpacked weights are the left operand of the tensor
+core, which it takes from registers: packed words go from memory to shared memory (128 bits a thread, several stages
+deep) and from there, still packed, straight to the threads that need them. A pair of codes costs a shift and a mask
+(which yield two whole numbers as bfloat16 or float16, by setting the bits of an exponent) and one packed subtraction of
+the zero, which is exact; so are the products, and a group's sum is scaled in float32. That is about 3 instructions a
+weight all told, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs
+as many for its conversion and its multiplication alone.
+
+With one token the bytes of Ŵ are everything. Programs are made enough to keep 4 on each multiprocessor, by splitting
+the inputs; the last to arrive at a tile adds up the parts in their order, so that results do not depend on who is last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.shipping import Shipped
+from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, WORDS, PackedWeight
+
+PROCESSORS = 132
+"""Multiprocessors of an H100 or H200."""
+
+UNPACK_TOKENS = 512
+"""From here on it is quicker to unpack Ŵ once and leave the product to the library: unpacking moves 2.5 bytes a weight,
+10 µs for 4096² on an H200, where the tile kernel, which unpacks for each 64 tokens, loses more than that."""
+
+MOST_TILES_SPLIT = 512
+"""Tiles that the counters of a weight suffice for."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the tile kernel is launched: rows and tokens of a tile, programs that share its inputs, warps, stages."""
+
+    rows: int
+    tokens: int
+    split: int
+    num_warps: int
+    num_stages: int
+
+
+def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: int = PROCESSORS) -> Tiling:
+    """The tiling for so many tokens, rows of Ŵ, and blocks of its inputs.
+
+    64 rows are what one warpgroup multiplies at once. Up to 16 tokens, four stages of 8 KB of packed weights are on
+    their way for each of 3 programs on a multiprocessor: 70 KB, where latency times bandwidth is 25. Beyond 64 tokens
+    two warpgroups share the activations' tile. Blocks of 3 bits are twice as long and are kept to 32 tokens: more would
+    spill. Inputs are split until there are 4 programs a multiprocessor, as long as each has 4 blocks to work on.
+    """
+    rows, warps = (64, 4) if tokens <= 64 else (128, 8)
+    tile_tokens = max(16, min(64 if bits == 4 else 32, triton.next_power_of_2(tokens)))
+    stages = {16: 4, 32: 3, 64: 2}[tile_tokens] - (bits == 3)
+    tiles = -(-outputs // rows) * -(-tokens // tile_tokens)
+    split = 1
+    enough = 4 * processors if tokens <= 64 else processors
+    while 2 * tiles * split <= 2 * enough - 1 and 2 * split * 4 <= blocks and tiles <= MOST_TILES_SPLIT:
+        split *= 2
+    return Tiling(rows, tile_tokens, split, warps, stages)
+
+
+def dot_type(dtype: torch.dtype) -> tl.dtype:
+    """What tensor cores multiply; float32 for bfloat16 where the interpreter, which has none, runs the kernels."""
+    if dtype == torch.bfloat16:
+        return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
+    return tl.float16 if dtype == torch.float16 else tl.float32
+
+
+@triton.jit
+def code_pairs(low, high, STEP: tl.constexpr, BITS: tl.constexpr):
+    """The codes of one step, two in each word: one in its lower half, one in its upper half."""
+    if BITS == 4:
+        return (low >> (4 * STEP)) & 0x000F000F
+    two = (low >> (2 * STEP)) & 0x00030003
+    if STEP < 2:
+        return two | ((high << (2 - STEP)) & 0x00040004)
+    return two | ((high >> (STEP - 2)) & 0x00040004)
+
+
+@triton.jit
+def whole_numbers(pairs, ROWS: tl.constexpr, DOT: tl.constexpr):
+    """Pairs of codes as a tile (ROWS, 64) of DOT, plus `exponent_value`: the number whose exponent is set."""
+    if tl.bfloat16 == DOT:
+        pairs = pairs | 0x43004300
+    if tl.float16 == DOT:
+        pairs = pairs | 0x64006400
+    if tl.float32 == DOT:
+        first, second = (pairs & 0xFFFF).to(tl.float32), (pairs >> 16).to(tl.float32)
+    else:
+        first = pairs.to(tl.int16).to(DOT, bitcast=True)
+        second = (pairs >> 16).to(tl.int16).to(DOT, bitcast=True)
+    return tl.join(first, second).reshape(ROWS, 64)
+
+
+@triton.jit
+def exponent_value(DOT: tl.constexpr):
+    """What `whole_numbers` adds to each code."""
+    return 128.0 if tl.bfloat16 == DOT else 1024.0 if tl.float16 == DOT else 0.0
+
+
+@triton.jit
+def load_groups(values_ptr, block, row, all_rows, GROUPS: tl.constexpr):
+    """The scales (or zeros) of the groups of one block, as a tuple of GROUPS vectors over the rows."""
+    values = ()
+    for group in tl.static_range(GROUPS):
+        value = tl.load(values_ptr + (GROUPS * block + group) * all_rows + row).to(tl.float32)
+        values = values + (value,)  # noqa: RUF005, the compiler knows no starred expressions
+    return values
+
+
+@triton.jit
+def load_low_and_high(words_ptr, BITS: tl.constexpr):
+    """The words of a block's rows; of 3 bits also those with the high bits, shifted to where they are read."""
+    word = tl.arange(0, 32)[None, :]
+    low = tl.load(words_ptr + word)
+    if BITS == 3:
+        return low, tl.load(words_ptr + 32 + word // 2) >> (word % 2 * 8)
+    return low, low
+
+
+@triton.jit
+def less_zero(weight, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr, DOT: tl.constexpr):
+    """Codes less their zero, exact in DOT."""
+    if HAS_ZEROS:
+        return weight - (zero + exponent_value(DOT)).to(DOT)[:, None]
+    return (weight - (exponent_value(DOT) + (8.0 if BITS == 4 else 4.0))).to(DOT)
+
+
+@triton.jit
+def tile_product(
+    x_ptr,
+    qweight_ptr,
+    scales_ptr,
+    zeros_ptr,
+    row,
+    token,
+    first,
+    last,
+    tokens,
+    inputs,
+    all_rows,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Σ over blocks first … last − 1 of Ŵ[row, block] · x[token, block]ᵀ, (ROWS, TOKENS) in float32.
+
+    RAGGED: the inputs do not fill the last block.
+    """
+    STEPS: tl.constexpr = 4 if BITS == 4 else 8
+    GROUPS: tl.constexpr = STEPS // 2 if GROUPED else 1
+    BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
+    STEPS_A_GROUP: tl.constexpr = 2 if GROUPED else STEPS
+    column = tl.arange(0, 64)
+    known = token[None, :] < tokens
+    words_ptr = qweight_ptr + first * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
+    x_tile_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + first * 64 * STEPS + column[:, None]
+    total = tl.zeros((ROWS, TOKENS), tl.float32)
+    at = first if GROUPED else 0
+    scales = load_groups(scales_ptr, at, row, all_rows, GROUPS)
+    zeros = load_groups(zeros_ptr, at, row, all_rows, GROUPS if HAS_ZEROS else 0)
+    for block in tl.range(first, last, num_stages=STAGES):
+        low, high = load_low_and_high(words_ptr, BITS)
+        # Scales of the next block are asked for while this one is multiplied: they pass through no shared memory.
+        now, zeros_now = scales, zeros
+        if GROUPED:
+            following = tl.minimum(block + 1, last - 1)
+            scales = load_groups(scales_ptr, following, row, all_rows, GROUPS)
+            zeros = load_groups(zeros_ptr, following, row, all_rows, GROUPS if HAS_ZEROS else 0)
+        part = tl.zeros((ROWS, TOKENS), tl.float32)
+        for step in tl.static_range(STEPS):
+            weight = whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT)
+            zero = zeros_now[step // STEPS_A_GROUP] if HAS_ZEROS else 0
+            weight = less_zero(weight, zero, HAS_ZEROS, BITS, DOT)
+            mask = known
+            if RAGGED:
+                mask = known & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
+            x = tl.load(x_tile_ptr + step * 64, mask=mask, other=0.0).to(DOT)
+            part = tl.dot(weight, x, part, input_precision="ieee")
+            if GROUPED and step % 2 == 1:
+                total += part * now[step // 2][:, None]
+                part = tl.zeros((ROWS, TOKENS), tl.float32)
+        if not GROUPED:
+            total += part
+        words_ptr += all_rows * BLOCK_WORDS
+        x_tile_ptr += 64 * STEPS
+    if not GROUPED:
+        total *= scales[0][:, None]
+    return total
+
+
+@triton.jit
+def gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT: tl.constexpr):
+    """Leaves this program's part where the others find it; the last of a tile adds up all, in their order.
+
+    Returns:
+        the sum (in the last program only) and whether this one is the last.
+    """
+    known = (row[:, None] >= 0) & (token[None, :] < tokens)
+    place_ptr = parts_ptr + token[None, :].to(tl.int64) * all_rows + row[:, None]
+    stride = tokens.to(tl.int64) * all_rows
+    tl.store(place_ptr + part * stride, total, mask=known)
+    tl.debug_barrier()  # every thread has stored before one of them tells
+    mine = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
+    if mine:
+        tl.store(arrivals_ptr + tile, 0)
+        total = tl.zeros_like(total)
+        for other in range(SPLIT):
+            # Past the first-level cache, which does not see what other multiprocessors write.
+            total += tl.load(place_ptr + other * stride, mask=known, other=0.0, cache_modifier=".cg")
+    return total, mine
+
+
+@triton.jit
+def w4_gemm_kernel(
+    x_ptr,
+    qweight_ptr,
+    scales_ptr,
+    zeros_ptr,
+    y_ptr,
+    parts_ptr,
+    arrivals_ptr,
+    tokens,
+    outputs,
+    inputs,
+    all_rows,
+    blocks,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """A tile of y and a share of its inputs. Programs of a tile's tokens are neighbours: they read the same weights."""
+    token_tiles = tl.cdiv(tokens, TOKENS)
+    tile = tl.program_id(0) // SPLIT
+    part = tl.program_id(0) % SPLIT
+    row = tile // token_tiles * ROWS + tl.arange(0, ROWS)
+    token = tile % token_tiles * TOKENS + tl.arange(0, TOKENS)
+    total = tile_product(
+        x_ptr,
+        qweight_ptr,
+        scales_ptr,
+        zeros_ptr,
+        row,
+        token,
+        part * blocks // SPLIT,
+        (part + 1) * blocks // SPLIT,
+        tokens,
+        inputs,
+        all_rows,
+        BITS,
+        GROUPED,
+        HAS_ZEROS,
+        RAGGED,
+        ROWS,
+        TOKENS,
+        STAGES,
+        DOT,
+    )
+    known = (row[:, None] < outputs) & (token[None, :] < tokens)
+    if SPLIT > 1:
+        total, mine = gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT)
+        known = known & mine
+    place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
+    tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def unpack_kernel(
+    qweight_ptr,
+    scales_ptr,
+    zeros_ptr,
+    weight_ptr,
+    outputs,
+    inputs,
+    all_rows,
+    BITS: tl.constexpr,
+    GROUPED: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Ŵ, (outputs, inputs): a block of ROWS rows."""
+    STEPS: tl.constexpr = 4 if BITS == 4 else 8
+    BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
+    block = tl.program_id(0)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 64)
+    words_ptr = qweight_ptr + block * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
+    low, high = load_low_and_high(words_ptr, BITS)
+    for step in tl.static_range(STEPS):
+        group = block * (STEPS // 2) + step // 2 if GROUPED else 0
+        zero = 8.0 if BITS == 4 else 4.0
+        if HAS_ZEROS:
+            zero = tl.load(zeros_ptr + group * all_rows + row).to(tl.float32)[:, None]
+        scale = tl.load(scales_ptr + group * all_rows + row).to(tl.float32)[:, None]
+        weight = (whole_numbers(code_pairs(low, high, step, BITS), ROWS, tl.float32) - zero) * scale
+        at = block * 64 * STEPS + step * 64 + column
+        known = (row[:, None] < outputs) & (at[None, :] < inputs)
+        place_ptr = weight_ptr + row[:, None].to(tl.int64) * inputs + at[None, :]
+        tl.store(place_ptr, weight.to(weight_ptr.dtype.element_ty), mask=known)
+
+
+def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    """As `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are 512 tokens or more."""
+    assert x.is_contiguous(), "rows must follow one another"
+    tokens = x.numel() // weight.inputs
+    if tokens >= UNPACK_TOKENS:
+        return torch.nn.functional.linear(x, unpack(weight, x.dtype))
+    y = x.new_empty(*x.shape[:-1], weight.outputs)
+    if tokens:
+        launch(x, weight, y, select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits))
+    return y
+
+
+def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """As `pack.dequantise`."""
+    blocks, rows, _ = weight.qweight.shape
+    made = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
+    unpack_kernel[(blocks, rows // 32)](
+        weight.qweight,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        made,
+        weight.outputs,
+        weight.inputs,
+        rows,
+        BITS=weight.bits,
+        GROUPED=weight.group == GROUP,
+        HAS_ZEROS=weight.zeros is not None,
+        ROWS=32,
+        num_warps=4,
+    )
+    return made
+
+
+def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tiling) -> None:
+    """The tile kernel, y = x · Ŵᵀ."""
+    blocks, rows, _ = weight.qweight.shape
+    tokens = x.numel() // weight.inputs
+    tiles = triton.cdiv(weight.outputs, tiling.rows) * triton.cdiv(tokens, tiling.tokens)
+    w4_gemm_kernel[(tiles * tiling.split,)](
+        x,
+        weight.qweight,
+        weight.scales,
+        weight.scales if weight.zeros is None else weight.zeros,
+        y,
+        parts_of(x, tokens, rows, tiling.split),
+        weight.arrivals,
+        tokens,
+        weight.outputs,
+        weight.inputs,
+        rows,
+        blocks,
+        **constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def parts_of(x: torch.Tensor, tokens: int, rows: int, split: int) -> torch.Tensor:
+    """Where programs leave their parts: nothing, if inputs are not split."""
+    size = split * tokens * rows if split > 1 else 1
+    return torch.empty(size, dtype=torch.float32, device=x.device)
+
+
+def constants(
+    dtype: torch.dtype, bits: int, group: int, has_zeros: bool, inputs: int, tiling: Tiling
+) -> dict[str, object]:
+    """The kernel's constants."""
+    return {
+        "BITS": bits,
+        "GROUPED": group == GROUP,
+        "HAS_ZEROS": has_zeros,
+        "RAGGED": inputs % (SPAN * STEPS[bits]) != 0,
+        "ROWS": tiling.rows,
+        "TOKENS": tiling.tokens,
+        "SPLIT": tiling.split,
+        "STAGES": tiling.num_stages,
+        "DOT": dot_type(dtype),
+    }
+
+
+def _shipped(dtype: torch.dtype, bits: int, group: int, has_zeros: bool, tokens: int, inputs: int) -> Shipped:
+    tiling = select(tokens, 4096, -(-inputs // (SPAN * STEPS[bits])), bits)
+    name = {torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
+    zeros = "*u8" if has_zeros else "*fp16"
+    return Shipped(
+        w4_gemm_kernel,
+        f"{name} *i32 *fp16 {zeros} {name} *fp32 *i32 i32 i32 i32 i32 i32",
+        constants(dtype, bits, group, has_zeros, inputs, tiling),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        aligned=("outputs", "inputs", "all_rows"),
+    )
+
+
+assert WORDS == 32, "the kernels are written for 32 words"
+
+SHIPPED = [
+    *(
+        _shipped(torch.bfloat16, bits, group, zeros, tokens, 4096)
+        for bits, group, zeros in ((4, 128, False), (4, 0, False), (4, 128, True), (3, 128, False))
+        for tokens in ((1, 32, 64, 256) if bits == 4 and not zeros else (1, 256))
+    ),
+    *(_shipped(torch.float16, 4, 128, False, tokens, 4096) for tokens in (1, 256)),
+    _shipped(torch.bfloat16, 3, 128, False, 1, 11008),
+    *(
+        Shipped(
+            unpack_kernel,
+            "*i32 *fp16 *fp16 *bf16 i32 i32 i32",
+            {"BITS": bits, "GROUPED": True, "HAS_ZEROS": False, "ROWS": 32},
+            aligned=("outputs", "inputs", "all_rows"),
+        )
+        for bits in (4, 3)
+    ),
+]

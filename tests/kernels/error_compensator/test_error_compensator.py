@@ -1,0 +1,154 @@
+"""The compensated product against float64, in one launch, in two streams, and as a chain of library calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.error_compensator import Compensator, compensator, reference, triton, unfused
+from kernels.w4_gemm import PackedWeight, dequantise, quantise
+
+ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""Of the result; bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
+
+
+def sample(
+    tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str, bits: int = 4
+) -> tuple[torch.Tensor, PackedWeight, Compensator]:
+    """A gate whose arguments are of order 1, so that it is neither closed nor open, and a correction as large as y."""
+    generator = torch.Generator().manual_seed(tokens * 10007 + outputs * 101 + inputs + rank)
+
+    def normal(*size: int, scale: float = 1.0) -> torch.Tensor:
+        return (scale * torch.randn(*size, generator=generator)).to(device)
+
+    x = normal(tokens, inputs).to(dtype)
+    weight = quantise(normal(outputs, inputs, scale=inputs**-0.5), bits)
+    made = compensator(
+        normal(rank, inputs, scale=inputs**-0.5),
+        normal(outputs, rank, scale=rank**-0.5),
+        normal(4 * rank, rank, scale=rank**-0.5),
+        normal(4 * rank),
+        normal(rank, 4 * rank, scale=rank**-0.5),
+        normal(rank),
+        alpha=0.7,
+    )
+    return x, weight, made
+
+
+def allowed(x: torch.Tensor, weight: PackedWeight, made: Compensator, latent_rounding: float) -> torch.Tensor:
+    """What rounding may add up to.
+
+    The result's own; those of float32 sums (as for the W4 product: three times the root of their length); the gated
+    latent, stored with `latent_rounding`; and the gate's argument, whose two products see 11 bits.
+    """
+    wide = x.double()
+    dense = dequantise(weight, torch.float64)
+    z = reference.project(wide, made)
+    up = made.up[: made.outputs].double() * made.up_scales[: made.outputs, None].double()
+    sums = 3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ dense.abs().T)
+    latent_sums = 3 * weight.inputs**0.5 * 2**-24 * (wide.abs() @ made.down.double().abs().T) * made.down_scales
+    inner = z.abs() @ made.first.double().abs().T + made.first_bias.double().abs()
+    argument = 2**-10 * (2 * inner @ made.second.double().abs().T)
+    latent = (reference.gate(z, made) * z).abs() * (latent_rounding + 2**-22) + z.abs() * argument + 4 * latent_sums
+    exact = reference.compensated_gemm(wide, weight, made)
+    return ROUNDING[x.dtype] * exact.abs() + sums + made.alpha * latent @ up.abs().T + 1e-30
+
+
+def assert_close(y: torch.Tensor, x: torch.Tensor, weight: PackedWeight, made: Compensator, rounding: float) -> None:
+    exact = reference.compensated_gemm(x.double(), weight, made)
+    excess = ((y.double() - exact).abs() / allowed(x, weight, made, rounding)).max().item()
+    assert excess <= 1, excess
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(
+    ("tokens", "outputs", "inputs", "rank"), [(1, 63, 500, 5), (1, 130, 2048, 28), (3, 63, 700, 64), (33, 70, 300, 20)]
+)
+def test_one_launch(tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str) -> None:
+    x, weight, made = sample(tokens, outputs, inputs, rank, dtype, device)
+    for _ in range(2):  # the second launch counts from what the first left
+        assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[dtype])
+    assert made.arrivals.count_nonzero() == 0
+    assert weight.arrivals.count_nonzero() == 0
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_inputs_split_over_programs(device: str) -> None:
+    x, weight, made = sample(2, 100, 8 * 256, 24, torch.bfloat16, device)
+    assert triton.w4.select(2, 100, 8).split > 1
+    assert triton.shares(8 * 256) > 1
+    assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[torch.bfloat16])
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_three_bits(device: str) -> None:
+    x, weight, made = sample(2, 70, 600, 18, torch.float16, device, bits=3)
+    assert_close(triton.fused(x, weight, made), x, weight, made, ROUNDING[torch.float16])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(("tokens", "outputs", "inputs", "rank"), [(65, 63, 500, 28), (100, 130, 1100, 64)])
+def test_two_streams(tokens: int, outputs: int, inputs: int, rank: int, dtype: torch.dtype, device: str) -> None:
+    x, weight, made = sample(tokens, outputs, inputs, rank, dtype, device)
+    for _ in range(2):
+        y = triton.overlapped(x, weight, made)
+        # The product alone is rounded to x's type before the correction is added.
+        base = ROUNDING[dtype] * (x.double() @ dequantise(weight, torch.float64).T).abs()
+        exact = reference.compensated_gemm(x.double(), weight, made)
+        assert ((y.double() - exact).abs() <= allowed(x, weight, made, ROUNDING[dtype]) + base).all()
+    assert made.arrivals.count_nonzero() == 0
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, "fused"), (64, "fused"), (65, "overlapped"), (512, "overlapped")])
+def test_dispatch_by_tokens(tokens: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, made = sample(tokens, 8, 16, 4, torch.float32, "cpu")
+    taken = []
+    for name in ("fused", "overlapped"):
+        monkeypatch.setattr(triton, name, lambda *_, name=name: taken.append(name))
+    triton.compensated_gemm(x, weight, made)
+    assert taken == [expected]
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_chain_of_library_calls(tokens: int) -> None:
+    x, weight, made = sample(tokens, 63, 500, 24, torch.float32, "cpu")
+    y = unfused.chain(x, weight, unfused.dense(made, torch.float32))
+    assert_close(y, x, weight, made, ROUNDING[torch.float32])
+
+
+def test_reference_by_loops() -> None:
+    x, weight, made = sample(2, 5, 40, 3, torch.float64, "cpu")
+    y = reference.compensated_gemm(x, weight, made)
+    dense = dequantise(weight, torch.float64)
+    for token in range(2):
+        z = [float(sum(made.down[j].double() * x[token]) * made.down_scales[j]) for j in range(3)]
+        hidden = [
+            max(0.0, sum(float(made.first[h, j]) * z[j] for j in range(3)) + float(made.first_bias[h]))
+            for h in range(12)
+        ]
+        for n in range(5):
+            value = float(dense[n] @ x[token])
+            for j in range(3):
+                logit = sum(float(made.second[j, h]) * hidden[h] for h in range(12)) + float(made.second_bias[j])
+                gate = 1 + torch.tanh(torch.tensor(logit, dtype=torch.float64)).item()
+                value += 0.7 * float(made.up[n, j]) * float(made.up_scales[n]) * gate * z[j]
+            assert y[token, n].item() == pytest.approx(value, rel=1e-9)
+
+
+def test_gate_at_unity_is_a_static_correction() -> None:
+    """With W₂ = 0 and b₂ = 0 the compensator is the low-rank adapter that SPEAR's first training stage fits."""
+    x, weight, made = sample(3, 20, 100, 4, torch.float64, "cpu")
+    still = dataclasses.replace(
+        made, second=torch.zeros_like(made.second), second_bias=torch.zeros_like(made.second_bias)
+    )
+    low_rank = (
+        made.alpha
+        * (made.up.double() * made.up_scales[:, None])[:20]
+        @ (made.down.double() * made.down_scales[:, None])
+    )
+    expected = x @ (dequantise(weight, torch.float64) + low_rank).T
+    torch.testing.assert_close(reference.compensated_gemm(x, weight, still), expected)
