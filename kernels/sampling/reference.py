@@ -1,0 +1,76 @@
+"""Sampling as the mathematics."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.sampling.parameters import Parameters
+from kernels.sampling.philox import random_words
+
+ONE = 2.0**35
+"""The weight of the likeliest token. A quarter of a million times as much is below 2⁵³, where float64 is exact."""
+
+
+def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token of each row, and its log-probability.
+
+    A token's weight is ⌊2³⁵ · exp(x − max x)⌋ with x = logit / temperature, and 0 if it is excluded. W being their sum
+    and u = (32 random bits) / 2³², the token is the first in the order of ids up to which the weights sum to more than
+    ⌊u · W⌋.
+
+    Args:
+        logits: (rows, vocabulary), float; computed in float32, or in their own type if that is wider. −∞ excludes.
+
+    Returns:
+        Token ids, (rows,) int64. Log-probabilities of the model, that is before temperature and exclusions, (rows,)
+        float32.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    tokens = wide.argmax(dim=-1)
+    if not parameters.greedy:
+        tokens = torch.where(parameters.temperature > 0, _drawn(wide, parameters), tokens)
+    chosen = wide.gather(1, tokens[:, None])[:, 0]
+    return tokens, (chosen - wide.logsumexp(dim=-1)).float()
+
+
+def _drawn(logits: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+    temperature = parameters.temperature[:, None].to(logits.dtype)
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)
+    weights = whole_weights(scaled)
+    if parameters.filtered:
+        weights = torch.where(scaled >= least_kept(scaled, weights, parameters), weights, 0)
+    through = weights.cumsum(dim=-1)
+    uniform = random_words(parameters.seeds, parameters.positions).double() / 2**32
+    target = (uniform * through[:, -1].double()).long()
+    tokens = torch.searchsorted(through, target[:, None], right=True)[:, 0]
+    return tokens.clamp(max=logits.shape[-1] - 1)  # a row of nothing but −∞, or with NaN, has no token; some id then
+
+
+def whole_weights(scaled: torch.Tensor) -> torch.Tensor:
+    """⌊2³⁵ · exp(x − max x)⌋, (rows, vocabulary) int64."""
+    return ((scaled - scaled.amax(dim=-1, keepdim=True)).exp() * ONE).long()
+
+
+def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+    """The smallest x that is not excluded, (rows, 1): by min_p, then by top_k, then by top_p of what they leave."""
+    least = scaled.amax(dim=-1, keepdim=True) + parameters.min_p[:, None].to(scaled.dtype).log()
+    ordered, order = scaled.sort(dim=-1, descending=True)
+    last = torch.where(parameters.top_k > 0, parameters.top_k, scaled.shape[-1]).long()
+    last = last.clamp(max=scaled.shape[-1])[:, None] - 1
+    least = torch.maximum(least, ordered.gather(1, last))
+    through = torch.where(ordered >= least, weights.gather(1, order), 0).cumsum(dim=-1)
+    share = parameters.top_p[:, None].double()
+    wanted = torch.where(share < 1, (share * through[:, -1:].double()).ceil().long().clamp(min=1), 0)
+    last = torch.searchsorted(through, wanted).clamp(max=scaled.shape[-1] - 1)
+    return torch.where(share < 1, torch.maximum(least, ordered.gather(1, last)), least)
+
+
+def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The n likeliest tokens of each row, likeliest first.
+
+    Returns:
+        Ids, (rows, n) int64. Log-probabilities of the model, (rows, n) float32.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    values, tokens = wide.topk(n, dim=-1)
+    return tokens, (values - wide.logsumexp(dim=-1, keepdim=True)).float()

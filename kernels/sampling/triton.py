@@ -1,0 +1,384 @@
+"""Sampling in at most three launches, each as wide as the vocabulary allows.
+
+1. `maxima_kernel`, a program a block of the vocabulary: its maximum, where that is, and its sum of exponentials.
+2. `weights_kernel`, a program a block: the sum of its whole weights; and of rows that exclude tokens, a list of those
+   that could be kept, bounded from the maxima of the blocks. Greedy batches go without.
+3. `choose_kernel`, a program a row: the token. Without exclusions it reads one block again. With them it searches by
+   halves for the threshold of top_k, for that of top_p and for the token, over the list, which is in the caches; or
+   over the whole row, where a flat distribution left more candidates than the list holds.
+
+The list's order varies, since programs append to it as they come. All that is taken of it are counts and sums of whole
+numbers, which have no order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.sampling.parameters import Parameters
+from kernels.shipping import Shipped
+
+BLOCK = 2048
+"""Of the vocabulary, a program: 16 values a thread at 4 warps, two 128-bit loads of 16-bit logits."""
+
+CANDIDATES = 4096
+"""That a list holds: one tile of the search."""
+
+
+@triton.jit
+def _order_key(x):
+    """int32 that orders as float32 does; −0 as 0."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _weight(scaled, top):
+    """As `reference.whole_weights`."""
+    return (tl.exp(scaled - top) * 34359738368.0).to(tl.int64)
+
+
+@triton.jit
+def _scaled(logits, temperature):
+    """Divided as IEEE 754 says, as on the CPU."""
+    return tl.div_rn(logits.to(tl.float32), temperature)
+
+
+@triton.jit
+def maxima_kernel(logits_ptr, max_ptr, where_ptr, sum_ptr, count_ptr, vocabulary, blocks, BLOCK: tl.constexpr):
+    """Of one block: its maximum, the first token that has it, and Σ exp(x − maximum)."""
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocabulary
+    x = tl.load(logits_ptr + row * vocabulary + token, mask=inside, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, axis=0)
+    first = tl.min(tl.where(inside & (x == top), token, vocabulary), axis=0)
+    total = tl.sum(tl.exp(tl.where(top == float("-inf"), float("-inf"), x - top)), axis=0)
+    place = row * blocks + block
+    tl.store(max_ptr + place, top)
+    tl.store(where_ptr + place, tl.minimum(first, vocabulary - 1))
+    tl.store(sum_ptr + place, total)
+    if block == 0:
+        tl.store(count_ptr + row, 0)
+
+
+@triton.jit
+def weights_kernel(
+    logits_ptr,
+    max_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    mass_ptr,
+    count_ptr,
+    list_token_ptr,
+    list_value_ptr,
+    vocabulary,
+    blocks,
+    FILTERED: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of one block: the sum of its weights, and its candidates."""
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0:
+        index = tl.arange(0, BLOCKS)
+        maxima = tl.load(max_ptr + row * blocks + index, mask=index < blocks, other=float("-inf"))
+        maxima = _scaled(maxima, temperature)
+        top = tl.max(maxima, axis=0)
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        inside = token < vocabulary
+        x = tl.load(logits_ptr + row * vocabulary + token, mask=inside, other=float("-inf"))
+        scaled = _scaled(x, temperature)
+        tl.store(mass_ptr + row * blocks + block, tl.sum(_weight(scaled, top), axis=0))
+        if FILTERED:
+            k = tl.load(top_k_ptr + row)
+            p = tl.load(top_p_ptr + row)
+            min_p = tl.load(min_p_ptr + row)
+            if (k > 0) | (p < 1) | (min_p > 0):
+                bound = _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS)
+                kept = inside & (scaled >= bound)
+                count = tl.sum(kept.to(tl.int32), axis=0)
+                if count > 0:
+                    start = tl.atomic_add(count_ptr + row, count)
+                    place = start + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+                    kept = kept & (place < CANDIDATES)
+                    tl.store(list_token_ptr + row * CANDIDATES + place, token, mask=kept)
+                    tl.store(list_value_ptr + row * CANDIDATES + place, scaled, mask=kept)
+
+
+@triton.jit
+def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
+    """No x below is kept.
+
+    Of the k-th largest maximum of a block it is known that k tokens are at least as large. Of tokens c below the
+    largest, that all together weigh at most vocabulary · exp(−c) of what is there: less than 1 − p of it, for
+    c = ln(vocabulary / (1 − p)). A hundredth is left for rounding.
+    """
+    bound = tl.where(min_p > 0, top + tl.log(tl.maximum(min_p, 1e-30)) - 0.01, float("-inf"))
+    far = tl.log(vocabulary + 0.0) - tl.log(tl.maximum(1 - p, 1e-30)) + 0.01
+    bound = tl.maximum(bound, tl.where(p < 1, top - far, float("-inf")))
+    if k > 0:
+        larger = (maxima[:, None] > maxima[None, :]).to(tl.int32)
+        rank = tl.sum(larger, axis=0)
+        kth = tl.min(tl.where(rank < k, maxima, float("inf")), axis=0)
+        bound = tl.maximum(bound, tl.where(k <= BLOCKS, kth, float("-inf")))
+    return bound
+
+
+@triton.jit
+def _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, below, TILE: tl.constexpr):
+    """How many tokens have a key of at least `least` and an id under `below`, and the sum of their weights."""
+    count = 0
+    mass = tl.zeros((), dtype=tl.int64)
+    for start in range(0, n, TILE):
+        place = start + tl.arange(0, TILE)
+        inside = place < n
+        if listed:
+            token = tl.load(list_token_ptr + place, mask=inside, other=0)
+            x = tl.load(list_value_ptr + place, mask=inside, other=float("-inf"))
+        else:
+            token = place
+            x = _scaled(tl.load(logits_ptr + place, mask=inside, other=float("-inf")), temperature)
+        chosen = inside & (_order_key(x) >= least) & (token < below)
+        count += tl.sum(chosen.to(tl.int32), axis=0)
+        mass += tl.sum(tl.where(chosen, _weight(x, top), 0), axis=0)
+    return count, mass
+
+
+@triton.jit
+def _filtered(
+    logits_ptr,
+    list_token_ptr,
+    list_value_ptr,
+    n,
+    listed,
+    temperature,
+    top,
+    k,
+    p,
+    min_p,
+    whole,
+    uniform,
+    vocabulary,
+    TOKEN_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The token drawn of what min_p, top_k and top_p leave; `whole` is the weight of all the vocabulary."""
+    least = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
+    if k > 0:
+        kth = -2147483648
+        bit = -2147483648
+        for _ in range(32):
+            trial = kth ^ bit
+            bit = (bit >> 1) & 0x7FFFFFFF
+            count, mass = _kept(
+                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
+            )
+            kth = tl.where(count >= k, trial, kth)
+        least = tl.maximum(least, kth)
+    if p < 1:
+        count, left = _kept(
+            logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, vocabulary, TILE
+        )
+        total = tl.where((k > 0) | (min_p > 0), left, whole)
+        wanted = tl.maximum(tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+        share = -2147483648
+        bit = -2147483648
+        for _ in range(32):
+            trial = share ^ bit
+            bit = (bit >> 1) & 0x7FFFFFFF
+            count, mass = _kept(
+                logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, trial, vocabulary, TILE
+            )
+            share = tl.where(mass >= wanted, trial, share)
+        least = tl.maximum(least, share)
+    count, total = _kept(
+        logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, vocabulary, TILE
+    )
+    target = (uniform * total.to(tl.float64)).to(tl.int64)
+    token = 0
+    for i in range(TOKEN_BITS):
+        trial = token | (1 << (TOKEN_BITS - 1 - i))
+        count, mass = _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, trial, TILE)
+        token = tl.where(mass <= target, trial, token)
+    return token
+
+
+@triton.jit
+def _unfiltered(logits_ptr, masses, index, temperature, top, uniform, vocabulary, BLOCK: tl.constexpr):
+    """The token drawn of all: the block by the sums of the blocks, then the token in it."""
+    target = (uniform * tl.sum(masses, axis=0).to(tl.float64)).to(tl.int64)
+    block = tl.sum((tl.cumsum(masses, axis=0) <= target).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(index < block, masses, 0), axis=0)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + token, mask=token < vocabulary, other=float("-inf"))
+    weights = _weight(_scaled(x, temperature), top)
+    within = tl.sum((before + tl.cumsum(weights, axis=0) <= target).to(tl.int32), axis=0)
+    return block * BLOCK + within
+
+
+@triton.jit
+def choose_kernel(
+    logits_ptr,
+    max_ptr,
+    where_ptr,
+    sum_ptr,
+    mass_ptr,
+    count_ptr,
+    list_token_ptr,
+    list_value_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    position_ptr,
+    token_ptr,
+    logprob_ptr,
+    vocabulary,
+    blocks,
+    GREEDY: tl.constexpr,
+    FILTERED: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The token of one row and its log-probability."""
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * vocabulary
+    index = tl.arange(0, BLOCKS)
+    maxima = tl.load(max_ptr + row * blocks + index, mask=index < blocks, other=float("-inf"))
+    sums = tl.load(sum_ptr + row * blocks + index, mask=index < blocks, other=0.0)
+    top = tl.max(maxima, axis=0)
+    sums = sums * tl.exp(tl.where(maxima == float("-inf"), float("-inf"), maxima - top))
+    best = tl.min(tl.where((maxima == top) & (index < blocks), index, blocks - 1), axis=0)
+    token = tl.load(where_ptr + row * blocks + best)
+    if not GREEDY:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0:
+            scaled_top = _scaled(top, temperature)
+            position = tl.load(position_ptr + row).to(tl.int32)
+            word, _, _, _ = tl.philox(tl.load(seed_ptr + row), position, 0, 0, 0)
+            uniform = word.to(tl.float64) / 4294967296.0
+            masses = tl.load(mass_ptr + row * blocks + index, mask=index < blocks, other=0)
+            excludes = False
+            if FILTERED:
+                k = tl.load(top_k_ptr + row)
+                p = tl.load(top_p_ptr + row)
+                min_p = tl.load(min_p_ptr + row)
+                excludes = (k > 0) | (p < 1) | (min_p > 0)
+                if excludes:
+                    count = tl.load(count_ptr + row)
+                    listed = count <= CANDIDATES
+                    token = _filtered(
+                        logits_ptr,
+                        list_token_ptr + row * CANDIDATES,
+                        list_value_ptr + row * CANDIDATES,
+                        tl.where(listed, count, vocabulary),
+                        listed,
+                        temperature,
+                        scaled_top,
+                        k,
+                        p,
+                        min_p,
+                        tl.sum(masses, axis=0),
+                        uniform,
+                        vocabulary,
+                        TOKEN_BITS,
+                        CANDIDATES,
+                    )
+            if not excludes:
+                token = _unfiltered(logits_ptr, masses, index, temperature, scaled_top, uniform, vocabulary, BLOCK)
+            token = tl.minimum(token, vocabulary - 1)
+    tl.store(token_ptr + row, token.to(tl.int64))
+    chosen = tl.load(logits_ptr + token).to(tl.float32)
+    tl.store(logprob_ptr + row, chosen - top - tl.log(tl.sum(sums, axis=0)))
+
+
+def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.sample`; `logits` contiguous."""
+    assert logits.is_contiguous(), "rows must follow one another"
+    rows, vocabulary = logits.shape
+    blocks = triton.cdiv(vocabulary, BLOCK)
+    padded = triton.next_power_of_2(blocks)
+    p, filtered = parameters, parameters.filtered and not parameters.greedy
+
+    def fresh(columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=logits.device)
+
+    maxima, sums = fresh(blocks, torch.float32), fresh(blocks, torch.float32)
+    where, masses = fresh(blocks, torch.int32), fresh(blocks, torch.int64)
+    counts, listed = fresh(1, torch.int32), CANDIDATES if filtered else 1
+    list_tokens, list_values = fresh(listed, torch.int32), fresh(listed, torch.float32)
+    tokens, logprobs = fresh(1, torch.int64)[:, 0], fresh(1, torch.float32)[:, 0]
+    grid = (blocks, rows)
+    maxima_kernel[grid](logits, maxima, where, sums, counts, vocabulary, blocks, BLOCK=BLOCK, num_warps=4)
+    if not p.greedy:
+        weights_kernel[grid](
+            *(logits, maxima, p.temperature, p.top_k, p.top_p, p.min_p, masses, counts, list_tokens, list_values),
+            *(vocabulary, blocks),
+            **_weights_constants(filtered, padded),
+            num_warps=4,
+        )
+    choose_kernel[(rows,)](
+        *(logits, maxima, where, sums, masses, counts, list_tokens, list_values),
+        *(p.temperature, p.top_k, p.top_p, p.min_p, p.seeds, p.positions, tokens, logprobs, vocabulary, blocks),
+        **_choose_constants(p.greedy, filtered, padded, vocabulary),
+        num_warps=CHOOSE_WARPS,
+    )
+    return tokens, logprobs
+
+
+CHOOSE_WARPS = 8
+"""A tile of the list is 16 values a thread; more warps would wait longer for each other at every sum."""
+
+
+def _weights_constants(filtered: bool, padded: int) -> dict[str, int | bool]:
+    return {"FILTERED": filtered, "CANDIDATES": CANDIDATES, "BLOCKS": padded, "BLOCK": BLOCK}
+
+
+def _choose_constants(greedy: bool, filtered: bool, padded: int, vocabulary: int) -> dict[str, int | bool]:
+    bits = vocabulary.bit_length()
+    return {"GREEDY": greedy, **_weights_constants(filtered, padded), "TOKEN_BITS": bits}
+
+
+_LOGITS = ("bf16", "fp32")
+_MODES = ((True, False), (False, False), (False, True))
+_VOCABULARY = 151936
+
+SHIPPED = [
+    *(
+        Shipped(maxima_kernel, f"*{kind} *fp32 *i32 *fp32 *i32 i32 i32", {"BLOCK": BLOCK}, aligned=("vocabulary",))
+        for kind in _LOGITS
+    ),
+    *(
+        Shipped(
+            weights_kernel,
+            f"*{kind} *fp32 *fp32 *i32 *fp32 *fp32 *i64 *i32 *i32 *fp32 i32 i32",
+            _weights_constants(filtered, 128),
+            aligned=("vocabulary",),
+        )
+        for kind in _LOGITS
+        for filtered in (False, True)
+    ),
+    *(
+        Shipped(
+            choose_kernel,
+            f"*{kind} *fp32 *i32 *fp32 *i64 *i32 *i32 *fp32 *fp32 *i32 *fp32 *fp32 *i64 *i64 *i64 *fp32 i32 i32",
+            _choose_constants(greedy, filtered, 128, _VOCABULARY),
+            num_warps=CHOOSE_WARPS,
+            aligned=("vocabulary",),
+        )
+        for kind in _LOGITS
+        for greedy, filtered in _MODES
+    ),
+]
