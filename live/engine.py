@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from live.block_pool import BlockPool
 from live.executor import Executor, Produced, generation_of
 from live.generation import Generation
-from live.models.decoder import Decoder, PagedCache
+from live.models.decoder import Decoder
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -53,9 +53,7 @@ class Engine:
         self.core = EngineCore(config, chunks, make_cache=BlockPool)
         pool = self.core.kv
         assert isinstance(pool, BlockPool)
-        dtype, device = decoder.weights.norm.dtype, str(decoder.weights.norm.device)
-        cache = PagedCache.allocate(decoder.config, config.kv_blocks, config.block_tokens, dtype, device)
-        self.executor = Executor(decoder, cache, pool, config.max_num_seqs)
+        self.executor = Executor(decoder, pool, config)
         self.clock, self._watch = clock, watch
 
     def submit(self, generation: Generation) -> Sequence:

@@ -13,8 +13,9 @@ from kernels.sampling import Parameters, sample
 from live.block_pool import BlockPool
 from live.generation import Generation
 from live.models.decoder import Decoder, Inputs, PagedCache
-from live.seats import Seats
+from live.seats import Ints, Seats
 from schedulers.batches import Batch, Chunk
+from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
 
 
@@ -35,14 +36,18 @@ class Executor:
     """One model on one device.
 
     Attributes:
-        decoder, cache: the model, and keys and values of `pool`'s blocks. seats: who decodes, as arrays.
+        decoder, cache: the model, and keys and values: of `pool`'s blocks, then of scratch blocks, where one-shot work
+            has its own while it runs, and which nobody holds. seats: who decodes, as arrays.
     """
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, pool: BlockPool, seats: int) -> None:
-        self.decoder, self.cache, self.pool = decoder, cache, pool
+    def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
+        self.decoder, self.pool = decoder, pool
         longest = -(-decoder.config.positions // pool.block_tokens)
-        self.seats = Seats(seats, min(longest, pool.blocks), pool)
+        self.seats = Seats(config.max_num_seqs, min(longest, pool.blocks), pool)
         self.device = decoder.weights.norm.device
+        blocks = pool.blocks + scratch_blocks(config)
+        dtype = decoder.weights.norm.dtype
+        self.cache = PagedCache.allocate(decoder.config, blocks, pool.block_tokens, dtype, str(self.device))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Produced:
@@ -50,6 +55,8 @@ class Executor:
         inputs = self._inputs(batch)
         hidden = self.decoder.forward(inputs, self.cache)
         due = self._due(batch)
+        if not due:
+            return Produced([], [], [], {})
         drawing = [i for i, (_, sequence) in enumerate(due) if wants_token(sequence)]
         rows = torch.tensor([row for row, _ in due], device=self.device)
         normed = self.decoder.normed(hidden[rows] if len(due) < len(hidden) else hidden)
@@ -68,7 +75,8 @@ class Executor:
         seats = self.seats
         positions, slots = seats.advance(batch)
         tokens = seats.tokens[seats.rows]
-        chunks = [self._chunk(chunk) for chunk in batch.chunks]
+        tables = self._tables(batch.chunks)
+        chunks = [self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables, strict=True)]
         if chunks:
             tokens = np.concatenate((tokens, *(part[0] for part in chunks)))
             positions = np.concatenate((positions, *(part[1] for part in chunks)))
@@ -81,25 +89,29 @@ class Executor:
             slots=self._send(slots),
             decode_tables=self._send(seats.tables[seats.rows, : seats.widest()]),
             decode_lengths=self._send(seats.lengths[seats.rows].astype(np.int32)),
-            chunk_tables=self._send(self._tables(batch.chunks)),
+            chunk_tables=self._send(tables),
             chunk_starts=self._send(starts),
             chunk_contexts=self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32)),
             longest_chunk=max((chunk.tokens for chunk in batch.chunks), default=0),
         )
 
-    def _chunk(
-        self, chunk: Chunk
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
         """Tokens, positions and slots of a prompt chunk."""
-        generation = generation_of(chunk.sequence)
-        positions = np.arange(chunk.context, chunk.context + chunk.tokens)
-        table = np.array(self.pool.table(chunk.sequence.holding), dtype=np.int64)
-        size = self.pool.block_tokens
-        slots = table[positions // size] * size + positions % size
-        return generation.tokens(chunk.context, chunk.context + chunk.tokens), positions, slots
+        end, size = chunk.context + chunk.tokens, self.pool.block_tokens
+        positions = np.arange(chunk.context, end)
+        slots = table[positions // size].astype(np.int64) * size + positions % size
+        return generation_of(chunk.sequence).tokens(chunk.context, end), positions, slots
 
     def _tables(self, chunks: Many[Chunk]) -> npt.NDArray[np.int32]:
-        lists = [self.pool.table(chunk.sequence.holding) for chunk in chunks]
+        """(chunks, blocks): what each holds, and scratch blocks for the rest of a one-shot prompt."""
+        scratch, lists = self.pool.blocks, []
+        for chunk in chunks:
+            blocks = self.pool.table(chunk.sequence.holding)
+            lacking = -(-(chunk.context + chunk.tokens) // self.pool.block_tokens) - len(blocks)
+            if lacking > 0:
+                blocks = [*blocks, *range(scratch, scratch + lacking)]
+                scratch += lacking
+            lists.append(blocks)
         tables = np.zeros((len(lists), max(map(len, lists), default=0)), dtype=np.int32)
         for i, blocks in enumerate(lists):
             tables[i, : len(blocks)] = blocks
@@ -131,6 +143,15 @@ class Executor:
 
     def _send(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def scratch_blocks(config: EngineConfig) -> int:
+    """Blocks that one-shot prompts of a single step may need and not hold."""
+    budget = config.one_shot
+    if budget is None:
+        return 0
+    tokens = min(budget.most_tokens(), config.max_num_batched_tokens)
+    return -(-tokens // config.block_tokens) + min(budget.sequences, tokens)
 
 
 def generation_of(sequence: Sequence) -> Generation:

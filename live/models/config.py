@@ -130,7 +130,8 @@ def _parse(fields: _Fields) -> ModelConfig:
         raise fields.fault("use_sliding_window", True, "expected false: attention windows are not served")
     rope = fields.section("rope_parameters") or fields.section("rope_scaling") or _Fields({}, fields.file)
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    experts = fields.count("num_experts") if family == "qwen3_moe" else 0
+    name = "num_experts" if "num_experts" in fields.document else "num_local_experts"  # older files have the first
+    experts = fields.count(name) if family == "qwen3_moe" else 0
     if experts:
         _only_experts(fields)
     shape = Shape(

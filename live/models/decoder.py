@@ -6,6 +6,7 @@ layers see them together; attention sees decodes and chunks apart.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from kernels.decode_attention import decode_attention
-from kernels.expert_gemm import expert_ffn
 from kernels.prefill_attention import prefill_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write, rope_table
@@ -79,9 +79,8 @@ class Decoder:
         self.config, self.weights = config, weights
         shape = config.shape
         self._scale = 1 / math.sqrt(shape.head_dim)
-        self._rope = rope_table(config.positions, shape.head_dim, shape.rope_theta, config.scaling).to(
-            weights.norm.device
-        )
+        stretch = None if config.scaling is None else dataclasses.astuple(config.scaling)
+        self._rope = rope_table(config.positions, shape.head_dim, shape.rope_theta, stretch).to(weights.norm.device)
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
         """(n, hidden): the last layer's output before the final norm. Writes the rows' keys and values."""
@@ -121,9 +120,15 @@ class Decoder:
         if inputs.longest_chunk:
             parts.append(
                 prefill_attention(
-                    q[d:], keys, values, inputs.chunk_tables, inputs.chunk_starts, inputs.chunk_contexts, self._scale,
+                    q[d:],
+                    keys,
+                    values,
+                    inputs.chunk_tables,
+                    inputs.chunk_starts,
+                    inputs.chunk_contexts,
+                    self._scale,
                     longest=inputs.longest_chunk,
-                )  # fmt: skip
+                )
             )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return linear(attended.reshape(x.shape[0], -1), layer.o)
@@ -131,6 +136,8 @@ class Decoder:
     def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         ffn = layer.ffn
         if isinstance(ffn, Experts):
+            from kernels.expert_gemm import expert_ffn
+
             return expert_ffn(
                 x, ffn.router, ffn.gate_up, ffn.down, self.config.shape.experts_per_token,
                 renormalise=self.config.normalised_routing,
