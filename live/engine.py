@@ -38,7 +38,7 @@ class Engine:
     """One engine with its model. Not thread-safe: whoever drives it owns it.
 
     Attributes:
-        core: its scheduler. executor: the model. clock: seconds.
+        core: its scheduler. executor: the model. clock: seconds. watch: looks on, if there is anybody.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         pool = self.core.kv
         assert isinstance(pool, BlockPool)
         self.executor = Executor(decoder, pool, config)
-        self.clock, self._watch = clock, watch
+        self.clock, self.watch = clock, watch
 
     def submit(self, generation: Generation) -> Sequence:
         """Take a request in.
@@ -80,8 +80,8 @@ class Engine:
         produced = self.executor.run(batch)
         end = self.clock()
         finished = self._commit(batch, produced, end)
-        if self._watch is not None:
-            self._watch(batch, begin, end)
+        if self.watch is not None:
+            self.watch(batch, begin, end)
         return StepResult(produced, finished)
 
     def abort(self, number: int) -> Generation | None:

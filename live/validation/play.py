@@ -1,0 +1,78 @@
+"""Plays a workload on an engine in real time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from live.engine import Engine
+from live.generation import Generation
+from schedulers.batches import Batch
+
+NEARLY = 1e-3
+"""Seconds before an arrival at which waiting turns to looking at the clock: sleeping wakes that late at times."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step that ran: its batch, and when it began and ended, seconds since the start."""
+
+    batch: Batch
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a workload: its requests in the order in which they were sent, and every step.
+
+    `late`: seconds by which requests reached the engine after their time, because a step was running.
+    """
+
+    generations: list[Generation]
+    steps: list[TimedStep]
+    late: list[float]
+
+
+def play(engine: Engine, generations: Sequence[Generation]) -> Played:
+    """Send each request at its arrival time, and step until all are answered.
+
+    Like the twin's engine, this one notices arrivals between steps. `submitted` of each becomes its arrival time, from
+    which waiting counts; all times are seconds since the start.
+
+    Raises:
+        ValueError: a request that would not fit if it were alone.
+    """
+    steps: list[TimedStep] = []
+    late: list[float] = []
+    waiting = sorted(generations, key=lambda generation: generation.request.arrival)
+    engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
+    gc.collect()
+    gc.disable()  # a pause of its own in the middle of a step
+    start = time.perf_counter()
+    engine.clock = lambda: time.perf_counter() - start
+    try:
+        sent = 0
+        while True:
+            now = engine.clock()
+            while sent < len(waiting) and waiting[sent].request.arrival <= now:
+                late.append(now - waiting[sent].request.arrival)
+                engine.submit(waiting[sent])
+                waiting[sent].submitted = waiting[sent].request.arrival
+                sent += 1
+            if engine.step() is None:
+                if sent == len(waiting):
+                    break
+                _wait(engine, waiting[sent].request.arrival)
+    finally:
+        gc.enable()
+        engine.watch = None
+    return Played(list(generations), steps, late)
+
+
+def _wait(engine: Engine, until: float) -> None:
+    while (left := until - engine.clock()) > 0:
+        if left > NEARLY:
+            time.sleep(left - NEARLY)
