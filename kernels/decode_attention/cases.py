@@ -1,0 +1,107 @@
+"""What can be measured of decode attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from kernels.decode_attention import decode_attention, latent_decode_attention
+from kernels.microbenchmark import Case
+from kernels.shapes import Shape
+
+
+def cases(
+    shape: Shape,
+    device: str,
+    dtype: torch.dtype,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    block_size: int = 16,
+) -> Iterator[Case]:
+    """Sequences of one length, their pages in random order, at each batch and context."""
+    for batch in batches:
+        for context in contexts:
+            cache = 2 * batch * context * shape.kv_heads * shape.head_dim * dtype.itemsize
+            ends = 2 * batch * shape.heads * shape.head_dim * dtype.itemsize
+            yield Case(
+                operation="decode_attention",
+                sizes={
+                    "batch": batch,
+                    "context": context,
+                    "heads": shape.heads,
+                    "kv_heads": shape.kv_heads,
+                    "head_dim": shape.head_dim,
+                    "block_size": block_size,
+                },
+                prepare=_prepare(shape, batch, context, block_size, device, dtype),
+                moved=cache + ends,
+                flops=4 * batch * context * shape.heads * shape.head_dim,
+                set_bytes=cache + ends,
+            )
+
+
+def latent_cases(
+    device: str,
+    dtype: torch.dtype,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    heads: int = 128,
+    latent: int = 512,
+    rope: int = 64,
+    block_size: int = 64,
+) -> Iterator[Case]:
+    """The latent form; by default at the shapes of DeepSeek-V3."""
+    width = latent + rope
+    for batch in batches:
+        for context in contexts:
+            size = (batch * context * width + batch * heads * (width + latent)) * dtype.itemsize
+            yield Case(
+                operation="decode_attention/latent",
+                sizes={
+                    "batch": batch,
+                    "context": context,
+                    "heads": heads,
+                    "latent": latent,
+                    "rope": rope,
+                    "block_size": block_size,
+                },
+                prepare=_prepare_latent(heads, latent, width, batch, context, block_size, device, dtype),
+                moved=size,
+                flops=2 * batch * context * heads * (width + latent),
+                set_bytes=size,
+            )
+
+
+def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """How many blocks there are, their tables in random order, and the lengths."""
+    each = -(-context // block_size)
+    tables = torch.randperm(batch * each, device=device).view(batch, each).to(torch.int32)
+    return batch * each, tables, torch.full((batch,), context, dtype=torch.int32, device=device)
+
+
+def _prepare(
+    shape: Shape, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
+) -> Callable[[], Callable[[], object]]:
+    def prepare() -> Callable[[], object]:
+        blocks, tables, lengths = _pages(batch, context, block_size, device)
+        size = (blocks, block_size, shape.kv_heads, shape.head_dim)
+        k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+        q = torch.randn(batch, shape.heads, shape.head_dim, device=device, dtype=dtype)
+        return lambda: decode_attention(q, k, v, tables, lengths, shape.head_dim**-0.5, longest=context)
+
+    return prepare
+
+
+def _prepare_latent(
+    heads: int, latent: int, width: int, batch: int, context: int, block_size: int, device: str, dtype: torch.dtype
+) -> Callable[[], Callable[[], object]]:
+    def prepare() -> Callable[[], object]:
+        blocks, tables, lengths = _pages(batch, context, block_size, device)
+        cache = torch.randn(blocks, block_size, width, device=device, dtype=dtype)
+        q = torch.randn(batch, heads, width, device=device, dtype=dtype)
+        return lambda: latent_decode_attention(q, cache, tables, lengths, 0.1, latent, longest=context)
+
+    return prepare

@@ -1,0 +1,97 @@
+"""Attention of one new token a sequence over its paged cache, as the mathematics.
+
+Pages are gathered first, then all sequences attend at once under a mask of their lengths: on two CPU cores, at a
+batch of 32 and up to 1,024 tokens, several times faster than a loop over sequences (tests/kernels/decode_attention
+has the loop). PyTorch's fused attention does the softmax, with the heads that share a key as its queries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    *,
+    longest: int | None = None,
+) -> torch.Tensor:
+    """out[b, h] = softmax(scale · q[b, h] · Kᵀ) V, over the first lengths[b] tokens of sequence b.
+
+    Query head h attends to key head h // (heads / kv_heads), as in GQA (arXiv 2305.13245).
+
+    Args:
+        q: (batch, heads, head_dim).
+        k_cache, v_cache: (blocks, block_size, kv_heads, head_dim). Token t of sequence b lies at
+            [block_tables[b, t // block_size], t % block_size].
+        block_tables: (batch, blocks of the longest), int32; entries past a sequence's length are any valid block.
+        lengths: (batch,), int32. A length of 0 is a padded row: its output is 0.
+        longest: no length is above it; known without asking the device. Default: what the tables can hold.
+
+    Returns:
+        (batch, heads, head_dim), in q's type.
+    """
+    batch, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    bound = _bound(block_tables, lengths, k_cache.shape[1], longest)
+    keys, values = (gather_pages(cache, block_tables, bound).transpose(1, 2) for cache in (k_cache, v_cache))
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
+    return _attend(grouped, keys, values, lengths, scale).reshape(batch, heads, head_dim)
+
+
+def latent_decode_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    latent: int,
+    *,
+    longest: int | None = None,
+) -> torch.Tensor:
+    """As `decode_attention`, where all heads share one key, and its first `latent` columns are the value.
+
+    This is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) with the up-projections absorbed
+    into the query and the output.
+
+    Args:
+        q: (batch, heads, latent + rope_dim).
+        cache: (blocks, block_size, latent + rope_dim).
+
+    Returns:
+        (batch, heads, latent), in q's type.
+    """
+    bound = _bound(block_tables, lengths, cache.shape[1], longest)
+    keys = gather_pages(cache, block_tables, bound).unsqueeze(1)
+    return _attend(q.unsqueeze(1), keys, keys[..., :latent], lengths, scale).squeeze(1)
+
+
+def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first pages of every sequence, one after another: (batch, whole pages ≥ tokens, ...)."""
+    block_size = cache.shape[1]
+    pages = max(1, -(-tokens // block_size))
+    found = cache.index_select(0, block_tables[:, :pages].reshape(-1))
+    return found.view(len(block_tables), pages * block_size, *cache.shape[2:])
+
+
+def _bound(block_tables: torch.Tensor, lengths: torch.Tensor, block_size: int, longest: int | None) -> int:
+    """The longest there is, asked for here, where asking costs nothing; the arguments only bound it."""
+    there = int(lengths.max()) if len(lengths) else 0
+    bound = block_tables.shape[1] * block_size if longest is None else longest
+    assert there <= bound, f"a length of {there} is above its bound of {bound}"
+    return there
+
+
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of (batch, kv_heads, group, d) over (batch, kv_heads, tokens, d), masked by length."""
+    inside = torch.arange(keys.shape[2], device=q.device) < lengths[:, None]
+    inside[:, 0] |= lengths == 0  # no row without a key: what it gives is thrown away
+    out = scaled_dot_product_attention(q, keys, values, attn_mask=inside[:, None, None], scale=scale)
+    return out.masked_fill_((lengths == 0)[:, None, None, None], 0.0)

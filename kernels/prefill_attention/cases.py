@@ -1,0 +1,62 @@
+"""What can be measured of prefill attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from kernels.microbenchmark import Case
+from kernels.prefill_attention import prefill_attention
+from kernels.shapes import Shape
+
+
+def cases(
+    shape: Shape,
+    device: str,
+    dtype: torch.dtype,
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    block_size: int = 16,
+) -> Iterator[Case]:
+    """Chunks of one length behind contexts of one length, at each combination; pages in random order."""
+    for batch in batches:
+        for chunk in chunks:
+            for context in contexts:
+                ends = 2 * batch * chunk * shape.heads * shape.head_dim * dtype.itemsize
+                cache = 2 * batch * (context + chunk) * shape.kv_heads * shape.head_dim * dtype.itemsize
+                pairs = batch * (chunk * context + chunk * (chunk + 1) // 2)
+                yield Case(
+                    operation="prefill_attention",
+                    sizes={
+                        "batch": batch,
+                        "chunk": chunk,
+                        "context": context,
+                        "heads": shape.heads,
+                        "kv_heads": shape.kv_heads,
+                        "head_dim": shape.head_dim,
+                        "block_size": block_size,
+                    },
+                    prepare=_prepare(shape, batch, chunk, context, block_size, device, dtype),
+                    moved=ends + cache,
+                    flops=4 * pairs * shape.heads * shape.head_dim,
+                    set_bytes=ends + cache,
+                )
+
+
+def _prepare(
+    shape: Shape, batch: int, chunk: int, context: int, block_size: int, device: str, dtype: torch.dtype
+) -> Callable[[], Callable[[], object]]:
+    def prepare() -> Callable[[], object]:
+        each = -(-(context + chunk) // block_size)
+        tables = torch.randperm(batch * each, device=device).view(batch, each).to(torch.int32)
+        size = (batch * each, block_size, shape.kv_heads, shape.head_dim)
+        k, v = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+        q = torch.randn(batch * chunk, shape.heads, shape.head_dim, device=device, dtype=dtype)
+        bounds = torch.arange(0, batch * chunk + 1, chunk, dtype=torch.int32, device=device)
+        contexts = torch.full((batch,), context, dtype=torch.int32, device=device)
+        return lambda: prefill_attention(q, k, v, tables, bounds, contexts, shape.head_dim**-0.5)
+
+    return prepare

@@ -1,0 +1,204 @@
+"""Decode attention against float64, with the cache's pages in any order and what lies outside poisoned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels import decode_attention as dispatch
+from kernels.decode_attention import reference, triton
+from kernels.decode_attention.cases import cases, latent_cases
+from kernels.shapes import Shape
+
+ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""Half the distance of two neighbouring numbers, relative."""
+
+
+def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
+    """Of outputs, as a part of the largest value there is.
+
+    Weights and the output are rounded to the type (the weights on a GPU only; the interpreter cuts where a GPU
+    rounds, so that the output may be off by twice the half unit): 3 half units. Sums of n float32 products err by √n
+    half units of float32 where errors are independent, which leaves 8 times that for where they are not: scores are
+    sums over the head, and move weights by as much again; the output is a sum over the tokens.
+    """
+    return 3 * ROUNDING[dtype] + 8 * ROUNDING[torch.float32] * (math.sqrt(width) + math.sqrt(tokens))
+
+
+@dataclass
+class Paged:
+    """A cache in pages, and the contiguous tokens that lie in it."""
+
+    caches: list[torch.Tensor]
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    tokens: list[list[torch.Tensor]]
+
+
+def paged(
+    lengths: list[int], inner: tuple[int, ...], block_size: int, dtype: torch.dtype, device: str, count: int
+) -> Paged:
+    """`count` caches of tokens of shape `inner`; every slot that no sequence owns is NaN."""
+    generator = torch.Generator().manual_seed(sum(lengths) * 31 + block_size)
+    most = max(1, max(-(-length // block_size) for length in lengths))
+    blocks = len(lengths) * most + 1
+    order = torch.randperm(blocks - 1, generator=generator) + 1
+    tables = order.view(len(lengths), most).to(torch.int32)
+    caches, tokens = [], []
+    for _ in range(count):
+        cache = torch.full((blocks, block_size, *inner), float("nan"))
+        mine = [torch.randn(length, *inner, generator=generator).to(dtype) for length in lengths]
+        for table, owned in zip(tables, mine, strict=True):
+            t = torch.arange(len(owned))
+            cache[table[t // block_size], t % block_size] = owned.float()
+        caches.append(cache.to(device, dtype))
+        tokens.append(mine)
+    for i, length in enumerate(lengths):  # entries that are not used are valid but strange
+        tables[i, -(-length // block_size) :] = 0
+    return Paged(caches, tables.to(device), torch.tensor(lengths, dtype=torch.int32, device=device), tokens)
+
+
+def naive(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], scale: float) -> torch.Tensor:
+    """Float64, one sequence and one head at a time."""
+    out = torch.zeros(*q.shape[:2], values[0].shape[-1], dtype=torch.float64)
+    group = q.shape[1] // keys[0].shape[1]
+    for b, (k, v) in enumerate(zip(keys, values, strict=True)):
+        for h in range(q.shape[1]):
+            if len(k):
+                weights = torch.softmax(k[:, h // group].double() @ q[b, h].double().cpu() * scale, dim=0)
+                out[b, h] = weights @ v[:, h // group].double()
+    return out
+
+
+def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int, width: int) -> None:
+    off = (given.double().cpu() - exact).abs().max().item()
+    assert given.isfinite().all()
+    assert off <= tolerance(dtype, tokens, width) * max(1e-30, exact.abs().max().item())
+
+
+LENGTHS = [1, 0, 63, 500]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "splits", "dtype"),
+    [
+        (2, 2, 64, 16, 1, torch.float32),
+        (2, 2, 64, 16, 1, torch.bfloat16),
+        (2, 2, 64, 16, 1, torch.float16),
+        (8, 2, 128, 16, 3, torch.float32),
+        (8, 2, 128, 16, 3, torch.bfloat16),
+        (8, 2, 128, 16, 3, torch.float16),
+        (14, 2, 80, 1, 2, torch.float32),
+        (6, 1, 63, 256, 5, torch.bfloat16),
+        (1, 1, 256, 32, 2, torch.float16),
+    ],
+)
+def test_kernel_equals_float64(
+    heads: int, kv_heads: int, head_dim: int, block_size: int, splits: int, dtype: torch.dtype, device: str
+) -> None:
+    it = paged(LENGTHS, (kv_heads, head_dim), block_size, dtype, device, 2)
+    q = torch.randn(len(LENGTHS), heads, head_dim).to(device, dtype)
+    scale = head_dim**-0.5
+    plan = triton.Plan(splits, 1)
+    given = triton.decode_attention(q, *it.caches, it.tables, it.lengths, scale, plan=plan)
+    assert_near(given, naive(q, *it.tokens, scale), dtype, max(LENGTHS), head_dim)
+    assert given[1].eq(0).all()
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("heads", "latent", "rope", "block_size", "splits", "dtype"),
+    [
+        (20, 64, 16, 16, 3, torch.float32),
+        (20, 64, 16, 16, 3, torch.bfloat16),
+        (16, 512, 64, 64, 1, torch.float16),
+    ],
+)
+def test_latent_kernel_equals_float64(
+    heads: int, latent: int, rope: int, block_size: int, splits: int, dtype: torch.dtype, device: str
+) -> None:
+    lengths = [0, 1, 130]
+    it = paged(lengths, (latent + rope,), block_size, dtype, device, 1)
+    q = torch.randn(len(lengths), heads, latent + rope).to(device, dtype)
+    scale = (latent + rope) ** -0.5
+    plan = triton.Plan(splits, 1)
+    given = triton.latent_decode_attention(q, it.caches[0], it.tables, it.lengths, scale, latent, plan=plan)
+    keys = [each[:, None] for each in it.tokens[0]]
+    exact = naive(q, keys, [each[..., :latent] for each in keys], scale)
+    assert_near(given, exact, dtype, max(lengths), latent + rope)
+    assert given[0].eq(0).all()
+
+
+@pytest.mark.parametrize("least_tiles", [1, 2, 100])
+def test_short_sequences_are_split_less(least_tiles: int, device: str) -> None:
+    it = paged([70, 300, 128], (1, 16), 16, torch.float32, device, 2)
+    q = torch.randn(3, 1, 16, device=device)
+    plan = triton.Plan(4, least_tiles)
+    given = triton.decode_attention(q, *it.caches, it.tables, it.lengths, 0.25, plan=plan, longest=300)
+    assert_near(given, naive(q, *it.tokens, 0.25), torch.float32, 300, 16)
+
+
+@pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
+def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
+    lengths = [500, 0, 17]
+    it = paged(lengths, (2, 64), 16, dtype, "cpu", 2)
+    q = torch.randn(3, 6, 64).to(dtype)
+    for cache in it.caches:  # the reference weighs what lies outside by 0, which a NaN would survive
+        cache.nan_to_num_(0.0)
+    given = dispatch.decode_attention(q, *it.caches, it.tables, it.lengths, 0.2, longest=512)
+    exact = naive(q, *it.tokens, 0.2)
+    if dtype == torch.float64:
+        torch.testing.assert_close(given, exact, rtol=1e-12, atol=1e-12)
+    else:
+        assert_near(given, exact, dtype, 500, 64)
+    assert given[1].eq(0).all()
+
+
+def test_latent_reference_equals_a_loop() -> None:
+    it = paged([40, 3, 0], (24,), 8, torch.float64, "cpu", 1)
+    q = torch.randn(3, 5, 24, dtype=torch.float64)
+    given = dispatch.latent_decode_attention(q, it.caches[0].nan_to_num_(0.0), it.tables, it.lengths, 0.3, 16)
+    keys = [each[:, None] for each in it.tokens[0]]
+    torch.testing.assert_close(given, naive(q, keys, [each[..., :16] for each in keys], 0.3))
+
+
+def test_reference_by_hand() -> None:
+    """Two keys whose scores are log 1 and log 3 weigh their values 1 : 3."""
+    k = torch.tensor([0.0, math.log(3)]).view(1, 2, 1, 1)
+    v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+    tables, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    out = reference.decode_attention(torch.ones(1, 1, 1), k, v, tables, lengths, 1.0)
+    torch.testing.assert_close(out, torch.full((1, 1, 1), 7.0))
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+@pytest.mark.parametrize("kv_heads", [1, 8, 32])
+@pytest.mark.parametrize("longest", [1, 100, 2048, 131072])
+def test_plans_fill_the_gpu_or_cut_large_chunks(batch: int, kv_heads: int, longest: int) -> None:
+    plan = triton.select(batch, kv_heads, longest, 64, 528)
+    tiles = -(-longest // 64)
+    assert 1 <= plan.splits <= min(triton.MOST_SPLITS, tiles)
+    programs = batch * kv_heads * plan.splits
+    if plan.splits not in (tiles, triton.MOST_SPLITS):
+        assert programs >= 528
+    assert plan.splits * plan.least_tiles < tiles + plan.least_tiles
+
+
+def test_a_bound_that_does_not_hold_is_seen() -> None:
+    it = paged([20], (1, 16), 16, torch.float32, "cpu", 2)
+    with pytest.raises(AssertionError, match="above its bound"):
+        dispatch.decode_attention(torch.zeros(1, 1, 16), *it.caches, it.tables, it.lengths, 1.0, longest=16)
+
+
+def test_cases_run_and_count_bytes(device: str) -> None:
+    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1)
+    (case,) = cases(shape, device, torch.float32, [3], [20])
+    assert case.moved == 4 * (2 * 3 * 20 * 2 * 16 + 2 * 3 * 4 * 16)
+    assert case.prepare()().shape == (3, 4, 16)
+    (case,) = latent_cases(device, torch.float32, [3], [20], heads=4, latent=32, rope=16)
+    assert case.moved == 4 * (3 * 20 * 48 + 3 * 4 * 48 + 3 * 4 * 32)
+    assert case.prepare()().shape == (3, 4, 32)

@@ -1,0 +1,179 @@
+"""Chunked prefill against float64: chunks and contexts of odd lengths, empty chunks, padding, pages in any order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels import prefill_attention as dispatch
+from kernels.prefill_attention import reference, triton
+from kernels.prefill_attention.cases import cases
+from kernels.shapes import Shape
+
+ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""Half the distance of two neighbouring numbers, relative."""
+
+
+def tolerance(dtype: torch.dtype, tokens: int, width: int) -> float:
+    """Of outputs, as a part of the largest value there is; as that of decode attention.
+
+    3 half units of the type: one for the weights, which a GPU rounds to it, and two for the output, which the
+    interpreter cuts. Float32 sums of n products err by √n half units of float32 where errors are independent, with
+    8 times that for where they are not, over the head for scores and over the tokens for outputs.
+    """
+    return 3 * ROUNDING[dtype] + 8 * ROUNDING[torch.float32] * (math.sqrt(width) + math.sqrt(tokens))
+
+
+@dataclass
+class Sample:
+    """Arguments, and the tokens that lie in the cache, per sequence."""
+
+    q: torch.Tensor
+    caches: list[torch.Tensor]
+    tables: torch.Tensor
+    bounds: torch.Tensor
+    contexts: torch.Tensor
+    tokens: list[list[torch.Tensor]]
+
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        return (self.q, *self.caches, self.tables, self.bounds, self.contexts)
+
+
+def sample(
+    chunks: list[int],
+    contexts: list[int],
+    padding: int,
+    heads: tuple[int, int, int],
+    block_size: int,
+    dtype: torch.dtype,
+    device: str,
+    outside: float = float("nan"),
+) -> Sample:
+    """Slots that no sequence owns are `outside`."""
+    query_heads, kv_heads, head_dim = heads
+    generator = torch.Generator().manual_seed(sum(chunks) * 31 + block_size)
+    lengths = [context + chunk if chunk else 0 for context, chunk in zip(contexts, chunks, strict=True)]
+    pages = [-(-length // block_size) for length in lengths]
+    most = max(1, *pages)
+    order = torch.randperm(len(chunks) * most, generator=generator) + 1
+    tables = order.view(len(chunks), most).to(torch.int32)
+    caches, tokens = [], []
+    for _ in range(2):
+        cache = torch.full((len(chunks) * most + 1, block_size, kv_heads, head_dim), outside)
+        mine = [torch.randn(length, kv_heads, head_dim, generator=generator).to(dtype) for length in lengths]
+        for table, owned in zip(tables, mine, strict=True):
+            t = torch.arange(len(owned))
+            cache[table[t // block_size], t % block_size] = owned.to(cache.dtype)
+        caches.append(cache.to(device, dtype))
+        tokens.append(mine)
+    for table, used in zip(tables, pages, strict=True):
+        table[used:] = 0
+    q = torch.randn(sum(chunks) + padding, query_heads, head_dim, generator=generator).to(device, dtype)
+    bounds, behind = (
+        torch.tensor(each, dtype=torch.int32, device=device) for each in ([0, *itertools.accumulate(chunks)], contexts)
+    )
+    return Sample(q, caches, tables.to(device), bounds, behind, tokens)
+
+
+def naive(it: Sample, scale: float) -> torch.Tensor:
+    """Float64, one token at a time."""
+    out = torch.zeros(it.q.shape, dtype=torch.float64)
+    group = it.q.shape[1] // it.caches[0].shape[2]
+    for s, (begin, end) in enumerate(itertools.pairwise(it.bounds.tolist())):
+        keys, values = (each[s].double().repeat_interleave(group, dim=1) for each in it.tokens)
+        for i in range(end - begin):
+            seen = int(it.contexts[s]) + i + 1
+            query = it.q[begin + i].double().cpu()
+            weights = torch.softmax(torch.einsum("hd,thd->ht", query, keys[:seen]) * scale, dim=1)
+            out[begin + i] = torch.einsum("ht,thd->hd", weights, values[:seen])
+    return out
+
+
+def assert_near(given: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, tokens: int) -> None:
+    assert given.isfinite().all()
+    off = (given.double().cpu() - exact).abs().max().item()
+    assert off <= tolerance(dtype, tokens, given.shape[2]) * exact.abs().max().item()
+
+
+CHUNKS, CONTEXTS, PADDING = [63, 0, 1, 5, 100], [0, 7, 500, 64, 30], 9
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("heads", "block_size", "rows", "dtype"),
+    [
+        ((4, 2, 64), 16, 64, torch.float32),
+        ((4, 2, 64), 16, 64, torch.bfloat16),
+        ((4, 2, 64), 16, 64, torch.float16),
+        ((7, 1, 128), 32, 128, torch.float32),
+        ((7, 1, 128), 32, 128, torch.bfloat16),
+        ((1, 1, 63), 1, 16, torch.float16),
+        ((3, 3, 256), 256, 64, torch.float32),
+    ],
+)
+def test_kernel_equals_float64(
+    heads: tuple[int, int, int], block_size: int, rows: int, dtype: torch.dtype, device: str
+) -> None:
+    it = sample(CHUNKS, CONTEXTS, PADDING, heads, block_size, dtype, device)
+    scale = heads[2] ** -0.5
+    plan = triton.plan_for(rows, heads[2], wgmma=device == "cpu")
+    given = triton.prefill_attention(*it.arguments(), scale, plan=plan)
+    assert_near(given, naive(it, scale), dtype, 501)
+    assert given[-PADDING:].eq(0).all()
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_nothing_but_padding(device: str) -> None:
+    it = sample([0, 0], [3, 0], 40, (2, 1, 16), 16, torch.float32, device)
+    assert triton.prefill_attention(*it.arguments(), 1.0).eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [*ROUNDING, torch.float64])
+def test_reference_equals_a_loop(dtype: torch.dtype) -> None:
+    it = sample(CHUNKS, CONTEXTS, PADDING, (6, 2, 64), 16, dtype, "cpu")
+    given = dispatch.prefill_attention(*it.arguments(), 0.2)
+    if dtype == torch.float64:
+        torch.testing.assert_close(given, naive(it, 0.2), rtol=1e-12, atol=1e-12)
+    else:
+        assert_near(given, naive(it, 0.2), dtype, 501)
+
+
+def test_reference_by_hand() -> None:
+    """A chunk of two behind one token: scores log 1, log 3, log 4 weigh the values 4, 8, 0 as 1 : 3 : 4."""
+    k = torch.tensor([1.0, 3.0, 4.0, 99.0]).log().view(1, 4, 1, 1)
+    v = torch.tensor([4.0, 8.0, 0.0, 99.0]).view(1, 4, 1, 1)
+    tables = torch.zeros(1, 1, dtype=torch.int32)
+    bounds, contexts = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    out = reference.prefill_attention(torch.ones(2, 1, 1), k, v, tables, bounds, contexts, 1.0)
+    torch.testing.assert_close(out.flatten(), torch.tensor([28 / 4, 28 / 8]))
+
+
+@pytest.mark.parametrize("tile", [1, 3, 16, 128])
+def test_tiles_are_within_their_bound(tile: int) -> None:
+    generator = torch.Generator().manual_seed(tile)
+    for _ in range(200):
+        parts = torch.randint(0, 3 * tile, (int(torch.randint(1, 9, (), generator=generator)),), generator=generator)
+        lengths = parts.tolist()
+        needed = sum(-(-length // tile) for length in lengths)
+        assert needed <= triton.most_tiles(sum(lengths), len(lengths) - 1, tile), "the last part is the padding"
+
+
+def test_plans_fill_the_gpu() -> None:
+    assert triton.select(8192, 4, 4, 8, 128, 132, wgmma=True).rows == 128
+    assert triton.select(256, 1, 4, 8, 128, 132, wgmma=True).rows == 16
+    assert triton.select(1024, 1, 4, 4, 128, 132, wgmma=True).rows == 64
+    assert triton.select(2112, 1, 4, 4, 128, 132, wgmma=True).rows == 128
+    assert triton.select(4096, 4096, 4, 8, 128, 132, wgmma=True).rows == 16, "decoding: 4 rows a sequence"
+    assert triton.select(8192, 4, 4, 8, 256, 132, wgmma=True).rows == 64
+
+
+def test_case_runs_and_counts(device: str) -> None:
+    shape = Shape(1, 64, 64, heads=4, kv_heads=2, head_dim=16, vocabulary=1)
+    (case,) = cases(shape, device, torch.float32, [3], [5], [20])
+    assert case.moved == 4 * (2 * 15 * 64 + 2 * 75 * 32)
+    assert case.flops == 3 * (21 + 22 + 23 + 24 + 25) * 4 * 4 * 16
+    assert case.prepare()().shape == (15, 4, 16)
