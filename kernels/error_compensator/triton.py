@@ -23,7 +23,7 @@ import triton.language as tl
 from kernels.error_compensator.factors import HIDDEN_PADDING, Compensator
 from kernels.shipping import Shipped
 from kernels.w4_gemm import triton as w4
-from kernels.w4_gemm.pack import SPAN, STEPS, PackedWeight
+from kernels.w4_gemm.pack import GROUP, SPAN, STEPS, PackedWeight
 
 FLAG, DONE, FIRST_SHARE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Places in a compensator's counters: the flag, tiles that are done, shares of Ax by tile of tokens."""
@@ -39,9 +39,15 @@ def shares(inputs: int, token_tiles: int = 1) -> int:
     return max(1, min(MOST_SHARES, inputs // 512, 64 // token_tiles))
 
 
+def latent_tokens(rank: int) -> int:
+    """Tokens of a tile of Ax at most: above a rank of 64 more than 32 would spill."""
+    return 64 if rank <= 64 else 32
+
+
 def hidden_tile(rank: int, hidden: int) -> int:
-    """Hidden coordinates of the gate at once: all of them at rank 32; 4096 weights at any other, since more spill."""
-    tile = max(32, min(128, 4096 // rank))
+    """Hidden coordinates of the gate at once: at rank 32 all of them; above it few, or fewer than 4 programs fit on a
+    multiprocessor, whose registers the gate would take."""
+    tile = 128 if rank <= 32 else 32
     return tile if hidden % tile == 0 else HIDDEN_PADDING
 
 
@@ -126,9 +132,10 @@ def leave_latent(
     HIDDEN_TILE: tl.constexpr,
     INPUT_TILE: tl.constexpr,
     SHARES: tl.constexpr,
+    GATED: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """One share of Ax; the last of them leaves α · γ(Ax) ⊙ Ax, (tokens, RANK).
+    """One share of Ax; the last of them leaves α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if it is not GATED.
 
     Returns:
         whether this was the last.
@@ -150,9 +157,21 @@ def leave_latent(
         for other in range(SHARES):
             z += tl.load(shares_ptr + other * stride + place, mask=known, other=0.0, cache_modifier=".cg")
         z *= tl.load(down_scales_ptr + latent)[:, None]
-        z = gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
-        tl.store(latent_ptr + place, (alpha * z).to(latent_ptr.dtype.element_ty), mask=known)
+        if GATED:
+            z = alpha * gated(
+                z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE
+            )
+        tl.store(latent_ptr + place, z.to(latent_ptr.dtype.element_ty), mask=known)
     return mine
+
+
+@triton.jit
+def awaited_latent(latent_at_ptr, known, counters_ptr):
+    """The gated latent, once the programs that compute it have raised their flag."""
+    ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
+    while ready == 0:
+        ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
+    return tl.load(latent_at_ptr, mask=known, other=0.0, cache_modifier=".cg")
 
 
 @triton.jit
@@ -195,8 +214,12 @@ def fused_kernel(
     HIDDEN_TILE: tl.constexpr,
     INPUT_TILE: tl.constexpr,
     SHARES: tl.constexpr,
+    GATED: tl.constexpr,
 ):
-    """The first SHARES programs leave the gated latent, the others are W4 tiles and add B to it. One tile of tokens."""
+    """The first SHARES programs leave the gated latent, the others are W4 tiles and add B to it. One tile of tokens.
+
+    If it is not GATED, both are left as they are, for ranks' parts to be summed, and nobody waits.
+    """
     token = tl.arange(0, TOKENS)
     if tl.program_id(0) < SHARES:
         last = leave_latent(
@@ -221,9 +244,10 @@ def fused_kernel(
             HIDDEN_TILE,
             INPUT_TILE,
             SHARES,
+            GATED,
             DOT,
         )
-        if last:
+        if GATED and last:
             tl.debug_barrier()
             tl.atomic_xchg(counters_ptr + FLAG, 1, sem="release")
     else:
@@ -261,19 +285,18 @@ def fused_kernel(
                 total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT
             )
         if mine:
-            ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
-            while ready == 0:
-                ready = tl.atomic_add(counters_ptr + FLAG, 0, sem="acquire")
-            latent_at_ptr = latent_ptr + token[None, :] * RANK + latent[:, None]
-            z = tl.load(latent_at_ptr, mask=token[None, :] < tokens, other=0.0, cache_modifier=".cg")
-            total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
+            if GATED:
+                latent_at_ptr = latent_ptr + token[None, :] * RANK + latent[:, None]
+                z = awaited_latent(latent_at_ptr, token[None, :] < tokens, counters_ptr)
+                total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
             known = (row[:, None] < outputs) & (token[None, :] < tokens)
             place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
             tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
-            done = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
-            if done == tl.cdiv(outputs, ROWS) - 1:
-                tl.store(counters_ptr + FLAG, 0)
-                tl.store(counters_ptr + DONE, 0)
+            if GATED:
+                done = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
+                if done == tl.cdiv(outputs, ROWS) - 1:
+                    tl.store(counters_ptr + FLAG, 0)
+                    tl.store(counters_ptr + DONE, 0)
 
 
 @triton.jit
@@ -323,6 +346,7 @@ def latent_kernel(
         HIDDEN_TILE,
         INPUT_TILE,
         SHARES,
+        True,
         DOT,
     )
 
@@ -354,16 +378,17 @@ def add_correction_kernel(
     tl.store(place_ptr, (base + correction).to(y_ptr.dtype.element_ty), mask=known)
 
 
-def fits_one_launch(tokens: int, weight: PackedWeight) -> bool:
-    """Whether so many tokens are few: they fill one tile of the W4 product."""
-    return tokens <= w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits).tokens
+def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
+    """Whether so many tokens are few: they fill one tile of the W4 product and one of Ax."""
+    tiling = w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits)
+    return tokens <= min(tiling.tokens, latent_tokens(rank))
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
     """As `reference.compensated_gemm`; x contiguous."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
-    if fits_one_launch(tokens, weight):
+    if fits_one_launch(tokens, weight, compensator.rank):
         return fused(x, weight, compensator)
     return overlapped(x, weight, compensator)
 
@@ -372,13 +397,39 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
     """One launch, for few tokens."""
     tokens = x.numel() // weight.inputs
     y = x.new_empty(*x.shape[:-1], weight.outputs)
-    if not tokens:
-        return y
+    if tokens:
+        latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
+        _launch(x, weight, compensator, y, latent, gated=True)
+    return y
+
+
+def stage(
+    x: torch.Tensor, weight: PackedWeight, compensator: Compensator, outputs: torch.Tensor, latents: torch.Tensor
+) -> None:
+    """One tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to sum.
+
+    Args:
+        x: (tokens, inputs), the rank's own inputs; weight and compensator.down likewise. As few tokens as for `fused`.
+        outputs: (tokens, outputs), of any floating type; latents: (tokens, rank) float32: the staging buffers, written.
+    """
+    if x.shape[0]:
+        _launch(x, weight, compensator, outputs, latents, gated=False)
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    compensator: Compensator,
+    y: torch.Tensor,
+    latent: torch.Tensor,
+    *,
+    gated: bool,
+) -> None:
+    tokens = x.numel() // weight.inputs
     blocks, rows, _ = weight.qweight.shape
     tiling = w4.select(tokens, weight.outputs, blocks, weight.bits)
     assert tokens <= tiling.tokens, "one tile of tokens"
     count = shares(weight.inputs)
-    latent, parts_of_latent = _latent_buffers(x, tokens, count, compensator)
     fused_kernel[(count + triton.cdiv(weight.outputs, tiling.rows) * tiling.split,)](
         x,
         weight.qweight,
@@ -395,7 +446,7 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
         compensator.first_bias,
         compensator.second,
         compensator.second_bias,
-        parts_of_latent,
+        _parts_of_latent(x, tokens, count, compensator),
         latent,
         compensator.arrivals,
         compensator.alpha,
@@ -406,42 +457,36 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
         blocks,
         **w4.constants(x.dtype, weight.bits, weight.group, weight.zeros is not None, weight.inputs, tiling),
         **_constants(compensator.rank, compensator.first.shape[0], count),
+        GATED=gated,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
-    return y
 
 
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
     """Two streams, for many tokens. The product is rounded to x's type before the correction is added."""
     tokens = x.numel() // weight.inputs
-    count = shares(weight.inputs, triton.cdiv(tokens, LATENT_TOKENS))
+    count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.
-    buffers = _latent_buffers(x, tokens, count, compensator)
+    parts = _parts_of_latent(x, tokens, count, compensator)
+    latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
     if x.is_cuda:
         main, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            leave_gated_latent(x, compensator, *buffers, count)
+            leave_gated_latent(x, compensator, latent, parts, count)
         y = w4.w4_gemm(x, weight)
         main.wait_stream(side)
     else:
-        leave_gated_latent(x, compensator, *buffers, count)
+        leave_gated_latent(x, compensator, latent, parts, count)
         y = w4.w4_gemm(x, weight)
-    add_correction(y, buffers[0], compensator)
+    add_correction(y, latent, compensator)
     return y
 
 
-LATENT_TOKENS = 64
-"""Tokens of a tile of Ax."""
-
-
-def _latent_buffers(
-    x: torch.Tensor, tokens: int, count: int, compensator: Compensator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For α · γ ⊙ Ax, in x's type, and for the shares of Ax."""
-    latent = torch.empty(tokens, compensator.rank, dtype=x.dtype, device=x.device)
-    return latent, torch.empty(count, tokens, compensator.rank, dtype=torch.float32, device=x.device)
+def _parts_of_latent(x: torch.Tensor, tokens: int, count: int, compensator: Compensator) -> torch.Tensor:
+    """Where programs leave their shares of Ax."""
+    return torch.empty(count, tokens, compensator.rank, dtype=torch.float32, device=x.device)
 
 
 def leave_gated_latent(
@@ -449,7 +494,7 @@ def leave_gated_latent(
 ) -> None:
     """latent = α · γ(Ax) ⊙ Ax, (tokens, rank)."""
     tokens, inputs = latent.shape[0], compensator.down.shape[1]
-    tile = max(16, min(LATENT_TOKENS, triton.next_power_of_2(tokens)))
+    tile = max(16, min(latent_tokens(compensator.rank), triton.next_power_of_2(tokens)))
     latent_kernel[(triton.cdiv(tokens, tile) * count,)](
         x,
         compensator.down,
@@ -499,13 +544,14 @@ def _constants(rank: int, hidden: int, count: int) -> dict[str, object]:
     }
 
 
-def _shipped_fused(tokens: int, rank: int, bits: int, group: int) -> Shipped:
+def _shipped_fused(tokens: int, rank: int, bits: int = 4, group: int = GROUP, gated: bool = True) -> Shipped:
     tiling = w4.select(tokens, 4096, 4096 // (SPAN * STEPS[bits]), bits)
     return Shipped(
         fused_kernel,
-        "*bf16 *i32 *fp16 *fp16 *bf16 *fp32 *i32 *i8 *fp32 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32 *bf16 *i32"
-        " fp32 i32 i32 i32 i32 i32",
+        "*bf16 *i32 *fp16 *fp16 *bf16 *fp32 *i32 *i8 *fp32 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32"
+        f" {'*bf16' if gated else '*fp32'} *i32 fp32 i32 i32 i32 i32 i32",
         {
+            "GATED": gated,
             **w4.constants(torch.bfloat16, bits, group, False, 4096, tiling),
             **_constants(rank, 4 * rank, shares(4096)),
         },
@@ -516,14 +562,15 @@ def _shipped_fused(tokens: int, rank: int, bits: int, group: int) -> Shipped:
 
 
 SHIPPED = [
-    *(_shipped_fused(tokens, rank, 4, 128) for tokens in (1, 32, 64) for rank in (32, 64, 128)),
-    _shipped_fused(1, 32, 4, 0),
-    _shipped_fused(1, 32, 3, 128),
+    *(_shipped_fused(tokens, rank) for tokens, rank in ((1, 32), (1, 64), (1, 128), (32, 128), (64, 64))),
+    _shipped_fused(1, 32, group=0),
+    _shipped_fused(1, 32, bits=3),
+    _shipped_fused(1, 32, gated=False),
     *(
         Shipped(
             latent_kernel,
             "*bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *fp32 *bf16 *i32 fp32 i32 i32",
-            {**_constants(rank, 4 * rank, 8), "TOKENS": LATENT_TOKENS, "DOT": tl.bfloat16},
+            {**_constants(rank, 4 * rank, 8), "TOKENS": latent_tokens(rank), "DOT": tl.bfloat16},
             aligned=("inputs",),
         )
         for rank in (32, 64, 128)

@@ -4,7 +4,7 @@ The tile kernel computes (Ŵ · xᵀ), rows of Ŵ by tokens, so that unpacked we
 core, which it takes from registers: packed words go from memory to shared memory (128 bits a thread, several stages
 deep) and from there, still packed, straight to the threads that need them. A pair of codes costs a shift and a mask
 (which yield two whole numbers as bfloat16 or float16, by setting the bits of an exponent) and one packed subtraction of
-the zero, which is exact; so are the products, and a group's sum is scaled in float32. That is about 3 instructions a
+the middle, which is exact; so are the products, and a group's sum is scaled in float32. That is about 3 instructions a
 weight all told, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs
 as many for its conversion and its multiplication alone.
 
@@ -48,20 +48,23 @@ class Tiling:
 def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: int = PROCESSORS) -> Tiling:
     """The tiling for so many tokens, rows of Ŵ, and blocks of its inputs.
 
-    64 rows are what one warpgroup multiplies at once. Up to 16 tokens, four stages of 8 KB of packed weights are on
-    their way for each of 3 programs on a multiprocessor: 70 KB, where latency times bandwidth is 25. Beyond 64 tokens
-    two warpgroups share the activations' tile. Blocks of 3 bits are twice as long and are kept to 32 tokens: more would
-    spill. Inputs are split until there are 4 programs a multiprocessor, as long as each has 4 blocks to work on.
+    64 rows are what one warpgroup multiplies at once. Up to 16 tokens, 4 programs fit on a multiprocessor, each with
+    two stages of 8 KB of packed weights on their way: 64 KB, where latency times bandwidth is 25. Beyond 64 tokens two
+    warpgroups share the activations' tile, and registers suffice for one program. Blocks of 3 bits are twice as long
+    and are kept to 32 tokens: more would spill.
+
+    Inputs are split as long as all programs are there at once and each has 4 blocks to work on; where that leaves
+    multiprocessors without work, further.
     """
     rows, warps = (64, 4) if tokens <= 64 else (128, 8)
     tile_tokens = max(16, min(64 if bits == 4 else 32, triton.next_power_of_2(tokens)))
-    stages = {16: 4, 32: 3, 64: 2}[tile_tokens] - (bits == 3)
+    stages = {16: 3, 32: 3, 64: 2}[tile_tokens] - (bits == 3 and tile_tokens == 32)
+    resident = 1 if tokens > 64 else {16: 4, 32: 3, 64: 3}[tile_tokens] // (1 if bits == 4 else 2)
     tiles = -(-outputs // rows) * -(-tokens // tile_tokens)
-    split = 1
-    enough = 4 * processors if tokens <= 64 else processors
-    while 2 * tiles * split <= 2 * enough - 1 and 2 * split * 4 <= blocks and tiles <= MOST_TILES_SPLIT:
-        split *= 2
-    return Tiling(rows, tile_tokens, split, warps, stages)
+    split = min(resident * processors // tiles, blocks // 4)
+    if tiles * split < processors and tiles <= MOST_TILES_SPLIT:
+        split = min(processors // tiles, blocks)
+    return Tiling(rows, tile_tokens, max(1, split), warps, stages)
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
@@ -124,11 +127,17 @@ def load_low_and_high(words_ptr, BITS: tl.constexpr):
 
 
 @triton.jit
-def less_zero(weight, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr, DOT: tl.constexpr):
-    """Codes less their zero, exact in DOT."""
-    if HAS_ZEROS:
-        return weight - (zero + exponent_value(DOT)).to(DOT)[:, None]
+def less_middle(weight, BITS: tl.constexpr, DOT: tl.constexpr):
+    """Codes less 2^(BITS − 1), exact in DOT."""
     return (weight - (exponent_value(DOT) + (8.0 if BITS == 4 else 4.0))).to(DOT)
+
+
+@triton.jit
+def with_zero(part, sums, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
+    """A group's product with codes less the middle, made one with codes less their zero."""
+    if HAS_ZEROS:
+        part -= sums * (zero - (8.0 if BITS == 4 else 4.0))[:, None]
+    return part
 
 
 @triton.jit
@@ -155,17 +164,21 @@ def tile_product(
 ):
     """Σ over blocks first … last − 1 of Ŵ[row, block] · x[token, block]ᵀ, (ROWS, TOKENS) in float32.
 
+    Zeros that differ by row would have to reach the threads that hold the weights, through shared memory. Instead the
+    activations of a group are summed, by the tensor core, which has time, and the zero's share is taken off.
+
     RAGGED: the inputs do not fill the last block.
     """
     STEPS: tl.constexpr = 4 if BITS == 4 else 8
     GROUPS: tl.constexpr = STEPS // 2 if GROUPED else 1
     BLOCK_WORDS: tl.constexpr = 32 if BITS == 4 else 48
-    STEPS_A_GROUP: tl.constexpr = 2 if GROUPED else STEPS
     column = tl.arange(0, 64)
     known = token[None, :] < tokens
     words_ptr = qweight_ptr + first * all_rows * BLOCK_WORDS + row[:, None] * BLOCK_WORDS
     x_tile_ptr = x_ptr + token[None, :].to(tl.int64) * inputs + first * 64 * STEPS + column[:, None]
     total = tl.zeros((ROWS, TOKENS), tl.float32)
+    sums = tl.zeros((ROWS, TOKENS), tl.float32)
+    ones = tl.full((ROWS, 64), 1.0, DOT)
     at = first if GROUPED else 0
     scales = load_groups(scales_ptr, at, row, all_rows, GROUPS)
     zeros = load_groups(zeros_ptr, at, row, all_rows, GROUPS if HAS_ZEROS else 0)
@@ -178,24 +191,29 @@ def tile_product(
             scales = load_groups(scales_ptr, following, row, all_rows, GROUPS)
             zeros = load_groups(zeros_ptr, following, row, all_rows, GROUPS if HAS_ZEROS else 0)
         part = tl.zeros((ROWS, TOKENS), tl.float32)
+        if GROUPED:
+            sums = tl.zeros((ROWS, TOKENS), tl.float32)
         for step in tl.static_range(STEPS):
-            weight = whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT)
-            zero = zeros_now[step // STEPS_A_GROUP] if HAS_ZEROS else 0
-            weight = less_zero(weight, zero, HAS_ZEROS, BITS, DOT)
+            weight = less_middle(whole_numbers(code_pairs(low, high, step, BITS), ROWS, DOT), BITS, DOT)
             mask = known
             if RAGGED:
                 mask = known & (block * 64 * STEPS + step * 64 + column[:, None] < inputs)
             x = tl.load(x_tile_ptr + step * 64, mask=mask, other=0.0).to(DOT)
             part = tl.dot(weight, x, part, input_precision="ieee")
+            if HAS_ZEROS:
+                sums = tl.dot(ones, x, sums, input_precision="ieee")
             if GROUPED and step % 2 == 1:
-                total += part * now[step // 2][:, None]
+                zero = zeros_now[step // 2] if HAS_ZEROS else 0
+                total += with_zero(part, sums, zero, HAS_ZEROS, BITS) * now[step // 2][:, None]
                 part = tl.zeros((ROWS, TOKENS), tl.float32)
+                sums = tl.zeros((ROWS, TOKENS), tl.float32)
         if not GROUPED:
             total += part
         words_ptr += all_rows * BLOCK_WORDS
         x_tile_ptr += 64 * STEPS
     if not GROUPED:
-        total *= scales[0][:, None]
+        zero = zeros[0] if HAS_ZEROS else 0
+        total = with_zero(total, sums, zero, HAS_ZEROS, BITS) * scales[0][:, None]
     return total
 
 

@@ -1,0 +1,252 @@
+"""The tail of a compensated row-parallel product in one launch.
+
+A program takes 256 outputs of 16 tokens: enough programs that, for one token, B and the peers' buffers come in through
+16 multiprocessors at a hidden size of 4096 and not through one. Each evaluates the gate anew, whose weights are in the
+second-level cache, rather than wait for another to do it. The last program of a tile of tokens to arrive knows the
+sums of squares of all, and normalises the rows, which it finds in the cache. Peers are summed in the order of their
+ranks, so every rank computes the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.error_compensator.factors import Compensator
+from kernels.error_compensator.triton import gated, hidden_tile
+from kernels.shipping import Shipped
+from kernels.w4_gemm.triton import dot_type
+
+TOKENS = 16
+
+
+def columns_for(rank: int) -> int:
+    """Outputs of a program: B's rows and the sum's are in registers, which 8192 numbers of B fill."""
+    return max(64, min(256, 8192 // rank))
+
+
+@triton.jit
+def peer(buffer_ptr, rank, stride, ADDRESSES: tl.constexpr, ELEMENT: tl.constexpr):
+    """One rank's buffer: an address in a table, or a slice of one tensor."""
+    if ADDRESSES:
+        own_ptr = tl.multiple_of(tl.load(buffer_ptr + rank), 16).to(tl.pointer_type(ELEMENT))
+    else:
+        own_ptr = buffer_ptr + rank * stride
+    return own_ptr
+
+
+@triton.jit
+def sum_over_peers(
+    buffer_ptr,
+    stride,
+    place,
+    known,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr,
+    ADDRESSES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+):
+    """Σ over ranks, in their order; all loads are on their way at once."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for rank in tl.static_range(RANKS):
+        own_ptr = peer(buffer_ptr, rank, stride, ADDRESSES, ELEMENT)
+        # Past the first-level cache: other GPUs write here.
+        total += tl.load(own_ptr + place, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+    return total
+
+
+@triton.jit
+def ec_tail_kernel(
+    outputs_ptr,
+    latents_ptr,
+    residual_ptr,
+    weight_ptr,
+    up_ptr,
+    up_scales_ptr,
+    first_ptr,
+    first_bias_ptr,
+    second_ptr,
+    second_bias_ptr,
+    y_ptr,
+    total_ptr,
+    wide_ptr,
+    squares_ptr,
+    counters_ptr,
+    alpha,
+    epsilon,
+    tokens,
+    hidden,
+    RANKS: tl.constexpr,
+    ADDRESSES: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    RANK: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    HIDDEN_TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """(COLUMNS, TOKENS) of the sum; then, if it is the last of its tokens, all of their rows' norm.
+
+    wide: (tokens, hidden) and squares: (tiles of columns, tokens), float32, where programs leave what the last reads.
+    OUTPUT: the element type of the peers' outputs, where they are addresses; latents are float32. HIDDEN: the gate's
+    width, which is no relation of `hidden`.
+    """
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    latent = tl.arange(0, RANK)
+    here = token[None, :] < tokens
+    known = here & (column[:, None] < hidden)
+    place = token[None, :].to(tl.int64) * hidden + column[:, None]
+    up = tl.load(up_ptr + column[:, None] * RANK + latent[None, :], mask=column[:, None] < hidden, other=0)
+    total = tl.load(residual_ptr + place, mask=known, other=0.0).to(tl.float32)
+    stride = tokens.to(tl.int64)
+    total += sum_over_peers(outputs_ptr, stride * hidden, place, known, COLUMNS, TOKENS, RANKS, ADDRESSES, OUTPUT)
+    latent_place = token[None, :].to(tl.int64) * RANK + latent[:, None]
+    near = here & (latent[:, None] < RANK)
+    z = sum_over_peers(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS, ADDRESSES, tl.float32)
+    z = alpha * gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
+    up_scales = tl.load(up_scales_ptr + column, mask=column < hidden, other=0.0)
+    total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
+    tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=known)
+    tl.store(wide_ptr + place, total, mask=known)
+    squares = tl.sum(tl.where(known, total * total, 0.0), axis=0)
+    tl.store(squares_ptr + tl.program_id(0) * tokens + token, squares, mask=token < tokens)
+    tl.debug_barrier()  # every thread has stored before one of them tells
+    arrived = tl.atomic_add(counters_ptr + 2 + tl.program_id(1), 1, sem="acq_rel")
+    if arrived == tl.num_programs(0) - 1:
+        tl.store(counters_ptr + 2 + tl.program_id(1), 0)
+        squares = tl.zeros_like(squares)
+        for other in range(tl.num_programs(0)):
+            squares += tl.load(
+                squares_ptr + other * tokens + token, mask=token < tokens, other=0.0, cache_modifier=".cg"
+            )
+        scale = tl.rsqrt(squares / hidden + epsilon)
+        for start in range(0, hidden, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            known = here & (column[:, None] < hidden)
+            place = token[None, :].to(tl.int64) * hidden + column[:, None]
+            total = tl.load(wide_ptr + place, mask=known, other=0.0, cache_modifier=".cg")
+            weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
+            y = total * scale[None, :] * weight[:, None]
+            tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=known)
+
+
+def ec_tail(
+    outputs: torch.Tensor,
+    latents: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    compensator: Compensator,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.ec_tail`; all contiguous, latents float32."""
+    assert outputs.is_contiguous(), "ranks' buffers must follow one another"
+    assert latents.is_contiguous(), "ranks' buffers must follow one another"
+    assert latents.dtype == torch.float32, "latents are staged unrounded"
+    return _launch(outputs, latents, residual, weight, compensator, epsilon, outputs.dtype, addresses=False)
+
+
+def ec_tail_of_peers(
+    output_addresses: torch.Tensor,
+    latent_addresses: torch.Tensor,
+    output_type: torch.dtype,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    compensator: Compensator,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.ec_tail`, of staging buffers wherever this device can read: symmetric memory of several GPUs.
+
+    All ranks must have written before this is launched, and none may write again before all have read: the caller sets
+    up barriers.
+
+    Args:
+        output_addresses: (ranks,) int64, multiples of 16, each of a (tokens, hidden) buffer of `output_type`.
+        latent_addresses: (ranks,) int64, each of a (tokens, rank of the compensator) float32 buffer.
+    """
+    return _launch(
+        output_addresses, latent_addresses, residual, weight, compensator, epsilon, output_type, addresses=True
+    )
+
+
+def _launch(
+    outputs: torch.Tensor,
+    latents: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    compensator: Compensator,
+    epsilon: float,
+    output_type: torch.dtype,
+    *,
+    addresses: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    assert residual.is_contiguous(), "rows must follow one another"
+    tokens, hidden = residual.shape
+    y, total = torch.empty_like(residual), torch.empty_like(residual)
+    if not tokens:
+        return y, total
+    tiles = triton.cdiv(hidden, columns_for(compensator.rank))
+    wide = torch.empty(tokens, hidden, dtype=torch.float32, device=residual.device)
+    squares = torch.empty(tiles, tokens, dtype=torch.float32, device=residual.device)
+    ec_tail_kernel[(tiles, triton.cdiv(tokens, TOKENS))](
+        outputs,
+        latents,
+        residual,
+        weight,
+        compensator.up,
+        compensator.up_scales,
+        compensator.first,
+        compensator.first_bias,
+        compensator.second,
+        compensator.second_bias,
+        y,
+        total,
+        wide,
+        squares,
+        compensator.arrivals,
+        compensator.alpha,
+        epsilon,
+        tokens,
+        hidden,
+        RANKS=outputs.shape[0],
+        ADDRESSES=addresses,
+        OUTPUT=ELEMENTS[output_type],
+        **_constants(compensator.rank, compensator.first.shape[0], residual.dtype),
+        num_warps=8,
+    )
+    return y, total
+
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def _constants(rank: int, gate_width: int, dtype: torch.dtype) -> dict[str, object]:
+    return {
+        "RANK": rank,
+        "HIDDEN": gate_width,
+        "HIDDEN_TILE": hidden_tile(rank, gate_width),
+        "TOKENS": TOKENS,
+        "COLUMNS": columns_for(rank),
+        "DOT": dot_type(dtype),
+    }
+
+
+SHIPPED = [
+    Shipped(
+        ec_tail_kernel,
+        f"{'*i64 *i64' if addresses else '*bf16 *fp32'} *bf16 *bf16 *i8 *fp32 *fp16 *fp16 *fp16 *fp16 *bf16 *bf16"
+        " *fp32 *fp32 *i32 fp32 fp32 i32 i32",
+        {
+            "RANKS": ranks,
+            "ADDRESSES": addresses,
+            "OUTPUT": tl.bfloat16,
+            **_constants(rank, 4 * rank, torch.bfloat16),
+        },
+        num_warps=8,
+        aligned=("hidden",),
+    )
+    for ranks, rank, addresses in ((2, 32, False), (4, 32, True), (8, 32, True), (4, 64, True), (4, 128, True))
+]
