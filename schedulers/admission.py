@@ -9,6 +9,7 @@ from schedulers.batches import Chunk
 from schedulers.sequence import PREFILLING, Sequence
 
 if TYPE_CHECKING:
+    from schedulers.engine_config import OneShotBudget
     from schedulers.engine_core import EngineCore
     from schedulers.kv_cache import Node
     from schedulers.waiting import WaitingQueue
@@ -33,12 +34,14 @@ def admit(core: EngineCore, chunks: list[Chunk], budget: int) -> bool:
     """Admit waiting sequences to a step, as far as tokens, seats and blocks go; their chunks are appended.
 
     Lanes are served in the common order of their policy, each until its own head finds no place: that one class is full
-    does not hold up the other. Returns whether everybody who still waits is waiting for a seat or for blocks.
+    does not hold up the other. But where a one-shot prompt waits for the next step to hold it whole, chats behind it
+    begin only if they leave nothing of their prompts for that step. Returns whether everybody who still waits is
+    waiting for a seat or for blocks.
     """
     open_lanes = [lane for lane in core.lanes if lane.count]
     lacking = True
     later: list[Sequence] = []
-    one_shot = OneShotAllowance(core) if core.config.one_shot else None
+    one_shot = OneShotAllowance(core.config.one_shot, chunks, budget) if core.config.one_shot else None
     while open_lanes:
         lane = _next(open_lanes) if len(open_lanes) > 1 else open_lanes[0]
         sequence = lane.first()
@@ -48,7 +51,7 @@ def admit(core: EngineCore, chunks: list[Chunk], budget: int) -> bool:
         if one_shot is not None and sequence.one_shot:
             taken = _place_one_shot(core, chunks, budget, sequence, one_shot)
         else:
-            taken = _place(core, chunks, budget, sequence)
+            taken = _place(core, chunks, budget, sequence, one_shot is not None and one_shot.awaited)
         if taken > 0:
             budget -= taken
         elif taken == LATER:
@@ -70,8 +73,11 @@ def _next(lanes: list[WaitingQueue]) -> WaitingQueue:
     return min(lanes, key=lambda lane: lane.key())
 
 
-def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequence) -> int:
-    """Admit the head of the ordinary lane: tokens of its first chunk, or why there are none."""
+def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
+    """Admit the head of the ordinary lane: tokens of its first chunk, or why there are none.
+
+    `whole_only`: that chunk must be all that is missing of its prompt.
+    """
     config, kv = core.config, core.kv
     if len(core.running) >= config.max_num_seqs:
         return NO_ROOM
@@ -81,6 +87,8 @@ def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequenc
     if core.leading and _is_led(core, sequence, nodes):
         return LATER
     tokens = min(sequence.goal - spared, budget)
+    if whole_only and spared + tokens < sequence.goal:
+        return NO_TOKENS
     whole = config.reserve == "answer"
     ahead = spared + tokens
     if config.reserve != "chunk":
@@ -144,16 +152,32 @@ def _enter(core: EngineCore, sequence: Sequence, spared: int) -> None:
 
 
 class OneShotAllowance:
-    """What one-shot work may still take of this step, and the kind of it that the step runs."""
+    """What one-shot work may still take of this step, and the kind of it that the step runs.
 
-    __slots__ = ("kind", "sequences", "tokens", "whole")
+    Attributes:
+        tokens, sequences: what is left of the class's budget; chunks that go on from the step before have had theirs.
+        whole: prompt tokens that a step holds which has these decodes and no other prompts.
+        kind: model and task of the one-shot work in this step, None without any.
+        awaited: a prompt waits for the next step, which holds it whole.
+    """
 
-    def __init__(self, core: EngineCore) -> None:
-        budget = core.config.one_shot
-        self.tokens = budget.most_tokens() if budget else 0
-        self.sequences = budget.sequences if budget else 0
-        self.whole = True
+    __slots__ = ("awaited", "kind", "sequences", "tokens", "whole")
+
+    def __init__(self, budget: OneShotBudget, chunks: Many[Chunk], left: int) -> None:
+        """`chunks` are in the step already, and leave `left` tokens of it."""
+        self.tokens, self.sequences = budget.most_tokens(), budget.sequences
+        self.whole = min(self.tokens, left + sum(chunk.tokens for chunk in chunks))
         self.kind: tuple[str, str] | None = None
+        self.awaited = False
+        for chunk in chunks:
+            if chunk.sequence.one_shot:
+                self.spend(chunk.sequence, chunk.tokens)
+
+    def spend(self, sequence: Sequence, tokens: int) -> None:
+        """So many tokens of a prompt are in the step."""
+        self.tokens -= tokens
+        self.sequences -= 1
+        self.kind = sequence.request.model, sequence.request.task
 
 
 def _place_one_shot(
@@ -162,7 +186,8 @@ def _place_one_shot(
     """Admit the head of the one-shot lane: a whole suffix in one pass, or why not.
 
     Work of another model or task than the step's waits for a later step, since its output head differs. A suffix that
-    no step could take whole is chunked over paged blocks like a prompt, and still holds no seat.
+    only what is in this step already keeps from being whole waits for the next. One that no step could take whole is
+    chunked over paged blocks like a prompt, and still holds no seat.
     """
     budget = min(budget, allowance.tokens)
     if budget <= 0 or allowance.sequences <= 0:
@@ -176,32 +201,33 @@ def _place_one_shot(
         return LATER
     tokens = sequence.goal - spared
     if tokens <= budget:
-        more = _worth_caching(core, sequence, nodes)
-    elif allowance.whole:  # nothing is ahead of it, so no step would hold it whole
+        more = _worth_caching(core, sequence, nodes, left)
+    elif tokens <= allowance.whole:
+        allowance.awaited = True
+        return NO_TOKENS
+    else:
         tokens = budget
         more = kv.blocks_for(spared + tokens) - len(nodes) * kv.node_blocks - left
-    else:
-        return NO_TOKENS
     if kv.cost(nodes, more + left) > kv.free:
         return _lacking_blocks(core, nodes)
     core.lanes[-1].pop()
     kv.attach(sequence.holding, nodes)
     kv.reclaim(sequence.holding, left)
     kv.take(sequence.holding, more)
-    allowance.kind = (request.model, request.task)
-    allowance.whole = False
-    allowance.tokens -= tokens
-    allowance.sequences -= 1
+    allowance.spend(sequence, tokens)
     _enter(core, sequence, spared)
     core.visiting[sequence] = None
     return core.schedule(chunks, sequence, tokens)
 
 
-def _worth_caching(core: EngineCore, sequence: Sequence, nodes: Many[Node]) -> int:
-    """Blocks to keep the named part of a one-shot prompt in, for others to find; none where blocks are short."""
+def _worth_caching(core: EngineCore, sequence: Sequence, nodes: Many[Node], left: int) -> int:
+    """Blocks to keep the named part of a one-shot prompt in, for others to find; none where blocks are short.
+
+    `left`: blocks of its own that it will take back, and that serve as well.
+    """
     kv = core.kv
     if not kv.caching:
         return 0
     named = min(len(sequence.request.prefix_blocks), sequence.goal // kv.node_tokens)
-    more = max(named - len(nodes), 0) * kv.node_blocks
-    return more if kv.cost(nodes, more) <= kv.free else 0
+    more = max((named - len(nodes)) * kv.node_blocks - left, 0)
+    return more if kv.cost(nodes, more + left) <= kv.free else 0

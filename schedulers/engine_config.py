@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from schedulers.waiting import ORDERS
 
 Reserve = Literal["chunk", "prompt", "answer"]
 """How many blocks admission wants: for the first chunk, for the whole prompt, or for the answer up to its limit too."""
@@ -19,12 +21,27 @@ class OneShotBudget:
     Attributes:
         tokens: prompt tokens a step. sequences: prompts a step.
         activation_bytes: temporary memory a step; `bytes_per_token` is what a prompt token takes of it.
+
+    Raises:
+        ValueError: budgets under which no prompt could ever run.
     """
 
     tokens: int = 8192
     sequences: int = 256
     activation_bytes: float = float("inf")
     bytes_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"one_shot.{name}: expected at least 1, found {getattr(self, name)}")
+        if self.bytes_per_token < 0:
+            raise ValueError(f"one_shot.bytes_per_token: expected 0 or more, found {self.bytes_per_token}")
+        if self.most_tokens() < 1:
+            raise ValueError(
+                f"one_shot.activation_bytes: expected room for a token, which takes bytes_per_token "
+                f"({self.bytes_per_token:g}), found {self.activation_bytes:g}"
+            )
 
     def most_tokens(self) -> int:
         """Prompt tokens a step that both budgets permit."""
@@ -69,8 +86,14 @@ class EngineConfig:
     one_shot: OneShotBudget | None = None
 
     def __post_init__(self) -> None:
-        if min(self.kv_blocks, self.block_tokens, self.max_num_batched_tokens, self.max_num_seqs) < 1:
-            raise ValueError("kv_blocks, block_tokens, max_num_batched_tokens, max_num_seqs: expected at least 1")
+        for name in ("kv_blocks", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, found {getattr(self, name)}")
+        if self.max_table_blocks < 0:
+            raise ValueError(f"max_table_blocks: expected 0 (no limit) or more, found {self.max_table_blocks}")
+        for name, choices in (("order", tuple(ORDERS)), ("share", get_args(Share)), ("reserve", get_args(Reserve))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, found {getattr(self, name)!r}")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), since every running "
@@ -82,4 +105,7 @@ class EngineConfig:
                 f"found {self.prefix_id_tokens}"
             )
         if self.lead_cold_prefixes and self.share != "computed":
-            raise ValueError("lead_cold_prefixes: expected share computed, where a prefix can be cold twice in a step")
+            raise ValueError(
+                f"lead_cold_prefixes: expected share computed, where a prefix can be cold twice in a step, "
+                f"found share {self.share}"
+            )

@@ -283,6 +283,8 @@ class EngineCore:
             if budget <= 0:
                 break
             tokens = min(sequence.goal - sequence.computed, budget)
+            if sequence.one_shot and self.config.one_shot:
+                tokens = min(tokens, self.config.one_shot.most_tokens())
             more = self.blocks_wanted(sequence, sequence.computed + tokens)
             if more > self.kv.free:
                 self._preempt(sequence)
@@ -292,7 +294,9 @@ class EngineCore:
                 self.kv.take(sequence.holding, more)
             budget -= self.schedule(chunks, sequence, tokens)
         if not preempted and self._anybody_waits():
-            self._stalled = admit(self, chunks, budget)
+            lacking = admit(self, chunks, budget)
+            # Beside the decodes that these prompts become a policy may allow smaller chunks, which want fewer blocks.
+            self._stalled = lacking and (self.chunks is None or not chunks)
 
     def schedule(self, chunks: list[Chunk], sequence: Sequence, tokens: int) -> int:
         """Put so many tokens of a prompt into the step: for `schedulers.admission`, which has found blocks for them."""
@@ -324,6 +328,7 @@ class EngineCore:
 
     def _settle(self, sequence: Sequence) -> None:
         """Write down the blocks that the cohort drew for a sequence that has just left it."""
+        self._stalled = False  # without it a step may hold a one-shot prompt whole, which then wants no blocks
         if not sequence.reserved:
             sequence.holding.private += self.blocks_wanted(sequence, sequence.computed)
 

@@ -112,12 +112,22 @@ def read_run(path: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Manifest and summary (None while there is none) of a run folder.
 
     Raises:
-        OSError: it cannot be read. ValueError: it is not JSON.
+        OSError: it cannot be read. ValueError: a file in it is not a JSON object.
     """
-    with naming(path):
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        summary = path / "summary.json"
-        return manifest, json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else None
+    summary = path / "summary.json"
+    return _read_object(path / "manifest.json"), _read_object(summary) if summary.exists() else None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    with naming(file):
+        text = file.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{file.name} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file.name} is no JSON object")
+    return found
 
 
 def write_text(file: Path, text: str) -> Path:

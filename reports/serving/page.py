@@ -19,7 +19,7 @@ def simulation_page(document: Document, manifest: Document, figures: dict[str, s
         f'<p class="answer">{escape(headline(document))}</p>',
         f'<p class="note">{escape(footnote(document))}</p>',
         *(f"<p><strong>{escape(text)}</strong></p>" for text in warnings(document)),
-        *_drawn(figures),
+        *drawn_figures(figures),
         "<h2>Latencies, seconds</h2>",
         _latencies(document),
     ]
@@ -33,7 +33,7 @@ def simulation_page(document: Document, manifest: Document, figures: dict[str, s
     body += ["<h2>Engines</h2>", _entries(document["engines"])]
     if document["links"]:
         body += ["<h2>Links</h2>", _entries(document["links"])]
-    return _page(document["name"], body, manifest)
+    return whole_page(document["name"], body, manifest)
 
 
 def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
@@ -49,8 +49,8 @@ def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) 
     ]
     headers = [*points[0]["settings"], *(f"{LATENCIES[name]} {key}, s" for name, key in SWEPT), "output tokens/s"]
     note = f'<p class="note">{escape(footnote(points[0]))}</p>'
-    body = [f"<h1>{escape(document['name'])}: sweep</h1>", note, *_drawn(figures), _table(headers, rows)]
-    return _page(document["name"], body, manifest)
+    body = [f"<h1>{escape(document['name'])}: sweep</h1>", note, *drawn_figures(figures), _table(headers, rows)]
+    return whole_page(document["name"], body, manifest)
 
 
 SWEPT = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("itl", "p99"), ("e2e", "mean"))
@@ -74,11 +74,13 @@ def _entries(entries: list[Document]) -> str:
     return _table(list(entries[0]), [[_cell(value) for value in entry.values()] for entry in entries])
 
 
-def _drawn(figures: dict[str, str]) -> list[str]:
+def drawn_figures(figures: dict[str, str]) -> list[str]:
+    """Figures inlined, without their XML declarations and doctypes."""
     return [f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in figures.values()]
 
 
-def _page(title: str, body: list[str], manifest: Document) -> str:
+def whole_page(title: str, body: list[str], manifest: Document) -> str:
+    """The page around a body of HTML, and at its end the run's manifest."""
     body = [*body, "<h2>How this was made</h2>", f"<pre>{escape(json.dumps(manifest, indent=1))}</pre>"]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -19,6 +19,7 @@ from latency_models.hardware import load_hardware
 from latency_models.models import load_model
 from reports.reproductions.prelude import prelude_figures, prelude_table
 from schedulers.engine_core import EngineCore
+from twin import cli
 from twin.reproductions import prelude, prelude_lifetimes, prelude_prefixes
 from twin.reproductions.prelude_engines import (
     FITTED,
@@ -236,7 +237,7 @@ def test_the_examples_are_the_scenarios(name: str, made: dict[str, Any]) -> None
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_whole_document_from_short_runs() -> None:
+def test_the_whole_document_from_short_runs(tmp_path: Path) -> None:
     said: list[str] = []
     tasks: list[prelude.Task] = [
         *(SweepTask(engine, FITTED, (1.0,)) for engine in ENGINES),
@@ -252,6 +253,7 @@ def test_the_whole_document_from_short_runs() -> None:
     check_table_6(document["decode_control"])
     check_claims(document)
     check_what_is_shown(document)
+    check_the_report(document, tmp_path)
 
 
 def check_table_5(fits: list[dict[str, Any]]) -> None:
@@ -305,3 +307,15 @@ def check_what_is_shown(document: dict[str, Any]) -> None:
     for svg in figures.values():
         assert ET.fromstring(svg).tag.endswith("svg")
     assert prelude_figures(document) == figures
+
+
+def check_the_report(document: dict[str, Any], folder: Path) -> None:
+    """`twin report` makes the page from the folder alone: figures, tables and what disagrees."""
+    (folder / "manifest.json").write_text(json.dumps({"command": "twin reproduce prelude"}))
+    (folder / "summary.json").write_text(json.dumps(document))
+    assert cli.run(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == len(list((folder / "figures").iterdir())) == 2
+    assert page.count("\n- ") == sum(not claim["agrees"] for claim in document["claims"])
+    assert f"{document['sweep'][0]['rows'][1]['predicted']:.1f}" in page
+    assert "twin reproduce prelude" in page

@@ -19,6 +19,7 @@ from latency_models.hardware import load_hardware
 from latency_models.linear import LinearLatency
 from reports.reproductions.sun import sun_figures, sun_table
 from twin.cli import run
+from twin.cli.drawing import draw
 from twin.reproductions import sun, sun_pool, sun_skew
 from twin.reproductions.sun_concurrency import ConcurrencyTask, errors, forms
 from twin.reproductions.sun_concurrency import scenario as row_scenario
@@ -277,8 +278,12 @@ def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> 
     text = console.export_text()
     assert "1 shared: interactivity: -48 % printed" in text.partition("What disagrees")[2]
     assert "2 shared: interactivity" not in text
-    for svg in sun_figures(document).values():
+    figures, page = draw(document, {"command": "twin reproduce sun"})
+    assert figures == sun_figures(document)
+    for svg in figures.values():
         assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert page.count("<svg") == len(figures) == 3
+    assert "1 shared: interactivity: -48 % printed" in page
 
 
 def test_claims_follow_the_numbers() -> None:

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 def report(run: Path, /) -> int:
     """Draw a run's figures and its self-contained HTML page again, from its summary.
+
+    Any run: a sweep or simulation of a serving system or an AFD bundle, or a reproduced paper.
 
     Parameters
     ----------
     run
         Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
-    from reports.afd.figures import sweep_figures
-    from reports.afd.page import sweep_page
-    from reports.records.run_directory import read_run, write_text
+    from reports.records.run_directory import write_text
+    from twin.cli.drawing import draw
+    from workloads.errors import BadInput
+
+    manifest, summary = _read(run)
+    try:
+        figures, page = draw(summary, manifest)
+    except BadInput as error:
+        raise BadInput(error.expected, field=error.field, value=error.value, file=run / "summary.json") from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        lacking = f"the field {error}" if isinstance(error, KeyError) else f"other values ({error})"
+        expected = f"expected a whole document of schema {summary['schema']}, with {lacking}"
+        raise BadInput(expected, file=run / "summary.json") from None
+    for name, svg in figures.items():
+        write_text(run / "figures" / f"{name}.svg", svg)
+    print(write_text(run / "report.html", page))
+    return 0
+
+
+def _read(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and summary of a finished run."""
+    from reports.records.run_directory import read_run
     from workloads.errors import BadInput
 
     try:
@@ -24,13 +46,6 @@ def report(run: Path, /) -> int:
         reason = getattr(error, "strerror", None) or str(error)
         raise BadInput(f"expected a run folder: {reason}", file=run) from None
     if summary is None:
-        status = manifest.get("status", "unknown")
-        raise BadInput(
-            f"expected a finished run, this one is not ({status}); the command was: {manifest['command']}", file=run
-        )
-    document = summary.get("sweep", summary)
-    drawn = sweep_figures(document)
-    for name, svg in drawn.items():
-        write_text(run / "figures" / f"{name}.svg", svg)
-    print(write_text(run / "report.html", sweep_page(document, manifest, drawn)))
-    return 0
+        status, command = manifest.get("status", "unknown"), manifest.get("command", "not said")
+        raise BadInput(f"expected a finished run, this one is not ({status}); the command was: {command}", file=run)
+    return manifest, summary

@@ -44,8 +44,9 @@ def reproduce(
         Start anew even if an unfinished run is there.
     """
     from twin.cli.console import note, print_json, print_table, require_at_least
+    from twin.cli.drawing import illustrate
     from twin.cli.running import run_folder, run_points
-    from twin.cli.sweep import illustrate, load_figures
+    from twin.cli.sweep import load_figures
     from twin.reproductions import afd
     from workloads.errors import BadInput
 
@@ -83,13 +84,14 @@ def reproduce(
 def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:
     """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one to show it.
 
-    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer. SPEAR's
-    `reproduce` takes the trace first.
+    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer (the figures and
+    the page: `twin.cli.drawing`). SPEAR's `reproduce` takes the trace first.
     """
     from importlib import import_module
 
     from reports.records.run_directory import open_run
     from twin.cli.console import note, print_json, print_table
+    from twin.cli.drawing import illustrate
     from twin.cli.manifest import manifest
     from twin.sweeps.parallel import usable_cores
     from workloads.traces import read_trace
@@ -104,9 +106,8 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     try:
         document = made.reproduce(*lengths, jobs or usable_cores(), note)
         document["run"] = {"id": run.id, "directory": str(run.path)}
-        for name, svg in getattr(shown, f"{paper}_figures")(document).items():
-            run.write_text(f"figures/{name}.svg", svg)
         run.write_json("summary.json", document)
+        illustrate(document, run)
         run.set_status(True, "complete")
     except BaseException as error:
         run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -46,6 +46,7 @@ def sweep_serving(
 ) -> int:
     """`twin sweep` on a serving scenario: every configuration, each run on disk as soon as it is done."""
     from twin.cli.console import note, print_json, print_table, progress
+    from twin.cli.drawing import illustrate
     from twin.sweeps.parallel import usable_cores
 
     with serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
@@ -59,7 +60,7 @@ def sweep_serving(
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
         if figures:
-            illustrate_sweep(document, run)
+            illustrate(document, run)
         run.set_status(True, "complete")
     if as_json:
         print_json(document)
@@ -69,14 +70,3 @@ def sweep_serving(
         print_table(sweep_table(document))
     note(f"run folder: {run.path}")
     return 0
-
-
-def illustrate_sweep(document: dict[str, Any], run: RunDirectory) -> None:
-    """Figures and the HTML report, from the document alone."""
-    from reports.serving.figures import sweep_figures
-    from reports.serving.page import sweep_page
-
-    drawn = sweep_figures(document)
-    for name, svg in drawn.items():
-        run.write_text(f"figures/{name}.svg", svg)
-    run.write_text("report.html", sweep_page(document, run.manifest, drawn))

@@ -137,11 +137,7 @@ def _keep(document: dict[str, Any], first: Run | None, run: RunDirectory, *, fig
 
             write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
     if figures:
-        from reports.serving.figures import simulation_figures
-        from reports.serving.page import simulation_page
+        from twin.cli.drawing import illustrate
 
-        drawn = simulation_figures(document)
-        for name, svg in drawn.items():
-            run.write_text(f"figures/{name}.svg", svg)
-        run.write_text("report.html", simulation_page(document, run.manifest, drawn))
+        illustrate(document, run)
     run.write_json("summary.json", document)

@@ -78,6 +78,7 @@ def sweep(
         _refuse({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", scenario)
         systems = prepare_serving(content, scenario, configurations, trace, replications, draws)
         return sweep_serving(systems, scenario, runs, jobs, as_json=json, fresh=fresh, figures=not no_figures)
+    from twin.cli.drawing import illustrate
     from twin.cli.running import run_folder, run_points
     from twin.sweeps.ratio_sweep import prepare
 
@@ -107,17 +108,6 @@ def _refuse(given: dict[str, bool], kind: str, scenario: Path) -> None:
 def load_figures() -> None:
     """Import the drawing library, which takes a second, while the workers simulate."""
     import reports.afd.figures  # noqa: F401
-
-
-def illustrate(document: dict[str, Any], run: RunDirectory) -> None:
-    """Figures and the HTML report, from the document alone."""
-    from reports.afd.figures import sweep_figures
-    from reports.afd.page import sweep_page
-
-    drawn = sweep_figures(document)
-    for name, svg in drawn.items():
-        run.write_text(f"figures/{name}.svg", svg)
-    run.write_text("report.html", sweep_page(document, run.manifest, drawn))
 
 
 def _show(document: dict[str, Any], run: RunDirectory, as_json: bool) -> None:

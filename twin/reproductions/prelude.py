@@ -178,8 +178,8 @@ def _lifetime_claims(found: dict[str, Any]) -> list[Claim]:
         _claim("Table 1", "and no KV", "none after one forward",
                f"{one['judge_blocks_held']:.2f} of {shaped['judge_blocks_held']:.2f} blocks",
                one["judge_blocks_held"] < shaped["judge_blocks_held"],
-               f"in the mean, of {one['kv_blocks']:.0f}; what is left are prompts that were cut where a step had too"
-               " little room"),
+               f"in the mean, of {one['kv_blocks']:.0f}; only a prompt that no step holds whole would be cut and take"
+               " some"),
         *(
             _claim("section 3", f"the class gives chats more throughput than {other}", "more tokens/s",
                    f"{100 * low / before[other]:+.2f} to {100 * high / before[other]:+.2f} %", low > 0,

@@ -151,8 +151,8 @@ class EngineSpec(Strict):
         shared = self.model_dump(
             exclude={"kv_blocks", "kv_memory", "data_parallel", "async_scheduling", "chunking", "one_shot"}
         )
-        one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
         try:
+            one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             return EngineConfig(
                 kv_blocks=blocks, prefix_id_tokens=prefix_id_tokens or self.block_tokens, one_shot=one_shot, **shared
             )

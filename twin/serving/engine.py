@@ -133,9 +133,13 @@ class Engine:
         return sum(core.kv.free for core in self.cores)
 
     def release(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence that was submitted with `hold`; seen at the next boundary."""
+        """Free the blocks of a sequence submitted with `hold`: seen at the next boundary, or now if it sleeps."""
         self.core.release(sequence)
-        if self._steps > 1 and self.core.waiting:
+        if not self.core.waiting:
+            return
+        if self._alarm is None:
+            self._set_alarm(self._clock.now)
+        elif self._steps > 1:
             self._cut(self._clock.now, late=True)
 
     def fail(self) -> list[RequestRecord]:
@@ -194,6 +198,7 @@ class Engine:
             if not clock.pass_to(when, self._rank):
                 self._set_alarm(when)
                 return
+            self._alarm = None  # whatever was handed in meanwhile has been taken in
 
     def _take_in(self, now: float) -> None:
         for record, request, limit, computed, hold in self._inbox:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from schedulers.routing import Router
 from schedulers.sequence import Sequence
 from twin.clock import Clock
 from twin.serving.engine import Engine
-from twin.serving.link import Link
+from twin.serving.link import Link, Transfer
 from twin.serving.records import RequestRecord
 from workloads.request import Request
 
@@ -59,7 +60,9 @@ class System:
         self.clock, self.front, self.back, self.links = clock, front, back, links
         self.on_arrival: Callable[[], None] = lambda: None
         self.on_done: Callable[[RequestRecord], None] = lambda record: None
-        self._stranded: list[tuple[dict[str, Pool], RequestRecord]] = []
+        self._stranded: list[RequestRecord] = []
+        self._moving: dict[str, dict[Transfer, RequestRecord]] = {name: {} for name in links}
+        self._outages: Counter[str] = Counter()
         for pool in self.pools():
             for engine in pool.engines:
                 engine.on_finish = self._finished
@@ -84,15 +87,20 @@ class System:
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
         engine = self.front[record.request.model].choose()
         if engine is None:
-            self._stranded.append((self.front, record))
+            self._stranded.append(record)
         elif self.back and not record.request.one_shot:
             engine.submit(record, limit=1, hold=True, late=late)
         else:
             engine.submit(record, late=late)
 
     def fail(self, engine: Engine) -> None:
-        """An engine fails; what it had goes on elsewhere, with the tokens that it had already sent to its client."""
-        lost = engine.fail()
+        """An engine fails; what it had goes on elsewhere, with the tokens that it had already sent to its client.
+
+        Caches that it has not sent whole are lost with it, and their prompts are computed anew. It may fail again while
+        it is down: it is back when every outage is over.
+        """
+        self._outages[engine.name] += 1
+        lost = engine.fail() + self._lost_on_the_way(engine)
         for pool in self.pools():
             pool.refresh()
         for record in lost:
@@ -100,13 +108,24 @@ class System:
             self._resume(record)
 
     def recover(self, engine: Engine) -> None:
-        """An engine is back, empty."""
+        """An outage of an engine is over; after the last one it is back, empty."""
+        self._outages[engine.name] -= 1
+        if self._outages[engine.name]:
+            return
         engine.recover()
         for pool in self.pools():
             pool.refresh()
         stranded, self._stranded = self._stranded, []
-        for _, record in stranded:
+        for record in stranded:
             self._resume(record)
+
+    def _lost_on_the_way(self, engine: Engine) -> list[RequestRecord]:
+        """Requests whose caches were on their way from an engine that fails, as far as not all bytes have gone."""
+        if engine.name not in self.links:
+            return []
+        moving = self._moving[engine.name]
+        broken = self.links[engine.name].break_off(moving)
+        return [moving.pop(transfer) for transfer in list(moving) if transfer in broken]
 
     def _resume(self, record: RequestRecord) -> None:
         """Send a request, or what is missing of its answer, to an engine that is up: it computes all of it anew."""
@@ -117,7 +136,7 @@ class System:
         pools = self.back or self.front
         engine = pools[request.model].choose()
         if engine is None:
-            self._stranded.append((pools, record))
+            self._stranded.append(record)
             return
         rest = Request(
             request.id,
@@ -126,6 +145,8 @@ class System:
             request.max_tokens - record.delivered,
             request.model,
             request.prefix_blocks,
+            request.task,
+            request.priority,
         )
         engine.submit(record, rest)
 
@@ -134,7 +155,7 @@ class System:
 
     def _sender(self, engine: Engine) -> Callable[[RequestRecord, Sequence], None]:
         """What happens when a prompt is computed on a prefill engine: its cache moves to a decode engine."""
-        link = self.links[engine.name]
+        link, moving = self.links[engine.name], self._moving[engine.name]
 
         def finished(record: RequestRecord, sequence: Sequence) -> None:
             request = record.request
@@ -145,15 +166,17 @@ class System:
             record.delivered, core = 0, engine.core
 
             def arrived() -> None:
+                del moving[transfer]
                 if engine.core is core:  # it has not failed meanwhile
                     engine.release(sequence)
                 target = self.back[request.model].choose()
                 if target is None:
                     record.delivered = 1
-                    self._stranded.append((self.back, record))
+                    self._stranded.append(record)
                 else:
                     target.submit(record, computed=True, late=True)
 
-            link.send(request.prompt_tokens, arrived)
+            transfer = link.send(request.prompt_tokens, arrived)
+            moving[transfer] = record
 
         return finished

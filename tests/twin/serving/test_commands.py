@@ -91,6 +91,7 @@ def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.Cap
         ("step_time.source=guess", "step_time"),
         ("system.layout=pile", "system"),
         ("engine.order=lifo", "engine.order"),
+        ("engine.one_shot={activation_bytes: 1, bytes_per_token: 2}", "one_shot.activation_bytes"),
         ("workload.trace.path=none.csv", "workload"),
     ],
 )

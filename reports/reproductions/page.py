@@ -1,0 +1,24 @@
+"""The self-contained HTML page of a reproduced paper: its figures, its tables as a terminal shows them, its making."""
+
+from __future__ import annotations
+
+import io
+from html import escape
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from reports.serving.page import drawn_figures, whole_page
+
+WIDTH = 200
+"""Characters a line of the tables: what `twin reproduce` prints where it is not told how wide a terminal is."""
+
+
+def reproduction_page(paper: str, tables: RenderableType, manifest: dict[str, Any], figures: dict[str, str]) -> str:
+    """The whole page as one text; figures are inlined SVG."""
+    title = f"The {paper} paper: printed, and computed again"
+    text = io.StringIO()
+    Console(file=text, width=WIDTH, color_system=None).print(tables)
+    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    body = [f"<h1>{escape(title)}</h1>", *drawn_figures(figures), f"<pre>{escape(lines)}</pre>"]
+    return whole_page(title, body, manifest)

@@ -1,0 +1,98 @@
+"""Trace events are what Perfetto and chrome://tracing read: slices that lie end to end, spans that close, counters."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.serving.trace_events import trace_events, write_trace_events
+
+
+@dataclass
+class Log:
+    """Six steps: a mixed one, two that were passed over, a one-shot one after a pause, and two more passed over."""
+
+    name: str = "engine-0"
+    ends: list[float] = field(default_factory=lambda: [0.5, 0.6, 0.7, 1.25, 1.35, 1.45])
+    index: list[int] = field(default_factory=lambda: [0, 3])
+    starts: list[float] = field(default_factory=lambda: [0.25, 1.0])
+    prefill_tokens: list[int] = field(default_factory=lambda: [64, 30])
+    kinds: list[int] = field(default_factory=lambda: [1, 2])
+    changes: list[float] = field(default_factory=lambda: [0.5, 2.0, 1.0, 90.0, 1.25, 3.0, 0.0, 80.0])
+
+
+@dataclass
+class Requests:
+    id: tuple[int, ...] = (7, 9)
+    arrival: tuple[float, ...] = (0.0, 0.2)
+    first_token: tuple[float, ...] = (0.5, 1.25)
+    last_token: tuple[float, ...] = (1.45, 1.25)
+
+
+def events(ph: str, logs: list[Log] | None = None) -> list[dict[str, Any]]:
+    return [event for event in trace_events(logs or [Log()], Requests()) if event["ph"] == ph]
+
+
+def test_every_step_is_in_one_slice() -> None:
+    slices = events("X")
+    assert [event["name"] for event in slices] == ["mixed", "decode ×2", "one-shot", "decode ×2"]
+    times = [(event["ts"], event["ts"] + event["dur"]) for event in slices]
+    assert times == [pytest.approx(each) for each in [(0.25e6, 0.5e6), (0.5e6, 0.7e6), (1e6, 1.25e6), (1.25e6, 1.45e6)]]
+    assert [event["args"] for event in slices] == [{"prompt tokens": 64}, {}, {"prompt tokens": 30}, {}]
+    assert {(event["pid"], event["tid"]) for event in slices} == {(1, 1)}
+
+
+def test_a_log_without_steps_has_no_slices() -> None:
+    assert events("X", [Log(ends=[], index=[], starts=[], prefill_tokens=[], kinds=[], changes=[])]) == []
+
+
+def test_every_span_of_a_request_closes_after_it_opens() -> None:
+    opened = {(event["id"], event["name"]): event["ts"] for event in events("b")}
+    closed = {(event["id"], event["name"]): event["ts"] for event in events("e")}
+    assert len(opened) == len(events("b")) == len(closed) == 4
+    assert opened == {
+        (7, "to first token"): 0.0, (7, "decode"): 0.5e6, (9, "to first token"): 0.2e6, (9, "decode"): 1.25e6,
+    }  # fmt: skip
+    assert closed == {
+        (7, "to first token"): 0.5e6, (7, "decode"): 1.45e6, (9, "to first token"): 1.25e6, (9, "decode"): 1.25e6,
+    }  # fmt: skip
+    assert {(event["cat"], event["pid"]) for event in [*events("b"), *events("e")]} == {("request", 0)}
+
+
+def test_counters_tell_what_changed() -> None:
+    assert [(event["name"], event["ts"], event["args"]) for event in events("C")] == [
+        ("requests", 0.5e6, {"running": 2.0, "waiting": 1.0}),
+        ("free blocks", 0.5e6, {"free": 90.0}),
+        ("requests", 1.25e6, {"running": 3.0, "waiting": 0.0}),
+        ("free blocks", 1.25e6, {"free": 80.0}),
+    ]
+
+
+def test_every_engine_is_a_process_with_its_name() -> None:
+    logs = [Log(), Log(name="engine-1")]
+    assert {event["pid"]: event["args"]["name"] for event in events("M", logs)} == {
+        0: "requests", 1: "engine-0", 2: "engine-1",
+    }  # fmt: skip
+    assert len(events("X", logs)) == 8
+
+
+def test_the_file_is_one_json_array_of_events_that_a_viewer_accepts(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json.gz"
+    write_trace_events(file, [Log()], Requests())
+    written = json.loads(gzip.decompress(file.read_bytes()))
+    assert written == list(trace_events([Log()], Requests()))
+    for event in written:
+        assert {"ph", "pid", "name"} <= event.keys()
+        assert event["ph"] == "M" or event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="none"):
+        write_trace_events(tmp_path / "none" / "trace.json.gz", [Log()], Requests())

@@ -1,0 +1,240 @@
+"""A plant for property tests: it drives one `EngineCore` through a story and checks each step against the contract.
+
+It keeps books of its own: what every request has cached, how many tokens it was given, and how it ended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from schedulers.batches import Batch, DecodeBatch, MixedBatch, OneShotBatch
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import FINISHED, Sequence
+from tests.schedulers.stories import told
+from workloads.request import Request
+
+NEVER = 10**6
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request and what becomes of it. It comes at clock `at`; `stop` output tokens end it before its limit.
+
+    `way`: "here" from prompt to answer; "sent": its prompt only, the blocks kept for `kept` turns of the clock;
+    "received": its answer only, the cache comes with it. `abort`: turns after `at`, None for never; `in_flight`:
+    between the begin and the end of a step.
+    """
+
+    at: int
+    prompt: int
+    limit: int
+    ids: tuple[int, ...] = ()
+    stop: int = NEVER
+    abort: int | None = None
+    in_flight: bool = False
+    way: str = "here"
+    kept: int = 0
+    task: str = "generate"
+    model: str = "a"
+    priority: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that it ends with."""
+        return min(1 if self.way == "sent" else max(self.limit, 1), max(self.stop, 1 + (self.way == "received")))
+
+
+class Plant:
+    """One run. `depth` steps may be begun and not ended.
+
+    `leaps`: quiet steps are advanced at once instead of being begun. `forgetful`: the core looks at whoever waits in
+    every step, as if it did not know that they lack blocks.
+
+    Attributes:
+        ends: how each request ended, and with how many tokens. steps: every step told, by the clock, leaps told too.
+    """
+
+    def __init__(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, depth: int, *, leaps: bool = False,
+        forgetful: bool = False,
+    ) -> None:  # fmt: skip
+        self.core, self.config, self.chunks = EngineCore(config, chunks), config, chunks
+        self.depth, self.leaps, self.forgetful = depth, leaps, forgetful
+        self.ends: dict[int, tuple[str, int]] = {}
+        self.steps: list[str] = []
+        self.visits: list[Visit] = []
+        self.cached: dict[int, int] = {}
+        self.given: Counter[int] = Counter()
+        self.first: list[int] = []  # in the order of their first steps
+        self.in_flight: deque[Batch] = deque()
+        self.releases: list[tuple[int, Sequence]] = []
+        self.quiet: tuple[int, tuple[Sequence, ...]] = (0, ())  # steps that were promised, and with whom
+
+    def run(self, visits: list[Visit]) -> Plant:
+        """Play the story to its end: everybody has ended, and every block is free."""
+        self.visits = visits
+        clock, last = 0, max(visit.at for visit in visits)
+        most = last + 200 + 20 * sum(visit.prompt + visit.limit + visit.kept for visit in visits)
+        while self.core.sequences or self.releases or self.in_flight or clock <= last:
+            self._events(clock)
+            clock += self._leap(clock) or self._turn(clock)
+            assert clock < most, f"somebody starves: {list(self.core.sequences.values())}"
+        assert sorted(self.ends) == list(range(len(visits)))
+        assert self.core.kv.free == self.config.kv_blocks
+        assert self.core.load == 0
+        return self
+
+    # -- what the story does -----------------------------------------------------------------------------------------
+
+    def _events(self, clock: int) -> None:
+        for when, sequence in [entry for entry in self.releases if entry[0] <= clock]:
+            self.releases.remove((when, sequence))
+            self.core.release(sequence)
+            self._disturb()
+        for id, visit in enumerate(self.visits):
+            if visit.at == clock:
+                self._submit(id, visit)
+        self._aborts(clock, in_flight=False)
+
+    def _submit(self, id: int, visit: Visit) -> None:
+        request = Request(id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority)
+        sent = visit.way == "sent"
+        received = visit.way == "received"
+        try:
+            self.core.submit(request, 0.0, limit=1 if sent else None, hold=sent, computed=received)
+        except ValueError as error:
+            assert "KV blocks" in str(error)
+            self._end(id, "rejected")
+            return
+        self.given[id] = int(received)
+        if received:
+            self.cached[id] = visit.prompt
+        self._disturb()
+
+    def _aborts(self, clock: int, *, in_flight: bool) -> None:
+        for id, visit in enumerate(self.visits):
+            due = visit.abort is not None and visit.at + visit.abort == clock and visit.in_flight == in_flight
+            if due and id in self.core.sequences:
+                assert self.core.abort(id, 0.0) is not None
+                assert self.core.abort(id, 0.0) is None
+                self._end(id, "aborted")
+                self._disturb()
+
+    def _end(self, id: int, how: str) -> None:
+        assert id not in self.ends, f"request {id} ended before: {self.ends[id]}"
+        self.ends[id] = how, self.given[id]
+
+    def _disturb(self) -> None:
+        self.quiet = 0, ()
+        self.core.check_integrity()
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, clock: int) -> int:
+        """Begin a step, and end the oldest if the pipeline is full."""
+        core = self.core
+        if self.forgetful:
+            core._stalled = False
+        promised, members = self.quiet
+        if core.quiet_steps() > promised:
+            promised, members = core.quiet_steps(), tuple(core.cohort.members)
+        batch = core.begin_step(0.0)
+        core.check_integrity()
+        self.steps.append(f"{clock}: {told(batch)}")
+        if promised:
+            assert isinstance(batch, DecodeBatch)
+            assert (batch.decodes, batch.chunks, batch.ending, batch.arrived) == (members, [], [], ())
+        self.quiet = max(promised - 1, 0), members
+        if batch is not None:
+            self._check(batch)
+            self.in_flight.append(batch)
+        self._aborts(clock, in_flight=True)
+        if len(self.in_flight) == self.depth or (self.in_flight and batch is None):
+            self._finish(self.in_flight.popleft(), clock)
+        return 1
+
+    def _finish(self, batch: Batch, clock: int) -> None:
+        stopped: list[Sequence] = []
+        for sequence in [*batch.decodes, *(chunk.sequence for chunk in batch.chunks if chunk.last)]:
+            id = sequence.request.id
+            if sequence.state != FINISHED:
+                self.given[id] += 1
+                if self.given[id] == self.visits[id].tokens:
+                    stopped.append(sequence)
+        finished = self.core.end_step(batch, stopped, 0.0)
+        assert {sequence.request.id for sequence in finished} == {sequence.request.id for sequence in stopped}
+        for sequence in finished:
+            id = sequence.request.id
+            self._end(id, "finished")
+            assert sequence.generated == self.given[id] == self.visits[id].tokens
+            if sequence.hold:
+                self.releases.append((clock + 1 + self.visits[id].kept, sequence))
+        if finished or batch.chunks or batch.arrived:
+            self._disturb()
+
+    def _leap(self, clock: int) -> int:
+        """Take quiet steps at once, as far as the story leaves the engine alone; how many, 0 where it has to walk."""
+        core = self.core
+        if not self.leaps or self.in_flight:
+            return 0
+        dates = [visit.at for visit in self.visits] + [when for when, _ in self.releases]
+        dates += [visit.at + visit.abort for visit in self.visits if visit.abort is not None]
+        members = list(core.cohort.members)
+        left = [self.visits[each.request.id].tokens - self.given[each.request.id] - 1 for each in members]
+        steps = min([core.quiet_steps(), *left, *(date - clock for date in dates if date > clock)])
+        if steps < 2 or any(date == clock for date in dates):  # whatever happens at this instant may be in flight
+            return 0
+        core.advance(steps)
+        self.quiet = max(self.quiet[0] - steps, 0), self.quiet[1]
+        core.check_integrity()
+        self.steps += [
+            f"{clock + i}: decode | {' '.join(str(each.request.id) for each in members)}" for i in range(steps)
+        ]
+        for each in members:
+            self.given[each.request.id] += steps
+        return steps
+
+    # -- what a step must be -----------------------------------------------------------------------------------------
+
+    def _check(self, batch: Batch) -> None:
+        config, decodes = self.config, len(batch.decodes)
+        alone = config.max_num_batched_tokens - decodes
+        if self.chunks is not None:
+            alone = min(alone, self.chunks.allowance(decodes))
+        assert batch.tokens <= config.max_num_batched_tokens
+        assert not batch.chunks or batch.prefill_tokens <= alone
+        assert decodes <= config.max_num_seqs
+        everybody = [*batch.decodes, *(chunk.sequence for chunk in batch.chunks)]
+        assert len(set(everybody)) == len(everybody), "twice in one step"
+        one_shot = [chunk for chunk in batch.chunks if chunk.sequence.one_shot]
+        kind = MixedBatch if batch.chunks else DecodeBatch
+        assert type(batch) is (OneShotBatch if one_shot and len(one_shot) == len(everybody) else kind)
+        self._check_chunks(batch)
+        if config.one_shot is not None:
+            most = config.one_shot.most_tokens()
+            assert sum(chunk.tokens for chunk in one_shot) <= most
+            assert len(one_shot) <= config.one_shot.sequences
+            assert len({(chunk.sequence.request.model, chunk.sequence.request.task) for chunk in one_shot}) <= 1
+            for chunk in one_shot:  # cut only where no step could take it whole
+                fresh = chunk.context == chunk.sequence.cached
+                assert not fresh or chunk.last or chunk.sequence.goal - chunk.context > min(most, alone)
+
+    def _check_chunks(self, batch: Batch) -> None:
+        for sequence in batch.decodes:
+            id = sequence.request.id
+            assert self.cached[id] >= self.visits[id].prompt
+            self.cached[id] += 1
+        for chunk in batch.chunks:
+            id, sequence = chunk.sequence.request.id, chunk.sequence
+            if chunk.context == sequence.cached:  # begun, or begun again after it lost its cache
+                assert self.config.prefix_caching or not chunk.context
+            else:
+                assert chunk.context == self.cached[id]
+            assert chunk.tokens > 0
+            assert chunk.last == (chunk.context + chunk.tokens == sequence.goal)
+            self.cached[id] = chunk.context + chunk.tokens
+            if id not in self.first:
+                self.first.append(id)

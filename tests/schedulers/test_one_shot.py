@@ -1,0 +1,113 @@
+"""One-shot work beside chats (Prelude 3): one forward pass where a step can hold it, within budgets of its own."""
+
+from __future__ import annotations
+
+from schedulers.chunking import StaticChunks
+from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.engine_core import EngineCore
+from tests.schedulers.stories import chat, judge, step, steps
+
+
+def core(
+    rows: int = 64, budget: OneShotBudget | None = None, blocks: int = 100, policy: int | None = None
+) -> EngineCore:
+    config = EngineConfig(
+        kv_blocks=blocks, block_tokens=4, max_num_batched_tokens=rows, max_num_seqs=4, prefix_id_tokens=4,
+        one_shot=budget or OneShotBudget(tokens=64, sequences=8),
+    )  # fmt: skip
+    return EngineCore(config, None if policy is None else StaticChunks(policy))
+
+
+def submit(engine: EngineCore, *requests: object) -> None:
+    for request in requests:
+        engine.submit(request, 0.0)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_the_next_step_holds_whole_waits_for_it() -> None:
+    """The chat leaves 34 of 64 rows, the judge wants 40: cut, it would take two passes and KV blocks."""
+    engine = core()
+    submit(engine, chat(0, 30, 2), judge(1, 40))
+    assert step(engine) == "mixed 0:0+30!"
+    assert engine.kv.free == 100 - 8
+    assert step(engine) == "mixed 1:0+40! | 0"
+
+
+def test_a_prompt_under_way_is_no_reason_to_cut_either() -> None:
+    """The chat's last 6 tokens leave 58 rows to a judge of 60."""
+    engine = core()
+    submit(engine, chat(0, 70, 2), judge(1, 60))
+    assert steps(engine) == ["mixed 0:0+64", "mixed 0:64+6!", "mixed 1:0+60! | 0"]
+
+
+def test_other_one_shot_work_ahead_is_no_reason_either() -> None:
+    engine = core()
+    submit(engine, chat(0, 10, 2), judge(1, 30), judge(2, 30))
+    assert steps(engine) == ["mixed 0:0+10! 1:0+30!", "mixed 2:0+30! | 0"]
+
+
+def test_nobody_behind_takes_the_room_of_the_step_that_it_waits_for() -> None:
+    """Chat 2 could begin in the 34 rows that are left, and its other 66 tokens would come first in the next step."""
+    engine = core()
+    submit(engine, chat(0, 30, 3), judge(1, 60), chat(2, 100, 2), chat(3, 20, 2))
+    assert step(engine) == "mixed 0:0+30!"
+    assert step(engine) == "mixed 1:0+60! 2:0+3 | 0"
+    assert steps(engine) == ["mixed 2:3+63 | 0", "mixed 2:66+34! 3:0+20!", "decode | 2 3"]
+
+
+def test_whoever_behind_leaves_nothing_for_the_next_step_may_go() -> None:
+    engine = core()
+    submit(engine, chat(0, 30, 3), judge(1, 60), chat(2, 34, 2))
+    assert step(engine) == "mixed 0:0+30! 2:0+34!"
+    assert step(engine) == "mixed 1:0+60! | 0 2"
+
+
+def test_a_prompt_that_no_step_holds_is_cut_at_once_and_gets_its_blocks() -> None:
+    engine = core()
+    submit(engine, chat(0, 30, 4), judge(1, 70))
+    assert step(engine) == "mixed 0:0+30! 1:0+34"
+    assert engine.kv.free == 100 - 8 - 9
+    assert step(engine) == "mixed 1:34+36! | 0"
+    assert (list(engine.visiting), engine.kv.free) == ([], 100 - 8)
+
+
+def test_what_decodes_take_they_take_of_every_step() -> None:
+    """Beside one decode no step holds 64: it is cut rather than kept until the chats have ended."""
+    engine = core()
+    submit(engine, chat(0, 4, 4))
+    assert step(engine) == "mixed 0:0+4!"
+    submit(engine, judge(1, 64))
+    assert steps(engine) == ["mixed 1:0+63 | 0", "mixed 1:63+1! | 0", "decode | 0"]
+
+
+def test_a_chunk_policy_s_allowance_is_a_step_s_room() -> None:
+    engine = core(policy=20)
+    submit(engine, chat(0, 8, 3), judge(1, 18), judge(2, 30))
+    assert step(engine) == "mixed 0:0+8!"
+    assert steps(engine) == ["mixed 1:0+18! 2:0+1 | 0", "mixed 2:1+19 | 0", "one-shot 2:20+10!"]
+
+
+def test_what_is_cut_stays_within_the_class_s_tokens() -> None:
+    """A step has 64 rows, but one-shot work may take 16 of them: activation memory for 16."""
+    engine = core(budget=OneShotBudget(tokens=64, activation_bytes=33.0, bytes_per_token=2.0))
+    submit(engine, judge(0, 40))
+    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+16", "one-shot 0:32+8!"]
+
+
+def test_what_is_cut_counts_in_the_class_s_budgets_of_every_step() -> None:
+    """Its second chunk takes 8 of 16 tokens and one of two places: judge 1 fits, judge 2 would be a third."""
+    engine = core(budget=OneShotBudget(tokens=16, sequences=2))
+    submit(engine, judge(0, 24), judge(1, 4), judge(2, 4))
+    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+8! 1:0+4!", "one-shot 2:0+4!"]
+
+
+def test_what_is_cut_is_of_the_step_s_kind() -> None:
+    """Judge 1 has another output head than judge 0, which is under way; judge 2 has the same and goes ahead."""
+    engine = core(budget=OneShotBudget(tokens=16, sequences=8))
+    submit(engine, judge(0, 24), judge(1, 4, task="embed"), judge(2, 4))
+    assert steps(engine) == ["one-shot 0:0+16", "one-shot 0:16+8! 2:0+4!", "one-shot 1:0+4!"]
+
+
+def test_a_full_class_does_not_hold_up_chats() -> None:
+    engine = core(budget=OneShotBudget(tokens=64, sequences=1))
+    submit(engine, judge(0, 4), judge(1, 4), chat(2, 100, 2))
+    assert steps(engine) == ["mixed 0:0+4! 2:0+60", "mixed 2:60+40! 1:0+4!", "decode | 2"]

@@ -1,0 +1,170 @@
+"""Engines that fail, whenever it may be: every request is answered once and whole, and no block is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.twin.serving.scenarios import records, run, scenario
+
+SLOW = {"bandwidth": 32 * 1000.0, "latency": 0.25, "bytes_per_token": 1000.0}  # a second for 32 tokens
+COLOCATED = ["engine-0", "engine-1"]
+APART = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+
+
+def outages(engines: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(
+        st.fixed_dictionaries(
+            {
+                "engine": st.sampled_from(engines),
+                "at": st.floats(0.0, 3.0),
+                "duration": st.sampled_from([1e-6, 0.01, 0.3, 2.0]),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+
+
+def check(document: dict[str, Any]) -> None:
+    """`simulate` itself checks that blocks are free; what is left is that nobody is lost, or answered twice."""
+    failing, calm = run(document), records(run({**document, "failures": []}))
+    found = records(failing)
+    assert found["id"] == list(range(len(found["id"]))) == calm["id"]
+    assert found["output_tokens"] == calm["output_tokens"]
+    for arrival, first, last in zip(found["arrival"], found["first_token"], found["last_token"], strict=True):
+        assert arrival < first <= last
+    for engine in failing.engines:
+        assert engine.load == 0
+        assert not engine.failed
+        for core in engine.cores:
+            assert core.held == {}
+    assert records(run({**document, "fast_forward": False})) == found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    outages(APART),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([2e4, 2e5, 1e9]),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([20, 60, 400]),
+    st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)
+def test_prefill_and_decode_engines_that_fail(
+    failures: list[dict[str, Any]],
+    asynchronous: bool,
+    shared: bool,
+    bandwidth: float,
+    latency: float,
+    blocks: int,
+    order: str,
+    one_shot: bool,
+) -> None:
+    link = {"bandwidth": bandwidth, "latency": latency, "bytes_per_token": 100.0, "shared": shared}
+    check(
+        scenario(
+            workload={"requests": 40, "decode": {"distribution": "uniform", "low": 1, "high": 40}},
+            engine={
+                "kv_blocks": blocks, "async_scheduling": asynchronous, "order": order,
+                "one_shot": {"tokens": 64} if one_shot else None,
+            },
+            system={"layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2, "link": link},
+            failures=failures,
+        )
+    )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(outages(COLOCATED), st.booleans(), st.sampled_from([20, 400]))
+def test_colocated_engines_that_fail(failures: list[dict[str, Any]], asynchronous: bool, blocks: int) -> None:
+    check(
+        scenario(
+            workload={"requests": 40, "decode": {"distribution": "uniform", "low": 1, "high": 40}},
+            engine={"kv_blocks": blocks, "async_scheduling": asynchronous},
+            system={"layout": "colocated", "replicas": 2},
+            failures=failures,
+        )
+    )
+
+
+# -- by hand -----------------------------------------------------------------------------------------------------------
+
+
+def one_request(failures: list[dict[str, Any]], **system: Any) -> tuple[dict[str, list[Any]], Any]:
+    """Prompt 32, answer 5, at 1.0: the prompt takes a step of 0.125 s, its cache 1 s and 0.25 s of latency, and each of
+    four further tokens a step."""
+    result = run(
+        scenario(
+            workload={
+                "requests": 1,
+                "prefill": {"distribution": "fixed", "mean": 32},
+                "decode": {"distribution": "fixed", "mean": 5},
+                "arrivals": {"process": "deterministic", "rate": 1.0},
+            },
+            step_time={"overhead": 0.125, "per_token": 0.0, "per_kv_token": 0.0},
+            system={
+                "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 1, "link": SLOW, **system
+            },
+            failures=failures,
+        )
+    )  # fmt: skip
+    table = {name: values.tolist() for name, values in result.columns.table().items()}
+    start = table["arrival"][0]
+    times = {name: [each - start for each in table[name]] for name in ("first_token", "last_token")}
+    return table | times, result
+
+
+def failure(start: float, engine: str, at: float, duration: float) -> dict[str, Any]:
+    return {"engine": engine, "at": start + at, "duration": duration}
+
+
+START = 1.0
+"""When the only request comes."""
+
+
+def test_nothing_fails() -> None:
+    table, _ = one_request([])
+    assert table["arrival"] == [START]
+    assert (table["first_token"], table["last_token"]) == ([0.125], [0.125 + 1.25 + 4 * 0.125])
+    assert (table["attempts"], table["output_tokens"]) == ([0], [5])
+
+
+def test_a_cache_on_its_way_is_lost_with_its_engine_and_computed_elsewhere() -> None:
+    """Half of the cache has gone at 0.625. The other prefill engine computes the prompt until 0.75 and sends it all."""
+    table, result = one_request([failure(START, "prefill-0", 0.625, 0.5)])
+    assert (table["first_token"], table["last_token"]) == ([0.125], [0.75 + 1.25 + 4 * 0.125])
+    assert (table["attempts"], table["output_tokens"], table["replica"]) == ([1], [5], ["decode-0"])
+    assert {name: (link.moved, link.sent) for name, link in result.links.items()} == {
+        "prefill-0": (16_000.0, 0), "prefill-1": (32_000.0, 1),
+    }  # fmt: skip
+
+
+def test_a_cache_that_has_gone_arrives_although_its_engine_fails() -> None:
+    table, _ = one_request([failure(START, "prefill-0", 1.25, 5.0)])
+    assert (table["last_token"], table["attempts"]) == ([1.875], [0])
+
+
+def test_without_another_prefill_engine_it_waits_for_this_one() -> None:
+    table, _ = one_request([failure(START, "prefill-0", 0.625, 0.5)], prefill_replicas=1)
+    assert (table["last_token"], table["attempts"]) == ([1.125 + 0.125 + 1.25 + 0.5], [1])
+
+
+def test_an_engine_is_back_when_its_last_outage_is_over() -> None:
+    """The second outage ends at 0.875 within the first, which lasts until 1.125."""
+    both = [failure(START, "prefill-0", 0.625, 0.5), failure(START, "prefill-0", 0.75, 0.125)]
+    table, _ = one_request(both, prefill_replicas=1)
+    assert (table["last_token"], table["attempts"]) == ([1.125 + 0.125 + 1.25 + 0.5], [1])
+
+
+@pytest.mark.parametrize("at", [1.375, 1.4375, 1.5])
+def test_a_decode_engine_that_fails_has_its_answers_computed_anew(at: float) -> None:
+    """Decoding began at 1.375. At 1.5 the second token has come or is lost with its step: it ends at that instant."""
+    table, _ = one_request([failure(START, "decode-0", at, 1.0)])
+    assert table["output_tokens"] == [5]
+    assert table["attempts"] == [1 if at > 1.375 else 0]

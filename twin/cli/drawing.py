@@ -1,0 +1,71 @@
+"""What a finished run looks like: its figures and its page, from its document alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+
+Document = dict[str, Any]
+
+REPRODUCTION = "twin.reproduction-"
+"""Documents of reproduced serving papers: `twin.reproduction-<paper>/1`, shown by `reports.reproductions.<paper>`."""
+
+
+def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
+    """Figures by name, each an SVG text, and the HTML page that holds them.
+
+    Raises:
+        BadInput: a document that no command of this version writes. KeyError: one that lacks a field.
+    """
+    schema = document.get("schema")
+    match schema:
+        case "twin.sweep/1" | "twin.reproduction/1":
+            from reports.afd import figures, page
+
+            sweep = document.get("sweep", document)
+            drawn = figures.sweep_figures(sweep)
+            return drawn, page.sweep_page(sweep, manifest, drawn)
+        case "twin.simulation/1":
+            from reports.serving import figures as serving_figures
+            from reports.serving import page as serving_page
+
+            drawn = serving_figures.simulation_figures(document)
+            return drawn, serving_page.simulation_page(document, manifest, drawn)
+        case "twin.serving-sweep/1":
+            from reports.serving import figures as serving_figures
+            from reports.serving import page as serving_page
+
+            drawn = serving_figures.sweep_figures(document)
+            return drawn, serving_page.sweep_page(document, manifest, drawn)
+    paper = _paper(schema)
+    if paper is None:
+        expected = "expected the schema of a run: a sweep, a simulation or a reproduction of this version"
+        raise BadInput(expected, field="schema", value=schema)
+    from reports.reproductions.page import reproduction_page
+
+    shown = import_module(f"reports.reproductions.{paper}")
+    drawn = getattr(shown, f"{paper}_figures")(document)
+    return drawn, reproduction_page(paper, getattr(shown, f"{paper}_table")(document), manifest, drawn)
+
+
+def illustrate(document: Document, run: RunDirectory) -> None:
+    """Write figures and page into the run's folder."""
+    figures, page = draw(document, run.manifest)
+    for name, svg in figures.items():
+        run.write_text(f"figures/{name}.svg", svg)
+    run.write_text("report.html", page)
+
+
+def _paper(schema: object) -> str | None:
+    """The reproduced paper that a schema names, if this version can show it."""
+    if not isinstance(schema, str) or not (schema.startswith(REPRODUCTION) and schema.endswith("/1")):
+        return None
+    paper = schema[len(REPRODUCTION) : -len("/1")]
+    known = paper.isalpha() and paper != "page" and find_spec(f"reports.reproductions.{paper}") is not None
+    return paper if known else None
