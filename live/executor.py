@@ -92,7 +92,6 @@ class Executor:
             chunk_tables=self._send(tables),
             chunk_starts=self._send(starts),
             chunk_contexts=self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32)),
-            longest_chunk=max((chunk.tokens for chunk in batch.chunks), default=0),
         )
 
     def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:

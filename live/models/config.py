@@ -8,22 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from kernels.rope_kv_write import Llama3Scaling
 from kernels.shapes import Shape
 from workloads.errors import BadInput
 
 Family: TypeAlias = Literal["llama", "qwen3", "qwen3_moe"]
 
 MOST_POSITIONS = 1 << 20
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Rotary frequencies stretched for long contexts, as Llama 3.1 has them (`rope_type: llama3`)."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
 
 
 @dataclass(frozen=True)
@@ -179,9 +170,9 @@ def _scaling(rope: _Fields) -> Llama3Scaling | None:
         raise rope.fault("rope_type", kind, "expected default or llama3")
     return Llama3Scaling(
         factor=rope.number("factor"),
-        low_frequency_factor=rope.number("low_freq_factor"),
-        high_frequency_factor=rope.number("high_freq_factor"),
-        original_positions=rope.count("original_max_position_embeddings"),
+        low=rope.number("low_freq_factor"),
+        high=rope.number("high_freq_factor"),
+        original=rope.count("original_max_position_embeddings"),
     )
 
 

@@ -6,7 +6,6 @@ layers see them together; attention sees decodes and chunks apart.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import torch
 from torch.nn.functional import embedding, linear
 
 from kernels.decode_attention import decode_attention
+from kernels.expert_gemm import expert_mlp, route
 from kernels.prefill_attention import prefill_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write, rope_table
@@ -31,7 +31,7 @@ class Inputs:
             block size + offset, or -1 for a row that is only there to fill up.
         decode_tables: (d, blocks) int32. decode_lengths: (d,) int32, cached tokens with the new one.
         chunk_tables: (c, blocks) int32. chunk_starts: (c + 1,) int32, counted from row d.
-        chunk_contexts: (c,) int32, tokens cached before the chunk. longest_chunk: rows of the longest.
+        chunk_contexts: (c,) int32, tokens cached before the chunk.
     """
 
     tokens: torch.Tensor
@@ -42,12 +42,16 @@ class Inputs:
     chunk_tables: torch.Tensor
     chunk_starts: torch.Tensor
     chunk_contexts: torch.Tensor
-    longest_chunk: int
 
     @property
     def decodes(self) -> int:
         """d."""
         return self.decode_lengths.shape[0]
+
+    @property
+    def chunks(self) -> int:
+        """c."""
+        return self.chunk_contexts.shape[0]
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,16 @@ class Decoder:
     """A model with its weights.
 
     Attributes:
-        config, weights: as they were given. rope: (positions, head_dim / 2, 2) or as `rope_kv_write` wants it.
+        config, weights: as they were given.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
         shape = config.shape
         self._scale = 1 / math.sqrt(shape.head_dim)
-        stretch = None if config.scaling is None else dataclasses.astuple(config.scaling)
-        self._rope = rope_table(config.positions, shape.head_dim, shape.rope_theta, stretch).to(weights.norm.device)
+        self._cos, self._sin = rope_table(
+            shape.head_dim, config.positions, shape.rope_theta, config.scaling, device=weights.norm.device
+        )
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
         """(n, hidden): the last layer's output before the final norm. Writes the rows' keys and values."""
@@ -109,25 +114,18 @@ class Decoder:
     ) -> torch.Tensor:
         shape, d = self.config.shape, inputs.decodes
         q = rope_kv_write(
-            linear(x, layer.qkv), inputs.positions, inputs.slots, self._rope, keys, values,
-            heads=shape.heads, q_norm=layer.q_norm, k_norm=layer.k_norm, epsilon=shape.epsilon,
+            linear(x, layer.qkv), inputs.positions, inputs.slots, self._cos, self._sin, keys, values,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, epsilon=shape.epsilon,
         )  # fmt: skip
         parts = []
         if d:
             parts.append(
                 decode_attention(q[:d], keys, values, inputs.decode_tables, inputs.decode_lengths, self._scale)
             )
-        if inputs.longest_chunk:
+        if inputs.chunks:
             parts.append(
                 prefill_attention(
-                    q[d:],
-                    keys,
-                    values,
-                    inputs.chunk_tables,
-                    inputs.chunk_starts,
-                    inputs.chunk_contexts,
-                    self._scale,
-                    longest=inputs.longest_chunk,
+                    q[d:], keys, values, inputs.chunk_tables, inputs.chunk_starts, inputs.chunk_contexts, self._scale
                 )
             )
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -136,10 +134,7 @@ class Decoder:
     def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         ffn = layer.ffn
         if isinstance(ffn, Experts):
-            from kernels.expert_gemm import expert_ffn
-
-            return expert_ffn(
-                x, ffn.router, ffn.gate_up, ffn.down, self.config.shape.experts_per_token,
-                renormalise=self.config.normalised_routing,
-            )  # fmt: skip
+            shape = self.config.shape
+            weights, experts = route(linear(x, ffn.router), shape.experts_per_token, self.config.normalised_routing)
+            return expert_mlp(x, weights, experts, ffn.gate_up, ffn.down)
         return linear(silu_mul(linear(x, ffn.gate_up)), ffn.down)

@@ -9,6 +9,7 @@ scenario's engine allows.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def repeat_spread(rounds: list[list[Step]]) -> float:
     ratios = [
         math.log(after.seconds / before.seconds)
         for steps in rounds
-        for before, after in zip(steps, steps[1:], strict=False)
+        for before, after in itertools.pairwise(steps)
         if _alike(before, after)
     ]
     if len(ratios) < 2:

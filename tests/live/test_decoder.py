@@ -38,7 +38,6 @@ def inputs(decodes: list[tuple[int, int, int]], chunks: list[tuple[int, int, lis
         chunk_tables=TABLES[[s for s, _, _ in chunks]],
         chunk_starts=torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()] if sizes else [0], dtype=torch.int32),
         chunk_contexts=torch.tensor([c for _, c, _ in chunks], dtype=torch.int32),
-        longest_chunk=max(sizes, default=0),
     )
 
 
