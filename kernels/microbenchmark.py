@@ -61,19 +61,24 @@ class Timing:
         return case.flops / self.seconds
 
 
-def measure(case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True) -> Timing:
+def measure(
+    case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True, cold: int | None = None
+) -> Timing:
     """Times a case.
 
     On CUDA the calls are captured in a graph, so that no launch is waited for; on the CPU each call is timed by the
-    clock, several at once where one takes less than 50 µs.
+    clock, several at once where one takes less than 50 µs. With one thread (`torch.set_num_threads(1)`) the clock is
+    the thread's processor time, which stands still while other programs have the processor.
 
     Args:
         device: "cpu" or "cuda".
         budget: seconds after which no further sample is begun, once there are 5.
         samples: at most so many.
         rotate: inputs that are not in a cache; else the same inputs each time.
+        cold: bytes gone through between two uses of an input, in place of COLD_BYTES.
     """
-    sets = min(MOST_SETS, max(1, COLD_BYTES[device] // max(case.set_bytes, 1) + 1)) if rotate else 1
+    through = COLD_BYTES[device] if cold is None else cold
+    sets = min(MOST_SETS, max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
     calls = [case.prepare() for _ in range(sets)]
     times = _cuda_times(calls, budget, samples) if device == "cuda" else _cpu_times(calls, budget, samples)
     quartiles = statistics.quantiles([seconds for seconds, _ in times], n=4)
@@ -98,10 +103,11 @@ def _cpu_times(calls: list[Callable[[], object]], budget: float, samples: int) -
 
 
 def _elapsed(calls: list[Callable[[], object]]) -> float:
-    begin = time.perf_counter()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
     for call in calls:
         call()
-    return time.perf_counter() - begin
+    return clock() - begin
 
 
 def _cuda_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:

@@ -229,11 +229,18 @@ class Calibration(Strict):
 def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
     """A built-in calibration by its name, or a file; relative paths start from `base`.
 
+    Of a file that `twin calibrate run` wrote, its lines.
+
     Raises:
         BadInput: neither, or a file that breaks the schema.
     """
     path = find_data("calibrations", name, base)
-    return checked(Calibration, read_yaml(path), path)
+    document = read_yaml(path)
+    if document.get("schema") == "twin.measured-calibration/1":
+        from latency_models.measured_calibration import from_document  # which is made of these classes
+
+        return from_document(document, path).lines()
+    return checked(Calibration, document, path)
 
 
 def builtin_calibrations() -> list[str]:

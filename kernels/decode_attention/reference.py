@@ -1,8 +1,9 @@
 """Attention of one new token a sequence over its paged cache, as the mathematics.
 
-Pages are gathered first, then all sequences attend at once under a mask of their lengths: on two CPU cores, at a
-batch of 32 and up to 1,024 tokens, several times faster than a loop over sequences (tests/kernels/decode_attention
-has the loop). PyTorch's fused attention does the softmax, with the heads that share a key as its queries.
+Pages are gathered first, then all sequences attend at once under a mask of their lengths, by PyTorch's fused attention,
+with the heads that share a key as its queries. Of the ways tried on one CPU thread (4 query heads on 2 of 64, float32
+and bfloat16, batches of 1 to 32, up to 1,024 tokens) it takes the least: as much to half as much as a loop of fused
+attention over sequences, and about half of matrix products with a softmax between them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def decode_attention(
     Args:
         q: (batch, heads, head_dim).
         k_cache, v_cache: (blocks, block_size, kv_heads, head_dim). Token t of sequence b lies at
-            [block_tables[b, t // block_size], t % block_size].
+            [block_tables[b, t // block_size], t % block_size]. Slots that no token was written to must be finite here
+            (not for the kernel): they are weighed by 0.
         block_tables: (batch, blocks of the longest), int32; entries past a sequence's length are any valid block.
         lengths: (batch,), int32. A length of 0 is a padded row: its output is 0.
         longest: no length is above it; known without asking the device. Default: what the tables can hold.
@@ -90,8 +92,9 @@ def _bound(block_tables: torch.Tensor, lengths: torch.Tensor, block_size: int, l
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of (batch, kv_heads, group, d) over (batch, kv_heads, tokens, d), masked by length."""
+    """Attention of (batch, kv_heads, group, d) over (batch, kv_heads, tokens, d), masked by length.
+
+    A row whose mask leaves nothing is 0, as PyTorch defines it.
+    """
     inside = torch.arange(keys.shape[2], device=q.device) < lengths[:, None]
-    inside[:, 0] |= lengths == 0  # no row without a key: what it gives is thrown away
-    out = scaled_dot_product_attention(q, keys, values, attn_mask=inside[:, None, None], scale=scale)
-    return out.masked_fill_((lengths == 0)[:, None, None, None], 0.0)
+    return scaled_dot_product_attention(q, keys, values, attn_mask=inside[:, None, None], scale=scale)

@@ -54,9 +54,9 @@ def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Pl
     return Plan(min(MOST_SPLITS, wanted, tiles), 1)
 
 
-def tile_for(head_dim: int) -> int:
-    """Tokens of a tile: 16 KB of keys at 2 bytes an element."""
-    return 64 if head_dim <= 128 else 32
+def tile_for(head_dim: int, element: int) -> int:
+    """Tokens of a tile: 16 KB of keys, and 64 at most; `element` is the bytes of one."""
+    return max(16, min(64, 16384 // (triton.next_power_of_2(head_dim) * element)))
 
 
 @triton.jit
@@ -272,7 +272,7 @@ def decode_attention(
     assert k_cache.stride() == v_cache.stride(), "keys and values must lie alike"
     assert k_cache.stride(3) == block_tables.stride(1) == 1, "the last axis must be contiguous"
     bound = block_tables.shape[1] * block_size if longest is None else longest
-    tile = tile_for(head_dim)
+    tile = tile_for(head_dim, k_cache.element_size())
     plan = plan or select(batch, kv_heads, bound, tile, RESIDENT * multiprocessors(q.device))
     out, partial, lse = _results(q, head_dim, plan)
     decode_kernel[(kv_heads, plan.splits, batch)](
@@ -321,7 +321,7 @@ def latent_decode_attention(
     assert cache.stride(2) == block_tables.stride(1) == 1, "the last axis must be contiguous"
     assert min(latent, width - latent) >= 16, "both parts are factors of a matrix product"
     bound = block_tables.shape[1] * block_size if longest is None else longest
-    rows, tile, warps = latent_tile(heads, wgmma=has_wgmma(q.device))
+    rows, tile, warps = latent_tile(heads, q.element_size(), wgmma=has_wgmma(q.device))
     row_tiles = -(-heads // rows)
     slots = (1 if rows == 64 else 2) * multiprocessors(q.device)
     plan = plan or select(batch, row_tiles, bound, tile, slots)
@@ -353,12 +353,15 @@ def latent_decode_attention(
     return out
 
 
-def latent_tile(heads: int, *, wgmma: bool) -> tuple[int, int, int]:
+def latent_tile(heads: int, element: int, *, wgmma: bool) -> tuple[int, int, int]:
     """Heads, tokens and warps of a program.
 
     128 heads do 242 operations a byte of cache, about what an H200 has, so the rows fill a Hopper matrix instruction.
-    Its 64 rows of 512 float32 are half of the registers; one program then has a multiprocessor to itself.
+    Its 64 rows of 512 float32 are half of the registers; one program then has a multiprocessor to itself. Float32
+    caches, for which there is no matrix instruction that exact, are for tests: small tiles that fit.
     """
+    if element > 2:
+        return 16, 16, 4
     if heads <= 16:
         return 16, 32, 4
     return (64, 32, 8) if wgmma and heads > 32 else (32, 32, 8)
@@ -429,7 +432,7 @@ def _shipped(head_dim: int, group: int, splits: int, kind: str) -> Shipped:
             "LEAST_TILES": 1,
             "ROWS": max(16, group),
             "COLUMNS": head_dim,
-            "TILE": tile_for(head_dim),
+            "TILE": tile_for(head_dim, 2),
             "DOT": {"bf16": tl.bfloat16, "fp16": tl.float16}[kind],
         },
         num_warps=4,
@@ -439,7 +442,7 @@ def _shipped(head_dim: int, group: int, splits: int, kind: str) -> Shipped:
 
 
 def _shipped_latent(heads: int, splits: int, *, wgmma: bool = False) -> Shipped:
-    rows, tile, warps = latent_tile(heads, wgmma=wgmma)
+    rows, tile, warps = latent_tile(heads, 2, wgmma=wgmma)
     return Shipped(
         latent_decode_kernel,
         f"*bf16 *bf16 *i32 *i32 *bf16 {'*bf16 *bf16' if splits == 1 else '*fp32 *fp32'} i32 i32 i32 i32 fp32",

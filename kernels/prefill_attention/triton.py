@@ -247,9 +247,9 @@ def prefill_attention(
 
 
 def _default(q: torch.Tensor, sequences: int, group: int, kv_heads: int) -> Plan:
-    """`select`, but the smallest tile in float32, which has no tensor cores to fill and twice the bytes."""
+    """`select`; but small tiles in float32, which has no tensor cores to fill and twice the bytes."""
     if q.dtype == torch.float32 or not q.is_cuda:
-        return plan_for(max(16, triton.next_power_of_2(group)), q.shape[2], wgmma=False)
+        return Plan(max(16, triton.next_power_of_2(group)), 16 if q.shape[2] > 128 else 32, 4, 3)
     gpu = torch.cuda.get_device_properties(q.device)
     processors = gpu.multi_processor_count
     return select(q.shape[0], sequences, group, kv_heads, q.shape[2], processors, wgmma=gpu.major == 9)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
+torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
 
 COMMON = {
     "vocab_size": 199,
@@ -43,6 +42,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
     """By name of `MODELS`: the directory, and transformers' own model in float32."""
+    transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
+    torch.set_num_threads(1)  # the models are tiny, and tests run in several processes
     made: dict[str, tuple[Path, Any]] = {}
 
     def make(name: str) -> tuple[Path, Any]:

@@ -10,8 +10,11 @@ from cyclopts import App, Parameter
 if TYPE_CHECKING:
     from latency_models.calibration import Calibration
 
+FLAG = Parameter(negative=())
+
 calibrate = App(
-    name="calibrate", help="Make a calibration file: from specifications, or by regression on measurements."
+    name="calibrate",
+    help="Make a calibration file: by measuring this machine, by regression on measurements, or from specifications.",
 )
 
 
@@ -155,6 +158,86 @@ def fit(
     )
     _write(calibration, output)
     return 0
+
+
+@calibrate.command(name="run")
+def run_(
+    *,
+    device: str,
+    model: Path,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    ops: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    quick: Annotated[bool, FLAG] = False,
+    fresh: Annotated[bool, FLAG] = False,
+    no_figures: Annotated[bool, FLAG] = False,
+    json: Annotated[bool, FLAG] = False,
+) -> int:
+    """Measure this machine: kernels by tokens and contexts, 4-bit layers, messages, and what a step costs the host.
+
+    The file feeds a serving scenario (step_time: {source: calibration, path: …}), and an AFD scenario if communication
+    was measured. A run that was killed is taken up by the same command. Exit code 4 if an operation's held-out median
+    error is above what is allowed (5 %, or 10 % where the machine itself repeats worse than 5 %).
+
+    Parameters
+    ----------
+    device
+        cpu or cuda.
+    model
+        Hugging Face config.json of a dense model with grouped queries; weights are random.
+    output
+        File to write. Beside it, OUTPUT.measurements.jsonl keeps every measurement, and a folder has the figures.
+    ops
+        Comma-separated: layers, attention, head, quantised, overhead, communication. Default: all but the last.
+    dtype
+        float32, bfloat16 or float16. Default: float32 on cpu, bfloat16 on cuda.
+    threads
+        CPU threads to compute with. One (the default) is timed by its own processor time, which other programs on the
+        machine disturb less.
+    quick
+        A handful of points, to see that it runs.
+    fresh
+        Forget what a killed run has measured.
+    no_figures
+        Leave out the figures.
+    json
+        Print what each operation came to as JSON instead of the table.
+    """
+    from reports.calibration.table import operations_table
+    from twin.cli.console import print_json, print_table, progress, require_at_least
+
+    try:
+        from live.calibration import running
+    except ImportError as error:
+        from workloads.errors import BadInput
+
+        raise BadInput(f"expected serving-twin[live] to be installed: {error}", field="twin calibrate run") from None
+    require_at_least("--threads", threads, 1)
+    running.use_threads(device, threads)
+    plan = running.make_plan(model, device, dtype, ops.split(",") if ops else None, quick=quick)
+    journal = running.open_journal(plan, output, fresh=fresh)
+    with progress("calibrate", running.count(plan), len(journal.entries), every=50) as advance:
+        made = running.calibrate(plan, journal, output, advance)
+    if not no_figures:
+        _draw(running.pictures(plan, journal, made), output.with_name(f"{output.stem}-figures"))
+    document = made.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
+    if json:
+        print_json(document)
+    else:
+        print_table(operations_table(document))
+    return 0 if all(operation.holds for operation in made.operations.values()) else MISSED
+
+
+MISSED = 4
+
+
+def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
+    from reports.calibration.figures import operation_figure
+
+    folder.mkdir(exist_ok=True)
+    for name, picture in pictures.items():
+        (folder / f"{name.replace('/', '-')}.svg").write_text(operation_figure(picture), encoding="utf-8")
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:

@@ -32,15 +32,18 @@ def print_table(table: RenderableType) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, done: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on a terminal, a line a step elsewhere; the caller is handed the function that advances it."""
+def progress(what: str, total: int, done: int, every: int = 1) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, a line every so many steps elsewhere; the caller is handed the function that
+    advances it.
+    """
     if not sys.stderr.isatty():
         count = done
 
         def advance_line(text: str) -> None:
             nonlocal count
             count += 1
-            note(f"{what} [{count}/{total}] {text}")
+            if count % every == 0 or count == total:
+                note(f"{what} [{count}/{total}] {text}")
 
         yield advance_line
         return

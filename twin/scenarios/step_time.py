@@ -148,6 +148,28 @@ class EcTablesSpec(Strict):
         return {"source": "ec_tables", **told}
 
 
+class CalibrationSpec(Strict):
+    """What `twin calibrate run` measured: the file at `path`."""
+
+    source: Literal["calibration"]
+    path: str
+
+    def build(self, base: Path) -> StepTime:
+        """The model; relative paths start from `base`.
+
+        Raises:
+            BadInput: a file that cannot be read, or that holds no tables.
+        """
+        from latency_models.measured_calibration import read_measured_calibration
+
+        return read_measured_calibration(base / self.path).step_time()
+
+    def provenance(self) -> dict[str, Any]:
+        """What a document says of it."""
+        return {"source": "calibration", "path": self.path}
+
+
 StepTimeSpec = Annotated[
-    LinearSpec | KernelTablesSpec | MeasuredStepsSpec | AiconfiguratorSpec | EcTablesSpec, Field(discriminator="source")
+    LinearSpec | KernelTablesSpec | MeasuredStepsSpec | AiconfiguratorSpec | EcTablesSpec | CalibrationSpec,
+    Field(discriminator="source"),
 ]

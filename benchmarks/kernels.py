@@ -1,0 +1,307 @@
+"""How close the kernels come to what the device can do, and how they stand beside libraries.
+
+    python -m benchmarks.kernels --device cuda [--out FILE]
+
+Ceilings (copying, a bf16 product on random values) are measured in the same run. Every time is a median with rotated
+buffers, in a CUDA graph. Exit code 4 when a target of TARGETS is missed. `--device cpu` goes the same way on small
+shapes to see that it runs; targets are not judged there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from kernels.decode_attention.cases import cases as decode_cases
+from kernels.error_compensator import compensated_gemm, unfused
+from kernels.error_compensator.cases import random_layer
+from kernels.microbenchmark import Case, Timing, measure
+from kernels.prefill_attention.cases import cases as prefill_cases
+from kernels.rms_norm.cases import cases as rms_norm_cases
+from kernels.rope_kv_write.cases import cases as rope_cases
+from kernels.sampling.cases import cases as sampling_cases
+from kernels.shapes import Shape
+from kernels.silu_mul.cases import cases as silu_mul_cases
+from kernels.w4_gemm import w4_gemm
+from kernels.w4_gemm.pack import GROUP
+
+TARGETS = {
+    "decode attention, context ≥ 2k": (">=", 0.85, "of copy bandwidth"),
+    "W4 at M = 1, 8192² and larger": (">=", 0.70, "of copy bandwidth"),
+    "W4 at M = 1, 4096² and larger, tinygemm / ours": (">=", 1.0, "times as fast"),
+    "EC over W4 at M = 1, a layer of Llama-2-7B": ("<=", 0.08, "more time"),
+    "EC over W4 at M ≥ 512, a layer of Llama-2-7B": ("<=", 0.05, "more time"),
+    "RMSNorm, RoPE, SiLU·mul, 16 MB and more": (">=", 0.85, "of copy bandwidth"),
+}
+"""What is judged by the worst of its rows: relation, figure, of what."""
+
+MISSED = 4
+LLAMA_2_7B = Shape(32, 4096, 11008, heads=32, kv_heads=32, head_dim=128, vocabulary=32000)
+LLAMA_31_8B = Shape(32, 4096, 14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128256)
+SMALL = Shape(2, 256, 512, heads=4, kv_heads=2, head_dim=64, vocabulary=1024)
+RANK = 28
+
+Rows = list[dict[str, Any]]
+
+
+class Bench:
+    """One device, its ceilings, and what has been found.
+
+    Attributes:
+        rows: of every measurement. judged: by target, the figures that it is judged by.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device, self.small = device, device == "cpu"
+        if self.small:
+            torch.set_num_threads(1)
+        self.dtype = torch.float32 if self.small else torch.bfloat16
+        self.rows: Rows = []
+        self.judged: dict[str, list[float]] = {name: [] for name in TARGETS}
+        self.ceilings = {"copy": self._copy(), "matmul": self._matmul()}
+
+    def time(self, case: Case, **more: Any) -> Timing:
+        """Measure a case and keep a row of it."""
+        timing = measure(case, self.device, budget=0.05 if self.small else 0.5, samples=5 if self.small else 25,
+                         cold=0 if self.small else None)  # fmt: skip
+        row = {"operation": case.operation, "sizes": dict(case.sizes), "seconds": timing.seconds}
+        row |= {"spread": timing.spread, "of_copy": timing.bandwidth(case) / self.ceilings["copy"]}
+        if case.flops:
+            row["of_matmul"] = timing.throughput(case) / self.ceilings["matmul"]
+        self.rows.append(row | more)
+        return timing
+
+    def call(self, name: str, sizes: dict[str, int], make: Callable[[], Callable[[], object]], moved: int) -> Timing:
+        """Measure what is no case of a kernel: a library's call."""
+        return self.time(Case(name, sizes, make, moved=moved, flops=0, set_bytes=moved))
+
+    def random(self, *size: int) -> torch.Tensor:
+        """Values of variance 1."""
+        return torch.randn(size, device=self.device, dtype=self.dtype)
+
+    def _copy(self) -> float:
+        size = 1 << (22 if self.small else 30)
+
+        def make() -> Callable[[], object]:
+            source = torch.zeros(size, dtype=torch.uint8, device=self.device)
+            target = torch.empty_like(source)
+            return lambda: target.copy_(source)
+
+        case = Case("copy", {"bytes": size}, make, moved=2 * size, flops=0, set_bytes=2 * size)
+        return measure(case, self.device, rotate=False).bandwidth(case)
+
+    def _matmul(self) -> float:
+        size = 256 if self.small else 8192
+
+        def make() -> Callable[[], object]:
+            a, b = self.random(size, size), self.random(size, size)
+            return lambda: a @ b
+
+        case = Case("matmul", {"size": size}, make, moved=0, flops=2 * size**3, set_bytes=3 * size * size * 2)
+        return measure(case, self.device, rotate=False).throughput(case)
+
+
+def elementwise(bench: Bench) -> None:
+    """RMSNorm, rotary positions and SiLU·mul; 16 MB and more are judged."""
+    shape = SMALL if bench.small else LLAMA_31_8B
+    tokens = [8] if bench.small else [1, 64, 2048, 8192]
+    for make in (rms_norm_cases, rope_cases, silu_mul_cases):
+        for case in make(shape, bench.device, bench.dtype, tokens):
+            timing = bench.time(case)
+            if case.moved >= 16 << 20 or bench.small:
+                share = timing.bandwidth(case) / bench.ceilings["copy"]
+                bench.judged["RMSNorm, RoPE, SiLU·mul, 16 MB and more"].append(share)
+
+
+def attention(bench: Bench) -> None:
+    """Decodes over paged caches, and chunks of prompts; beside PyTorch's fused attention on caches in one piece."""
+    shape = SMALL if bench.small else LLAMA_31_8B
+    batches, contexts = ([2], [64]) if bench.small else ([1, 8, 64], [512, 2048, 8192])
+    for case in decode_cases(shape, bench.device, bench.dtype, batches, contexts):
+        timing = bench.time(case)
+        if case.sizes["context"] >= 2048 or bench.small:
+            share = timing.bandwidth(case) / bench.ceilings["copy"]
+            bench.judged["decode attention, context ≥ 2k"].append(share)
+        _fused(bench, shape, case.sizes["batch"], 1, case.sizes["context"], case.moved)
+    chunks, before = ([32], [0]) if bench.small else ([512, 2048, 8192], [0])
+    for case in prefill_cases(shape, bench.device, bench.dtype, [1], chunks, before):
+        bench.time(case)
+        _fused(bench, shape, 1, case.sizes["chunk"], case.sizes["chunk"], case.moved)
+
+
+def _fused(bench: Bench, shape: Shape, batch: int, queries: int, tokens: int, moved: int) -> None:
+    def make() -> Callable[[], object]:
+        q = bench.random(batch, shape.heads, queries, shape.head_dim)
+        k, v = (bench.random(batch, shape.kv_heads, tokens, shape.head_dim) for _ in range(2))
+        attend = functional.scaled_dot_product_attention
+        return lambda: attend(q, k, v, is_causal=queries > 1, enable_gqa=True)
+
+    bench.call("torch sdpa", {"batch": batch, "queries": queries, "tokens": tokens}, make, moved)
+
+
+def sampling(bench: Bench) -> None:
+    """Greedy, all of the vocabulary, and with exclusions; no target."""
+    shape, rows = (SMALL, [2]) if bench.small else (LLAMA_31_8B, [1, 8, 64, 256])
+    for case in sampling_cases(shape, bench.device, bench.dtype, rows):
+        bench.time(case)
+
+
+def four_bits(bench: Bench) -> None:
+    """Square products and those of Llama-2-7B, few tokens and many, beside cuBLAS, tinygemm and a peer."""
+    squares = [256] if bench.small else [4096, 8192, 16384]
+    for size in squares:
+        for tokens in [1] if bench.small else [1, 16, 512, 4096]:
+            timing = _w4(bench, tokens, size, size)
+            dense = (size * size + 2 * tokens * size) * bench.dtype.itemsize
+            sizes = {"tokens": tokens, "outputs": size, "inputs": size}
+            bench.call("torch linear", sizes, functools.partial(_linear, bench, tokens, size), dense)
+            tiny = _tinygemm(bench, tokens, size)
+            if tokens > 1:
+                continue
+            if tiny is not None:
+                bench.judged["W4 at M = 1, 4096² and larger, tinygemm / ours"].append(tiny.seconds / timing.seconds)
+            if size >= 8192 or bench.small:
+                share = _packed_bytes(size, size, 1, bench) / timing.seconds / bench.ceilings["copy"]
+                bench.judged["W4 at M = 1, 8192² and larger"].append(share)
+
+
+def _linear(bench: Bench, tokens: int, size: int) -> Callable[[], object]:
+    x, weight = bench.random(tokens, size), bench.random(size, size)
+    return lambda: functional.linear(x, weight)
+
+
+def _packed_bytes(outputs: int, inputs: int, tokens: int, bench: Bench) -> int:
+    packed = outputs * inputs // 2 + outputs * (inputs // GROUP) * 2
+    return packed + tokens * (outputs + inputs) * bench.dtype.itemsize
+
+
+def _w4(bench: Bench, tokens: int, outputs: int, inputs: int) -> Timing:
+    def make() -> Callable[[], object]:
+        weight, _ = random_layer(outputs, inputs, RANK, GROUP, bench.device)
+        x = bench.random(tokens, inputs)
+        return lambda: w4_gemm(x, weight)
+
+    sizes = {"tokens": tokens, "outputs": outputs, "inputs": inputs}
+    return bench.call("w4_gemm", sizes, make, _packed_bytes(outputs, inputs, tokens, bench))
+
+
+def _tinygemm(bench: Bench, tokens: int, size: int) -> Timing | None:
+    """PyTorch's own 4-bit product; None where this build has none for the device."""
+
+    def make() -> Callable[[], object]:
+        x = torch.randn(tokens, size, device=bench.device, dtype=torch.bfloat16)
+        scales = torch.randn(size // GROUP, size, 2, device=bench.device, dtype=torch.bfloat16)
+        if bench.small:
+            codes = torch.randint(16, (size, size), dtype=torch.int32)
+            packed = torch._convert_weight_to_int4pack_for_cpu(codes, 2)
+            return lambda: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales)
+        pairs = torch.randint(256, (size, size // 2), dtype=torch.uint8, device=bench.device)
+        packed = torch._convert_weight_to_int4pack(pairs, 8)
+        return lambda: torch._weight_int4pack_mm(x, packed, GROUP, scales)
+
+    sizes = {"tokens": tokens, "outputs": size, "inputs": size}
+    try:
+        return bench.call("torch tinygemm", sizes, make, _packed_bytes(size, size, tokens, bench))
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        bench.rows.append({"operation": "torch tinygemm", "sizes": sizes, "absent": str(error).splitlines()[0]})
+        return None
+
+
+def compensators(bench: Bench) -> None:
+    """A layer's four products with and without compensators: fused as dispatched, and as a chain of library calls."""
+    shape = SMALL if bench.small else LLAMA_2_7B
+    for tokens in [1, 16] if bench.small else [1, 16, 512, 2048, 4096]:
+        sums = dict.fromkeys(("w4", "ec", "chain"), 0.0)
+        for outputs, inputs in shape.linear().values():
+            for form in sums:
+                sums[form] += _compensated(bench, form, tokens, outputs, inputs).seconds
+        over = {form: sums[form] / sums["w4"] - 1 for form in ("ec", "chain")}
+        bench.rows.append({"operation": "layer of 4-bit products", "sizes": {"tokens": tokens}, **sums, "over": over})
+        if tokens == 1:
+            bench.judged["EC over W4 at M = 1, a layer of Llama-2-7B"].append(over["ec"])
+        if tokens >= 512 or (bench.small and tokens > 1):
+            bench.judged["EC over W4 at M ≥ 512, a layer of Llama-2-7B"].append(over["ec"])
+
+
+def _compensated(bench: Bench, form: str, tokens: int, outputs: int, inputs: int) -> Timing:
+    def make() -> Callable[[], object]:
+        weight, compensator = random_layer(outputs, inputs, RANK, GROUP, bench.device)
+        x = bench.random(tokens, inputs)
+        if form == "w4":
+            return lambda: w4_gemm(x, weight)
+        if form == "ec":
+            return lambda: compensated_gemm(x, weight, compensator)
+        factors = unfused.dense(compensator, bench.dtype)
+        return lambda: unfused.chain(x, weight, factors)
+
+    sizes = {"tokens": tokens, "outputs": outputs, "inputs": inputs}
+    return bench.call(f"layer/{form}", sizes, make, _packed_bytes(outputs, inputs, tokens, bench))
+
+
+def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Each target with the worst figure that was found."""
+    for name, (relation, figure, of) in TARGETS.items():
+        found = bench.judged[name]
+        worst = (min(found) if relation == ">=" else max(found)) if found else None
+        met = worst is not None and (worst >= figure if relation == ">=" else worst <= figure)
+        yield {"target": name, "wanted": f"{relation} {figure:g} {of}", "worst": worst, "met": met}
+
+
+def about(bench: Bench) -> dict[str, Any]:
+    """Where the figures come from."""
+    told = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=Path(__file__).parent,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    peer = importlib.util.find_spec("humming") is not None
+    return {
+        "device": torch.cuda.get_device_name() if bench.device == "cuda" else platform.processor(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": metadata.version("triton"),
+            "cuda": torch.version.cuda,
+        },
+        "commit": told.stdout.strip() or None,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "peers": {"humming-kernels": "installed, not compared" if peer else "not installed"},
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--out", type=Path, help="file for the JSON document")
+    asked = parser.parse_args(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: got cuda, expected a device that is here")
+    bench = Bench(asked.device)
+    for part in (elementwise, attention, sampling, four_bits, compensators):
+        print(f"benchmarks.kernels: {part.__name__}", file=sys.stderr, flush=True)
+        part(bench)
+    judged = list(verdicts(bench))
+    document = {"schema": "twin.benchmark.kernels/1", **about(bench), "ceilings": bench.ceilings}
+    document |= {"judged": not bench.small, "targets": judged, "rows": bench.rows}
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    for each in judged:
+        worst = "nothing measured" if each["worst"] is None else f"{each['worst']:.3f}"
+        verdict = "not judged" if bench.small else "met" if each["met"] else "MISSED"
+        print(f"{verdict:<10} {each['target']}: {worst}, wanted {each['wanted']}")
+    return MISSED if not bench.small and not all(each["met"] for each in judged) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

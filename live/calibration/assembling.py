@@ -1,0 +1,315 @@
+"""From what was measured to the calibration file."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from latency_models.calibration import Component, Line, Provenance
+from latency_models.ec_tables import LAYER_TYPES, LayerTables
+from latency_models.kernel_tables.attention import AttentionTimes
+from latency_models.kernel_tables.parallel import KernelTableSettings
+from latency_models.kernel_tables.step_time import KernelTableStepTime
+from latency_models.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
+from latency_models.linear import CannotFit, LinearLatency
+from latency_models.measured_calibration import SCHEMA, FittedRegime, MeasuredCalibration, Operation, StepOverhead
+from latency_models.regimes import find_regimes
+from live.calibration import measuring
+from live.calibration.grid import HEAD, ROW_BY_ROW, Point
+from live.calibration.journal import Journal
+from live.calibration.measuring import Plan
+from live.calibration.operations import via
+from schedulers.batches import Batch, Chunk
+
+CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
+"""Allowed median held-out error; the second where the machine repeats itself worse than the first."""
+
+ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
+LINES = {"decode_attention": ("context", "batch"), "prefill_attention": ("chunk", "before")}
+"""Of attention: the axis of its lines, and what is held fixed for each."""
+
+FFN = ("layernorm", "gate_up_proj", "act_fn", "down_proj")
+ROW_TILE = {"cpu": 1, "cuda": 16}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Seconds of an operation's points, one of its rounds' medians each, and how far the rounds lie apart."""
+
+    seconds: Mapping[Point, float]
+    spread: float
+
+    def pick(self, *, held_out: bool) -> dict[Point, float]:
+        """The points that are held out, or those that are not."""
+        return {point: seconds for point, seconds in self.seconds.items() if point.held_out == held_out}
+
+
+def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
+    """Each operation's series."""
+    points, _ = plan.points()
+    found: dict[str, dict[Point, list[float]]] = {}
+    for point in [*points, *plan.messages()]:
+        rounds = [journal[f"{number} {point.key}"]["seconds"] for number in range(plan.grid.rounds)]
+        found.setdefault(point.operation, {})[point] = rounds
+    take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
+    return {
+        name: Series(
+            {point: take(rounds) for point, rounds in series.items()},
+            statistics.median((max(rounds) - min(rounds)) / statistics.median(rounds) for rounds in series.values()),
+        )
+        for name, series in found.items()
+    }
+
+
+def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
+    """The file, of a journal that is complete."""
+    series = gather(plan, journal)
+    _, skipped = plan.points()
+    provenance = Provenance(
+        method="measured",
+        source="twin calibrate run",
+        device=measuring.device_name(plan.device),
+        model=plan.model.name,
+        date=measuring.today(),
+        commit=measuring.commit(),
+        versions=measuring.versions(),
+        note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",
+    )
+    tables = _tables(series, provenance)
+    attention = None if tables is None else AttentionTimes(tables.attention, None, 1e-6, lambda axis, value: None)
+    lines: dict[Component, Line] = {}
+    for component, points in _component_points(plan, series).items():
+        try:
+            fitted = LinearLatency(relative=True).fit([x for x, _ in points], [t for _, t in points])
+            lines[component] = Line.from_estimator(fitted, component, "seconds")
+        except CannotFit as error:
+            skipped[f"line of {component}"] = f"no line: {error}"
+    operations = {
+        operation: _operation(operation, each, plan.device, attention)
+        for operation, each in series.items()
+        if operation != "whole_step"
+    }
+    return MeasuredCalibration(
+        schema=SCHEMA,
+        name=name,
+        provenance=provenance,
+        model=plan.model,
+        dtype=plan.dtype,
+        row_tile=ROW_TILE[plan.device],
+        overhead=_overhead(plan, series, tables),
+        operations=operations,
+        skipped=skipped,
+        ec=_layer_tables(plan, series, attention, provenance),
+        tables=tables,
+        **cast(dict[str, Any], lines),
+    )
+
+
+def _tables(series: Mapping[str, Series], provenance: Provenance) -> KernelTables | None:
+    if any(name not in series for name in (*ROW_BY_ROW, *HEAD, *ATTENTION)):
+        return None
+    rows = []
+    for name in ATTENTION:
+        for point, seconds in series[name].pick(held_out=False).items():
+            sizes = dict(point.sizes)
+            history = max(sizes.get("context", 0) - 1, 0)  # tables count what lies there before a decode's own token
+            cells = (sizes.get("chunk", 0), sizes.get("before", 0), sizes.get("batch", 0), history)
+            rows.append((*cells, _micro(seconds)))
+    chunk, before, count, history, times = zip(*rows, strict=True)
+    return KernelTables(
+        schema="twin.step-time/1",
+        kind="kernel-tables",
+        provenance=TableSource(**provenance.model_dump()),
+        dense={name: _curve(series[name], "tokens") for name in ROW_BY_ROW},
+        per_sequence={name: _curve(series[name], "sequences") for name in HEAD},
+        attention=AttentionTable(
+            prefill_chunk=chunk, kv_prefill=before, n_decode=count, kv_decode=history, time_us=times
+        ),
+    )
+
+
+def _curve(series: Series, axis: str) -> Curve:
+    points = sorted((point[axis], _micro(seconds)) for point, seconds in series.pick(held_out=False).items())
+    return Curve(rows=tuple(size for size, _ in points), time_us=tuple(time for _, time in points))
+
+
+def _micro(seconds: float) -> float:
+    """Microseconds, to the picosecond."""
+    return round(seconds * 1e6, 6)
+
+
+def _operation(name: str, series: Series, device: str, attention: AttentionTimes | None) -> Operation:
+    known, held = series.pick(held_out=False), series.pick(held_out=True)
+    errors = [abs(guess - held[point]) / held[point] for point, guess in _predicted(name, series, attention).items()]
+    held_out = None
+    if errors:
+        middle, high = float(np.median(errors)), float(np.percentile(errors, 90))
+        held_out = HeldOut(points=len(errors), median=middle, p90=high)
+    allowed = CLOSE_IN_NOISE if series.spread > CLOSE else CLOSE
+    axis, fixed = _axes(name, series)
+    return Operation(
+        via="torch gloo" if name == "round_trip" else via(name, device),
+        axis=axis,
+        points=len(known) + len(held),
+        repeat_spread=series.spread,
+        held_out=held_out,
+        allowed=allowed,
+        holds=held_out is None or held_out.median <= allowed,
+        lines=[] if name == "mixed_attention" else _lines(known, axis, fixed),
+    )
+
+
+def _axes(name: str, series: Series) -> tuple[str, str]:
+    """x of an operation's lines, and what is held fixed for each ("" if nothing)."""
+    return LINES.get(name, (next(iter(series.seconds)).sizes[0][0], ""))
+
+
+def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> dict[Point, float]:
+    """Of each held-out point, what a simulation would take: straight lines between the others."""
+    held = series.pick(held_out=True)
+    if name in ATTENTION:
+        return {} if attention is None else {point: attention_seconds(attention, **dict(point.sizes)) for point in held}
+    points = sorted((point.sizes[0][1], seconds) for point, seconds in series.pick(held_out=False).items())
+    x, t = zip(*points, strict=True)
+    return {point: float(np.interp(point.sizes[0][1], x, t)) for point in held}
+
+
+def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[str, dict[str, Any]]:
+    """For each operation what a figure shows: `measured` as [x, seconds, what is fixed], `held` with what was predicted
+    in place of the last, and the operation as in the file.
+    """
+    attention = None
+    if made.tables is not None:
+        attention = AttentionTimes(made.tables.attention, None, 1e-6, lambda axis, value: None)
+    found = {}
+    for name, series in gather(plan, journal).items():
+        if name == "whole_step":
+            continue
+        axis, fixed = _axes(name, series)
+        known = series.pick(held_out=False).items()
+        predicted = _predicted(name, series, attention)
+        found[name] = {
+            "name": name,
+            "fixed": fixed,
+            "measured": [[point[axis], seconds, point[fixed] if fixed else 0] for point, seconds in known],
+            "held": [[point[axis], series.seconds[point], guess] for point, guess in predicted.items()],
+            **made.operations[name].model_dump(mode="json"),
+        }
+    return found
+
+
+def attention_seconds(
+    attention: AttentionTimes, chunk: int = 0, before: int = 0, batch: int = 0, context: int = 0
+) -> float:
+    """One layer's attention as a simulation predicts it."""
+    if not chunk:
+        return attention.decode(batch, batch * context, context)
+    return attention.mixed(step_batch(chunk, before, batch, context))
+
+
+def step_batch(chunk: int, before: int, decodes: int, context: int) -> Batch:
+    """A step of these sizes, for latency models, which read nothing of its sequences."""
+    nobody = cast(Any, None)
+    chunks = [Chunk(nobody, chunk, before, last=True)] if chunk else []
+    return Batch(chunks, [nobody] * decodes, decodes * context, context if decodes else 0)
+
+
+def _lines(known: Mapping[Point, float], axis: str, fixed: str) -> list[FittedRegime]:
+    groups: dict[int, list[tuple[int, float]]] = {}
+    for point, seconds in known.items():
+        groups.setdefault(point[fixed] if fixed else 0, []).append((point[axis], seconds))
+    found = []
+    for value, points in sorted(groups.items()):
+        try:
+            regimes = find_regimes([x for x, _ in points], [t for _, t in points])
+        except CannotFit:
+            continue  # fewer than three sizes
+        for regime in regimes:
+            fit = None
+            if regime.fit is not None:
+                fit = Line.from_estimator(regime.fit, "attention", "seconds").fit
+            found.append(
+                FittedRegime(
+                    where=f"{fixed} {value}" if fixed else "",
+                    range=(regime.low, regime.high),
+                    alpha=regime.alpha,
+                    beta=regime.beta,
+                    median_residual=regime.median_residual,
+                    worst_residual=regime.worst_residual,
+                    fit=fit,
+                )
+            )
+    return found
+
+
+def _component_points(plan: Plan, series: Mapping[str, Series]) -> dict[Component, list[tuple[float, float]]]:
+    """(size, seconds of a whole decode step), by component; those that were measured."""
+    layers, found = plan.model.layers, cast(dict[Component, list[tuple[float, float]]], {})
+    if "decode_attention" in series:
+        decodes = series["decode_attention"].seconds.items()
+        found["attention"] = [(point["batch"] * point["context"], layers * seconds) for point, seconds in decodes]
+    if all(name in series for name in FFN):
+        totals: dict[float, float] = {}
+        for name in FFN:
+            for point, seconds in series[name].seconds.items():
+                totals[point["tokens"]] = totals.get(point["tokens"], 0.0) + layers * seconds
+        found["ffn"] = sorted(totals.items())
+    if "round_trip" in series:
+        messages = series["round_trip"].seconds.items()
+        found["communication"] = [(point["requests"], layers * seconds) for point, seconds in messages]
+    return found
+
+
+def _overhead(plan: Plan, series: Mapping[str, Series], tables: KernelTables | None) -> StepOverhead:
+    if tables is None or "whole_step" not in series:
+        return StepOverhead(seconds=0.0)
+    settings = KernelTableSettings(model=plan.model.name, row_tile=ROW_TILE[plan.device])
+    bare = KernelTableStepTime(tables, settings, plan.model)
+    steps = []
+    for point, seconds in series["whole_step"].seconds.items():
+        batch = step_batch(point["chunk"], 0, point["decodes"], point["context"])
+        steps.append((dict(point.sizes), seconds, bare.seconds(batch)))
+    beyond = max(0.0, statistics.median(seconds - predicted for _, seconds, predicted in steps))
+    told = [
+        {**{name: float(size) for name, size in sizes.items()}, "seconds": seconds, "predicted": predicted + beyond}
+        for sizes, seconds, predicted in steps
+    ]
+    error = statistics.median(abs(each["predicted"] / each["seconds"] - 1) for each in told)
+    return StepOverhead(seconds=beyond, steps=told, median_error=error)
+
+
+def _layer_tables(
+    plan: Plan, series: Mapping[str, Series], attention: AttentionTimes | None, provenance: Provenance
+) -> LayerTables | None:
+    """ℓ_W4 and ℓ_EC; what is not linear goes with attention, over a fresh prompt of as many tokens."""
+    if attention is None or any(f"{form}/{kind}" not in series for form in ("w4", "ec") for kind in LAYER_TYPES):
+        return None
+    tokens = list(plan.grid.quantised)
+
+    def table(form: str) -> dict[Any, list[float]]:
+        return {
+            kind: [series[f"{form}/{kind}"].seconds[Point(f"{form}/{kind}", (("tokens", count),))] for count in tokens]
+            for kind in LAYER_TYPES
+        }
+
+    rest = [_others(series, tokens, name) for name in ("layernorm", "layernorm", "rotary_emb", "act_fn")]
+    prompts = [attention_seconds(attention, count) for count in tokens]
+    return LayerTables(
+        schema="twin.ec-tables/1",
+        layers=plan.model.layers,
+        tokens=tokens,
+        w4=table("w4"),
+        ec=table("ec"),
+        attention=[sum(each) for each in zip(prompts, *rest, strict=True)],
+        source=f"twin calibrate run on {provenance.device}",
+    )
+
+
+def _others(series: Mapping[str, Series], tokens: Sequence[int], name: str) -> list[float]:
+    points = sorted((point["tokens"], seconds) for point, seconds in series[name].seconds.items())
+    x, t = zip(*points, strict=True)
+    return [float(np.interp(count, x, t)) for count in tokens]

@@ -1,0 +1,166 @@
+"""Which points a calibration measures, and which of them are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
+"""Name in kernel tables: layer type."""
+
+ROW_BY_ROW = (*LINEAR, "layernorm", "rotary_emb", "act_fn", "embedding", "final_layernorm")
+HEAD = ("lm_head", "sampler")
+QUANTISED = tuple(f"{form}/{kind}" for form in ("w4", "ec") for kind in LINEAR.values())
+
+GROUPS = ("layers", "attention", "head", "quantised", "communication", "overhead")
+"""What `--ops` chooses from."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One thing to measure: an operation and its sizes, in order.
+
+    `held_out`: it enters no table and no line, and is what these are judged by.
+    """
+
+    operation: str
+    sizes: tuple[tuple[str, int], ...]
+    held_out: bool = False
+
+    @property
+    def key(self) -> str:
+        """As the journal names it."""
+        return " ".join([self.operation, *(f"{name}={value}" for name, value in self.sizes)])
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self.sizes)[name]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes of a calibration.
+
+    Attributes:
+        tokens: rows of the step. decodes: (batches, contexts). prompts: (chunks, tokens in the cache before them).
+            mixed: (chunks, before them, batches, contexts). sequences: rows of the head. quantised: rows of 4-bit
+            layers, from 1. requests: in a message. steps: of whole steps: (prompt tokens, decodes, context).
+        held_*: single points of the same kinds.
+        rounds: how often the whole grid is gone through. budget: seconds for the samples of a point in a round.
+        statistic: which of the rounds' medians is taken: the `median`, or the `least`, where other programs share the
+            machine: what they do to a round can only lengthen it.
+    """
+
+    tokens: Sequence[int]
+    held_tokens: Sequence[int]
+    decodes: tuple[Sequence[int], Sequence[int]]
+    held_decodes: Sequence[tuple[int, int]]
+    prompts: tuple[Sequence[int], Sequence[int]]
+    held_prompts: Sequence[tuple[int, int]]
+    mixed: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+    held_mixed: Sequence[tuple[int, int, int, int]]
+    sequences: Sequence[int]
+    held_sequences: Sequence[int]
+    quantised: Sequence[int]
+    held_quantised: Sequence[int]
+    requests: Sequence[int]
+    held_requests: Sequence[int]
+    steps: Sequence[tuple[int, int, int]]
+    rounds: int
+    budget: float
+    statistic: Literal["median", "least"]
+
+    def points(self, groups: Sequence[str]) -> list[Point]:
+        """All points of the groups, without those of `overhead` and `communication`, which are no kernels."""
+        found: list[Point] = []
+        if "layers" in groups:
+            found += _line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)
+        if "attention" in groups:
+            found += _box("decode_attention", ("batch", "context"), self.decodes, self.held_decodes)
+            found += _box("prefill_attention", ("chunk", "before"), self.prompts, self.held_prompts)
+            found += _box("mixed_attention", ("chunk", "before", "batch", "context"), self.mixed, self.held_mixed)
+        if "head" in groups:
+            found += _line(HEAD, "sequences", self.sequences, self.held_sequences)
+        if "quantised" in groups:
+            found += _line(QUANTISED, "tokens", self.quantised, self.held_quantised)
+        return found
+
+
+def _line(names: Sequence[str], axis: str, sizes: Sequence[int], held: Sequence[int]) -> Iterator[Point]:
+    for name in names:
+        yield from (Point(name, ((axis, size),)) for size in sizes)
+        yield from (Point(name, ((axis, size),), held_out=True) for size in held)
+
+
+def _box(
+    name: str, axes: Sequence[str], sizes: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
+) -> Iterator[Point]:
+    yield from (Point(name, tuple(zip(axes, each, strict=True))) for each in product(*sizes))
+    yield from (Point(name, tuple(zip(axes, each, strict=True)), held_out=True) for each in held)
+
+
+CPU = Grid(
+    tokens=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512),
+    held_tokens=(5, 10, 20, 48, 96, 192, 384),
+    decodes=((1, 2, 4, 8, 16, 32), (16, 64, 256, 512, 1024)),
+    held_decodes=((1, 128), (3, 64), (6, 256), (12, 384), (24, 512), (4, 768), (2, 32)),
+    prompts=((16, 32, 64, 128, 192, 256, 384, 512), (0, 128, 256, 512, 1024)),
+    held_prompts=((48, 0), (96, 0), (160, 0), (320, 0), (448, 0), (64, 384), (128, 768), (96, 192)),
+    mixed=((16, 64, 192, 512), (0, 512), (1, 8, 32), (64, 512)),
+    held_mixed=((32, 0, 4, 256), (128, 256, 16, 64), (256, 0, 8, 256), (96, 256, 4, 128), (384, 0, 16, 64)),
+    sequences=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64),
+    held_sequences=(5, 10, 20, 28, 48),
+    quantised=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    held_quantised=(12, 48, 96, 192, 384),
+    requests=(1, 4, 16, 64, 256, 1024, 4096),
+    held_requests=(32, 512, 2048),
+    steps=((0, 1, 64), (0, 8, 256), (0, 32, 256), (64, 0, 0), (256, 0, 0), (128, 8, 512)),
+    rounds=4,
+    budget=0.02,
+    statistic="least",
+)
+"""For a small model in under three minutes on two cores."""
+
+CUDA = Grid(
+    tokens=(*range(1, 17), *range(24, 129, 8), *range(160, 513, 32), 640, 768, 1024, 1536, 2048, 4096, 8192),
+    held_tokens=(20, 44, 100, 200, 400, 900, 1280, 3072, 6144),
+    decodes=((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 512, 1024, 2048, 4096, 8192)),
+    held_decodes=((1, 3072), (3, 1024), (6, 2048), (12, 768), (24, 1536), (48, 4096), (96, 1024), (192, 512)),
+    prompts=((16, 64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 512, 2048, 8192)),
+    held_prompts=((96, 0), (384, 0), (768, 0), (1536, 0), (3072, 0), (256, 1024), (1024, 4096)),
+    mixed=((16, 128, 512, 2048), (0, 2048), (1, 8, 32, 128), (256, 1024, 4096)),
+    held_mixed=((64, 0, 16, 512), (256, 1024, 64, 1024), (1024, 0, 4, 2048)),
+    sequences=(*range(1, 17), 24, 32, 48, 64, 96, 128, 192, 256),
+    held_sequences=(20, 40, 80, 160, 224),
+    quantised=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+    held_quantised=(3, 12, 48, 96, 192, 768, 3072),
+    requests=(1, 4, 16, 64, 256, 1024, 4096),
+    held_requests=(32, 512, 2048),
+    steps=((0, 1, 512), (0, 8, 1024), (0, 64, 1024), (512, 0, 0), (2048, 0, 0), (512, 32, 1024)),
+    rounds=3,
+    budget=0.1,
+    statistic="median",
+)
+
+QUICK = Grid(
+    tokens=(1, 8, 32, 64),
+    held_tokens=(16,),
+    decodes=((1, 4), (16, 64, 128)),
+    held_decodes=((2, 64),),
+    prompts=((16, 32, 64), (0, 64)),
+    held_prompts=((48, 0),),
+    mixed=((16, 64), (0, 64), (1, 4), (16, 64)),
+    held_mixed=(),
+    sequences=(1, 4, 8),
+    held_sequences=(6,),
+    quantised=(1, 16, 64),
+    held_quantised=(32,),
+    requests=(1, 64, 256),
+    held_requests=(128,),
+    steps=((0, 1, 64), (32, 0, 0)),
+    rounds=2,
+    budget=0.005,
+    statistic="least",
+)
+"""To see that it runs: too few points for anything else."""

@@ -1,0 +1,176 @@
+"""Measures the points of a grid, round after round, keeping each in a journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import platform
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.microbenchmark import COLD_BYTES, Case, Timing, measure
+from latency_models.models import Model
+from live.calibration import whole_steps
+from live.calibration.grid import Grid, Point
+from live.calibration.journal import Journal
+from live.calibration.messages import round_trips
+from live.calibration.operations import Bench, case_of, missing, shape_of
+from workloads.errors import BadInput
+
+Measure = Callable[[Case], Timing]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SCHEMA = "twin.calibration-journal/1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and on what. `groups` are those of `grid.GROUPS` that were asked for."""
+
+    model: Model
+    device: str
+    dtype: str
+    grid: Grid
+    groups: Sequence[str]
+    epsilon: float = 1e-5
+
+    def points(self) -> tuple[list[Point], dict[str, str]]:
+        """The points that can be measured, and the operations that cannot, with why.
+
+        Raises:
+            BadInput: a model that is not dense with grouped queries.
+        """
+        shape = shape_of(self.model)
+        everything = self.grid.points(self.groups)
+        names = dict.fromkeys(point.operation for point in everything)
+        skipped = {name: why for name in names if (why := missing(name, shape))}
+        for group, what in (("communication", "only with --ops communication"), ("overhead", "left out by --ops")):
+            if group not in self.groups:
+                skipped[group] = what
+        found = [point for point in everything if point.operation not in skipped]
+        if "overhead" in self.groups:
+            found += [whole_steps.step_point(*each) for each in self.grid.steps]
+        return found, skipped
+
+    def messages(self) -> list[Point]:
+        """Messages between two processes; none unless asked for."""
+        if "communication" not in self.groups:
+            return []
+        grid = self.grid
+        held = [Point("round_trip", (("requests", size),), held_out=True) for size in grid.held_requests]
+        return [Point("round_trip", (("requests", size),)) for size in grid.requests] + held
+
+    def about(self) -> dict[str, Any]:
+        """What two runs must have in common for one to continue the other."""
+        what = {
+            "schema": SCHEMA,
+            "device": device_name(self.device),
+            "model": self.model.model_dump(mode="json", by_alias=True),
+            "dtype": self.dtype,
+            "grid": dataclasses.asdict(self.grid),
+            "versions": versions(),
+        }
+        about: dict[str, Any] = json.loads(json.dumps(what))
+        return about
+
+
+def count(plan: Plan) -> int:
+    """How many measurements a run takes."""
+    points, _ = plan.points()
+    return plan.grid.rounds * (len(points) + len(plan.messages()))
+
+
+def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], timer: Measure | None = None) -> None:
+    """Every point in every round, but for those that the journal has. Each round has an order of its own, so that what
+    drifts while it lasts is no function of size.
+
+    Args:
+        advance: told of each measurement that was made.
+        timer: in place of the clock.
+    """
+    dtype = DTYPES[plan.dtype]
+    bench = Bench(shape_of(plan.model, plan.epsilon), plan.device, dtype)
+    weights = int(plan.model.parameters * dtype.itemsize)
+    points, _ = plan.points()
+
+    def by_clock(case: Case) -> Timing:
+        # Between two uses of an input, a step goes through the model's weights, and other layers' inputs of this kind.
+        cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
+        return measure(case, plan.device, budget=plan.grid.budget, samples=15, cold=cold)
+
+    for number in range(plan.grid.rounds):
+        for point in random.Random(number).sample(points, len(points)):
+            key = f"{number} {point.key}"
+            if key in journal:
+                continue
+            make = whole_steps.step_case if point.operation == "whole_step" else case_of
+            timing = (timer or by_clock)(make(point, bench))
+            journal.add(key, seconds=timing.seconds, spread=timing.spread, samples=timing.samples)
+            advance(point.key)
+        _measure_messages(plan, journal, advance, number, bench.shape.hidden * dtype.itemsize)
+
+
+def _measure_messages(
+    plan: Plan, journal: Journal, advance: Callable[[str], None], number: int, bytes_each: int
+) -> None:
+    points = [point for point in plan.messages() if f"{number} {point.key}" not in journal]
+    if not points:
+        return
+    for point, seconds in zip(points, round_trips([each["requests"] for each in points], bytes_each), strict=True):
+        journal.add(f"{number} {point.key}", seconds=seconds, spread=0.0, samples=1)
+        advance(point.key)
+
+
+def device_name(device: str) -> str:
+    """The product behind "cpu" or "cuda", and for a CPU the threads that were used.
+
+    Raises:
+        BadInput: no such device here.
+    """
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise BadInput("expected a CUDA device, found none", field="--device", value=device)
+        return torch.cuda.get_device_name()
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].partition(":")[2].strip() if lines else model
+    return f"{model}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """Of what was installed."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    for name in ("triton", "serving-twin"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def commit() -> str | None:
+    """The commit that this code was checked out at; None outside a checkout."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or None
+
+
+def today() -> datetime.date:
+    """In UTC."""
+    return datetime.datetime.now(datetime.UTC).date()

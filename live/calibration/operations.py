@@ -1,0 +1,199 @@
+"""A point of the grid as something that can be timed: the call that an engine makes, on random values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from kernels.decode_attention import cases as decode_attention
+from kernels.error_compensator import compensated_gemm
+from kernels.error_compensator.cases import random_layer
+from kernels.microbenchmark import Case
+from kernels.prefill_attention import cases as prefill_attention
+from kernels.rms_norm import cases as rms_norm
+from kernels.rope_kv_write import cases as rope_kv_write
+from kernels.sampling import cases as sampling
+from kernels.shapes import Shape
+from kernels.silu_mul import cases as silu_mul
+from kernels.w4_gemm import w4_gemm
+from kernels.w4_gemm.pack import GROUP
+from latency_models.models import DenseFFN, GroupedQueryAttention, Model
+from live.calibration.grid import LINEAR, Point
+from workloads.errors import BadInput
+
+BLOCK = 16
+"""Tokens of a page."""
+
+Call = Callable[[], object]
+Make = Callable[[], Call]
+
+RANK = 28
+"""Of an error compensator: SPEAR's for Llama-2-7B (table 8)."""
+
+
+def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
+    """The shapes that kernels are called with.
+
+    Raises:
+        BadInput: a model that is not dense with grouped queries.
+    """
+    heads, ffn = model.attention, model.ffn
+    if not isinstance(heads, GroupedQueryAttention) or not isinstance(ffn, DenseFFN):
+        raise BadInput("expected a dense model with grouped queries", field="model", value=model.name)
+    return Shape(
+        layers=model.layers,
+        hidden=model.hidden_size,
+        intermediate=ffn.intermediate_size,
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        vocabulary=model.vocabulary,
+        qk_norm=heads.qk_norm,
+        epsilon=epsilon,
+    )
+
+
+def via(operation: str, device: str) -> str:
+    """What runs: "triton" or "reference" of this project's kernels, or "torch" where a library's product serves."""
+    if operation in (*LINEAR, "lm_head", "embedding"):
+        return "torch"
+    return "triton" if device == "cuda" else "reference"
+
+
+def missing(operation: str, shape: Shape) -> str:
+    """Why an operation cannot be measured; "" if it can."""
+    form, _, kind = operation.partition("/")
+    if form not in ("w4", "ec"):
+        return ""
+    inputs = shape.linear()[kind][1]
+    return f"its {inputs} inputs are no whole groups of {GROUP}" if inputs % GROUP else ""
+
+
+class Pool:
+    """Weights that were made once and serve every point: making them takes longer than measuring with them."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, list[Any]] = {}
+
+    def take(self, name: str, number: int, make: Callable[[], Any]) -> Any:
+        """The weights of this name and number, made if they are not there."""
+        made = self._made.setdefault(name, [])
+        while len(made) <= number:
+            made.append(make())
+        return made[number]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all points have in common."""
+
+    shape: Shape
+    device: str
+    dtype: torch.dtype
+    pool: Pool = field(default_factory=Pool)
+
+    def random(self, *size: int) -> torch.Tensor:
+        """Values of variance 1."""
+        return torch.randn(size, device=self.device, dtype=self.dtype)
+
+
+def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
+    """What `kernels.microbenchmark.measure` times for a point.
+
+    Sets of inputs of linear layers have weights numbered from `first`.
+    """
+    sizes, shape = dict(point.sizes), bench.shape
+    on = (shape, bench.device, bench.dtype)
+    if point.operation in LINEAR:
+        return _linear(point.operation, sizes["tokens"], *shape.linear()[LINEAR[point.operation]], bench, first)
+    if "/" in point.operation:
+        return _quantised(point, bench, first)
+    if point.operation == "lm_head":
+        return _linear("lm_head", sizes["sequences"], shape.vocabulary, shape.hidden, bench, first)
+    if point.operation == "embedding":
+        return _embedding(sizes["tokens"], bench)
+    if point.operation == "mixed_attention":
+        return _mixed(point, bench)
+    makers: dict[str, Callable[..., Iterator[Case]]] = {
+        "layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
+        "final_layernorm": lambda tokens: rms_norm.cases(*on, [tokens]),
+        "rotary_emb": lambda tokens: rope_kv_write.cases(*on, [tokens], block_size=BLOCK),
+        "act_fn": lambda tokens: silu_mul.cases(*on, [tokens]),
+        "sampler": lambda sequences: sampling.cases(*on, [sequences], ["all"]),
+        "decode_attention": lambda batch, context: _decodes(bench, batch, context),
+        "prefill_attention": lambda chunk, before: _prompt(bench, chunk, before),
+    }
+    return replace(next(makers[point.operation](**sizes)), operation=point.operation, sizes=sizes)
+
+
+def _decodes(bench: Bench, batch: int, context: int) -> Iterator[Case]:
+    return decode_attention.cases(bench.shape, bench.device, bench.dtype, [batch], [context], block_size=BLOCK)
+
+
+def _prompt(bench: Bench, chunk: int, before: int) -> Iterator[Case]:
+    return prefill_attention.cases(bench.shape, bench.device, bench.dtype, [1], [chunk], [before], block_size=BLOCK)
+
+
+def _case(name: str, axis: str, size: int, make: Make, moved: int) -> Case:
+    return Case(name, {axis: size}, make, moved=moved, flops=0, set_bytes=moved)
+
+
+def _linear(name: str, tokens: int, outputs: int, inputs: int, bench: Bench, first: int) -> Case:
+    numbers = count(first)
+
+    def make() -> Call:
+        x = bench.random(tokens, inputs)
+        weight = bench.pool.take(name, next(numbers), lambda: bench.random(outputs, inputs))
+        return lambda: functional.linear(x, weight)
+
+    moved = (outputs * inputs + tokens * (outputs + inputs)) * bench.dtype.itemsize
+    return _case(name, "sequences" if name == "lm_head" else "tokens", tokens, make, moved)
+
+
+def _embedding(tokens: int, bench: Bench) -> Case:
+    def make() -> Call:
+        table = bench.pool.take("embedding", 0, lambda: bench.random(bench.shape.vocabulary, bench.shape.hidden))
+        ids = torch.randint(bench.shape.vocabulary, (tokens,), device=bench.device)
+        return lambda: functional.embedding(ids, table)
+
+    return _case("embedding", "tokens", tokens, make, 2 * tokens * bench.shape.hidden * bench.dtype.itemsize)
+
+
+def _quantised(point: Point, bench: Bench, first: int) -> Case:
+    form, _, kind = point.operation.partition("/")
+    outputs, inputs = bench.shape.linear()[kind]
+    tokens, numbers = point["tokens"], count(first)
+
+    def make() -> Call:
+        weight, compensator = bench.pool.take(
+            f"quantised {kind}", next(numbers), lambda: random_layer(outputs, inputs, RANK, GROUP, bench.device)
+        )
+        x = bench.random(tokens, inputs)
+        return (lambda: w4_gemm(x, weight)) if form == "w4" else (lambda: compensated_gemm(x, weight, compensator))
+
+    moved = outputs * inputs // 2 + tokens * (outputs + inputs) * bench.dtype.itemsize
+    return _case(point.operation, "tokens", tokens, make, moved)
+
+
+def _mixed(point: Point, bench: Bench) -> Case:
+    """A chunk of one prompt, and decodes: two calls, as an engine makes them."""
+    prompt = next(_prompt(bench, point["chunk"], point["before"]))
+    decodes = next(_decodes(bench, point["batch"], point["context"]))
+
+    def make() -> Call:
+        first, second = prompt.prepare(), decodes.prepare()
+        return lambda: (first(), second())
+
+    return Case(
+        "mixed_attention",
+        dict(point.sizes),
+        make,
+        moved=prompt.moved + decodes.moved,
+        flops=prompt.flops + decodes.flops,
+        set_bytes=prompt.set_bytes + decodes.set_bytes,
+    )

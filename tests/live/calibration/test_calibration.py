@@ -1,0 +1,247 @@
+"""From a grid to a file that simulates: with a clock that is made up, and once with the real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.microbenchmark import Case, Timing
+from latency_models.calibration import load_calibration
+from latency_models.measured_calibration import MeasuredCalibration, read_measured_calibration
+from live.calibration import running
+from live.calibration.grid import LINEAR
+from live.calibration.measuring import Plan
+from schedulers.batches import Batch
+from twin.cli import run
+from workloads.errors import BadInput
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+TINY = EXAMPLES / "models" / "tiny-llama.json"
+GROUPS = ("layers", "attention", "head", "quantised")
+
+ALPHA, BETA = 2e-6, 3e-5
+OVERHEAD = 5e-4
+
+
+def made_up(case: Case) -> float:
+    """Seconds of a machine that is linear, but for gate_up_proj, whose weights take 100 µs to read."""
+    sizes = dict(case.sizes)
+    if case.operation == "gate_up_proj":
+        return max(1e-4, 4e-6 * sizes["tokens"])
+    if "chunk" in sizes or "batch" in sizes:
+        decodes = sizes.get("batch", 0) * (ALPHA + 1e-8 * sizes.get("context", 0))
+        return BETA + decodes + sizes.get("chunk", 0) * (ALPHA + 1e-8 * sizes.get("before", 0))
+    return BETA + ALPHA * next(iter(sizes.values()))
+
+
+class Clock:
+    """Times without running anything; may break off after some measurements."""
+
+    def __init__(self, seconds: Callable[[Case], float] = made_up, breaks_after: int | None = None) -> None:
+        self.seconds, self.left, self.asked = seconds, breaks_after, 0
+
+    def __call__(self, case: Case) -> Timing:
+        if self.left == self.asked:
+            raise KeyboardInterrupt
+        self.asked += 1
+        return Timing(self.seconds(case), 0.0, 5, 1)
+
+
+def nothing(text: str) -> None:
+    """Progress that nobody watches."""
+
+
+def calibrated(plan: Plan, output: Path, clock: Clock) -> MeasuredCalibration:
+    return running.calibrate(plan, running.open_journal(plan, output), output, nothing, clock)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return running.make_plan(TINY, "cpu", groups=GROUPS)
+
+
+def test_a_known_machine_is_recovered(plan: Plan, tmp_path: Path) -> None:
+    made = calibrated(plan, tmp_path / "c.yaml", Clock())
+    for name in ("qkv_proj", "act_fn", "lm_head", "w4/o", "ec/down"):
+        (line,) = made.operations[name].lines
+        assert line.alpha == pytest.approx(ALPHA)
+        assert line.beta == pytest.approx(BETA)
+    for name, operation in made.operations.items():
+        assert operation.repeat_spread == 0
+        assert operation.allowed == 0.05
+        assert operation.held_out is not None
+        assert operation.held_out.median < 1e-6 or name == "gate_up_proj"
+        assert operation.holds
+    lines = {line.where: line for line in made.operations["decode_attention"].lines}
+    assert lines["batch 8"].alpha == pytest.approx(8e-8)
+    assert lines["batch 8"].beta == pytest.approx(BETA + 8 * ALPHA)
+
+
+def test_a_knee_is_split_not_averaged(plan: Plan, tmp_path: Path) -> None:
+    made = calibrated(plan, tmp_path / "c.yaml", Clock())
+    flat, rising = made.operations["gate_up_proj"].lines
+    assert (flat.range[1], flat.alpha, flat.beta) == (24, 0.0, pytest.approx(1e-4))
+    assert (rising.range[0], rising.alpha) == (32, pytest.approx(4e-6))
+
+
+def test_what_does_not_hold_is_said(plan: Plan, tmp_path: Path) -> None:
+    """A machine that is twice as slow at the sizes that are held out: no line through the others finds them."""
+    held = set(plan.grid.held_tokens)
+
+    def uneven(case: Case) -> float:
+        slow = case.operation == "o_proj" and case.sizes["tokens"] in held
+        return made_up(case) * (2 if slow else 1)
+
+    made = calibrated(plan, tmp_path / "c.yaml", Clock(uneven))
+    o_proj = made.operations["o_proj"]
+    assert not o_proj.holds
+    assert o_proj.held_out is not None
+    assert o_proj.held_out.median == pytest.approx(0.5)
+    assert made.operations["qkv_proj"].holds
+
+
+def test_a_machine_that_does_not_repeat_itself_is_allowed_more(plan: Plan, tmp_path: Path) -> None:
+    calls: dict[str, int] = {}
+
+    def restless(case: Case) -> float:
+        key = f"{case.operation} {case.sizes}"
+        calls[key] = calls.get(key, 0) + 1
+        return made_up(case) * (1 + 0.02 * calls[key])  # rounds at 1.02 to 1.08
+
+    made = calibrated(plan, tmp_path / "c.yaml", Clock(restless))
+    operation = made.operations["qkv_proj"]
+    assert operation.repeat_spread == pytest.approx(0.06 / 1.05)
+    assert operation.allowed == 0.1
+    assert operation.lines[0].alpha == pytest.approx(1.02 * ALPHA)
+
+
+def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
+    output = tmp_path / "c.yaml"
+    whole = Clock()
+    expected = calibrated(plan, tmp_path / "other.yaml", whole)
+    first = Clock(breaks_after=100)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(plan, output, first)
+    assert not output.exists()
+    journal = running.journal_of(output)
+    journal.write_text(journal.read_text() + '{"key": "cut sho')
+    second = Clock()
+    made = calibrated(plan, output, second)
+    assert first.asked == 100
+    assert first.asked + second.asked == whole.asked == running.count(plan)
+    assert made.operations == expected.operations
+    assert made.tables == expected.tables
+    third = Clock()
+    assert calibrated(plan, output, third) == made
+    assert third.asked == 0
+
+
+def test_another_plan_begins_anew(plan: Plan, tmp_path: Path) -> None:
+    output = tmp_path / "c.yaml"
+    calibrated(plan, output, Clock())
+    half = running.make_plan(TINY, "cpu", "bfloat16", GROUPS)
+    assert not running.open_journal(half, output).entries
+
+
+def test_the_file_simulates_what_was_measured(plan: Plan, tmp_path: Path) -> None:
+    output = tmp_path / "c.yaml"
+    made = calibrated(plan, output, Clock())
+    assert read_measured_calibration(output) == made
+    step = made.step_time().seconds(Batch([], [None] * 8, 8 * 256, 256))
+    layer = 2 * (BETA + 8 * ALPHA) + 5 * (BETA + 8 * ALPHA) + 1e-4 + (BETA + 8 * (ALPHA + 1e-8 * 256))
+    rest = 4 * (BETA + 8 * ALPHA)  # embedding, last norm, head, sampler
+    assert step == pytest.approx(4 * layer + rest)
+
+
+def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
+    plan = running.make_plan(TINY, "cpu", groups=(*GROUPS, "overhead"))
+    bare = calibrated(running.make_plan(TINY, "cpu", groups=GROUPS), tmp_path / "bare.yaml", Clock()).step_time()
+
+    def with_steps(case: Case) -> float:
+        if case.operation != "whole_step":
+            return made_up(case)
+        from live.calibration.assembling import step_batch
+
+        sizes = case.sizes
+        return OVERHEAD + bare.seconds(step_batch(sizes["chunk"], 0, sizes["decodes"], sizes["context"]))
+
+    made = calibrated(plan, tmp_path / "c.yaml", Clock(with_steps))
+    assert made.overhead.seconds == pytest.approx(OVERHEAD)
+    assert made.overhead.median_error == pytest.approx(0, abs=1e-9)
+    assert made.step_time().seconds(Batch([], [None], 64, 64)) == pytest.approx(
+        OVERHEAD + bare.seconds(Batch([], [None], 64, 64))
+    )
+
+
+def test_tables_of_compensated_layers(plan: Plan, tmp_path: Path) -> None:
+    made = calibrated(plan, tmp_path / "c.yaml", Clock())
+    assert made.ec is not None
+    assert made.ec.tokens == list(plan.grid.quantised)
+    assert made.ec.w4["qkv"][4] == pytest.approx(BETA + 16 * ALPHA)
+    assert made.ec.attention[4] == pytest.approx(5 * (BETA + 16 * ALPHA))  # a prompt, two norms, rope, activation
+
+
+def test_lines_feed_an_afd_scenario_only_with_messages(plan: Plan, tmp_path: Path) -> None:
+    output = tmp_path / "c.yaml"
+    made = calibrated(plan, output, Clock())
+    assert made.skipped["communication"] == "only with --ops communication"
+    with pytest.raises(BadInput, match="communication"):
+        load_calibration(output)
+    line = made.ffn
+    assert line is not None
+    with_messages = made.model_copy(update={"communication": line})
+    output.write_text(with_messages.to_yaml())
+    assert load_calibration(output).step_line("attention")[0] == made.attention.alpha  # type: ignore[union-attr]
+
+
+def test_without_attention_there_are_no_step_times(tmp_path: Path) -> None:
+    plan = running.make_plan(TINY, "cpu", groups=("layers",))
+    made = calibrated(plan, tmp_path / "c.yaml", Clock())
+    assert set(LINEAR) <= set(made.operations)
+    with pytest.raises(BadInput, match="tables"):
+        made.step_time()
+
+
+def test_a_minute_grid_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real clock, few points: the command writes a file, figures and a table, and `twin simulate` takes the file.
+
+    Whether so few points of so short a time hold is not asked."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    command = ["calibrate", "run", "--device", "cpu", "--model", str(TINY), "--quick", "-o"]
+    try:
+        code = run([*command, "tiny-llama-cpu.calibration.yaml", "--json"])
+    finally:
+        torch.set_num_threads(threads)
+    document = json.loads(capsys.readouterr().out)
+    assert code in (0, 4)
+    assert code == (0 if all(each["holds"] for each in document["operations"].values()) else 4)
+    assert document["provenance"]["method"] == "measured"
+    figures = {path.name for path in (tmp_path / "tiny-llama-cpu.calibration-figures").iterdir()}
+    assert figures == {f"{name.replace('/', '-')}.svg" for name in document["operations"]}
+    (tmp_path / "scenario.yaml").write_text((EXAMPLES / "tiny-llama-cpu.yaml").read_text())
+    assert run(["simulate", "scenario.yaml", "--json", "--no-figures", "--set", "workload.requests=10"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["summary"]["output_throughput"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--device", "tpu"], "--device: got 'tpu', expected cpu or cuda"),
+        (["--device", "cpu", "--ops", "layers,everything"], "--ops: got 'everything'"),
+        (["--device", "cpu", "--dtype", "int8"], "--dtype: got 'int8'"),
+    ],
+)
+def test_bad_arguments_are_told(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["calibrate", "run", "--model", str(TINY), "-o", str(tmp_path / "c.yaml")]
+    assert run([*command, *arguments]) == 2
+    assert told in capsys.readouterr().err
