@@ -98,6 +98,7 @@ class Engine:
         for sequence, token in zip(produced.sequences, produced.tokens, strict=True):
             generation = generation_of(sequence)
             generation.output.append(token)
+            generation.times.append(end)
             if generation.first_token < 0:
                 generation.first_token = end
             generation.last_token = end

@@ -25,6 +25,7 @@ class Generation:
         wish: how tokens are drawn. end_tokens: ids that end the answer. fewest: tokens before which none of them does.
         output: ids given so far. ending: why it is over, "" while it is not.
         submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 while they have not come.
+        times: when each of `output` came.
         pooled: where the request asks for no tokens but for the state of its last one: (hidden,) float32.
     """
 
@@ -40,6 +41,7 @@ class Generation:
     first_token: float = -1.0
     last_token: float = -1.0
     pooled: npt.NDArray[np.float32] | None = None
+    times: list[float] = field(default_factory=list)
 
     def ends_with(self, token: int) -> bool:
         """Whether the answer is over with this token, which is the latest of `output`."""

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from live.engine import Engine
 from live.generation import Generation
 from schedulers.batches import Batch
@@ -34,6 +37,19 @@ class Played:
     generations: list[Generation]
     steps: list[TimedStep]
     late: list[float]
+
+    def columns(self) -> dict[str, npt.NDArray[np.float64]]:
+        """One entry a request: arrival, first_token, last_token (seconds) and output_tokens; and `gaps`, the seconds
+        between successive tokens, of all of them together."""
+        done = self.generations
+        gaps = [np.diff(np.array(each.times)) for each in done if len(each.times) > 1]
+        return {
+            "arrival": np.array([each.request.arrival for each in done]),
+            "first_token": np.array([each.first_token for each in done]),
+            "last_token": np.array([each.last_token for each in done]),
+            "output_tokens": np.array([float(len(each.output)) for each in done]),
+            "gaps": np.concatenate(gaps) if gaps else np.empty(0),
+        }
 
 
 def play(engine: Engine, generations: Sequence[Generation]) -> Played:
