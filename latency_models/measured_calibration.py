@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.calibration import Calibration, FitReport, Line, Pair, Provenance
 from latency_models.ec_tables import LayerTables
@@ -69,15 +69,18 @@ class Operation(Strict):
 
 
 class StepOverhead(Strict):
-    """What a step takes beyond its operations, seconds, and how well whole steps are met with it.
+    """What a whole step takes beyond its operations timed one by one: seconds + factor · their sum.
+
+    The factor is what operations lose when others run between them: caches, branch predictors, fresh memory.
 
     Attributes:
-        seconds: median over the composed steps of measured less predicted; 0 if they took less.
-        steps: measured steps: (rows, sequences, seconds, predicted seconds), predicted with the overhead.
+        seconds, factor: fitted to the composed steps. 0 and 1 where none were measured.
+        steps: those steps: chunk, decodes, context of each, seconds measured, and predicted with the two.
         median_error: of |predicted - measured| / measured.
     """
 
     seconds: NonNegativeFloat
+    factor: PositiveFloat = 1.0
     steps: list[dict[str, float]] = Field(default_factory=list)
     median_error: NonNegativeFloat | None = None
 
@@ -124,7 +127,12 @@ class MeasuredCalibration(Strict):
             raise BadInput(
                 "expected tables, which were not measured; run it with layers, attention and head", field="tables"
             )
-        settings = KernelTableSettings(model=self.model.name, overhead=self.overhead.seconds, row_tile=self.row_tile)
+        settings = KernelTableSettings(
+            model=self.model.name,
+            overhead=self.overhead.seconds,
+            time_scale=self.overhead.factor,
+            row_tile=self.row_tile,
+        )
         return KernelTableStepTime(self.tables, settings, self.model)
 
     def lines(self) -> Calibration:

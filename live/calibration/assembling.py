@@ -53,16 +53,20 @@ def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
     points, _ = plan.points()
     found: dict[str, dict[Point, list[float]]] = {}
     for point in [*points, *plan.messages()]:
-        rounds = [journal[f"{number} {point.key}"]["seconds"] for number in range(plan.grid.rounds)]
+        rounds = measuring.rounds_of(journal, point, plan.grid.rounds + measuring.MORE_ROUNDS)
         found.setdefault(point.operation, {})[point] = rounds
     take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
     return {
         name: Series(
             {point: take(rounds) for point, rounds in series.items()},
-            statistics.median((max(rounds) - min(rounds)) / statistics.median(rounds) for rounds in series.values()),
+            statistics.median(_spread(rounds[: plan.grid.rounds]) for rounds in series.values()),
         )
         for name, series in found.items()
     }
+
+
+def _spread(rounds: Sequence[float]) -> float:
+    return (max(rounds) - min(rounds)) / statistics.median(rounds)
 
 
 def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
@@ -273,13 +277,22 @@ def _overhead(plan: Plan, series: Mapping[str, Series], tables: KernelTables | N
     for point, seconds in series["whole_step"].seconds.items():
         batch = step_batch(point["chunk"], 0, point["decodes"], point["context"])
         steps.append((dict(point.sizes), seconds, bare.seconds(batch)))
-    beyond = max(0.0, statistics.median(seconds - predicted for _, seconds, predicted in steps))
+    beyond, factor = _beyond([bare for _, _, bare in steps], [seconds for _, seconds, _ in steps])
     told = [
-        {**{name: float(size) for name, size in sizes.items()}, "seconds": seconds, "predicted": predicted + beyond}
-        for sizes, seconds, predicted in steps
+        {**{name: float(size) for name, size in sizes.items()}, "seconds": seconds, "predicted": beyond + factor * sum_}
+        for sizes, seconds, sum_ in steps
     ]
     error = statistics.median(abs(each["predicted"] / each["seconds"] - 1) for each in told)
-    return StepOverhead(seconds=beyond, steps=told, median_error=error)
+    return StepOverhead(seconds=beyond, factor=factor, steps=told, median_error=error)
+
+
+def _beyond(sums: list[float], measured: list[float]) -> tuple[float, float]:
+    """(seconds, factor) of `StepOverhead`; only seconds where too few steps were measured for both."""
+    try:
+        line = LinearLatency(relative=True, holdout=0).fit(sums, measured)
+    except CannotFit:
+        return max(0.0, statistics.median(t - x for x, t in zip(sums, measured, strict=True))), 1.0
+    return line.beta_, line.alpha_
 
 
 def _layer_tables(

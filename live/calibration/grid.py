@@ -115,9 +115,12 @@ CPU = Grid(
     held_quantised=(12, 48, 96, 192, 384),
     requests=(1, 4, 16, 64, 256, 1024, 4096),
     held_requests=(32, 512, 2048),
-    steps=((0, 1, 64), (0, 8, 256), (0, 32, 256), (64, 0, 0), (256, 0, 0), (128, 8, 512)),
+    steps=(
+        *((0, 1, 64), (0, 4, 512), (0, 8, 256), (0, 16, 128), (0, 32, 64), (0, 32, 256)),
+        *((32, 0, 0), (64, 0, 0), (256, 0, 0), (512, 0, 0), (64, 4, 256), (128, 8, 512)),
+    ),
     rounds=4,
-    budget=0.02,
+    budget=0.015,
     statistic="least",
 )
 """For a small model in under three minutes on two cores."""
@@ -158,7 +161,7 @@ QUICK = Grid(
     held_quantised=(32,),
     requests=(1, 64, 256),
     held_requests=(128,),
-    steps=((0, 1, 64), (32, 0, 0)),
+    steps=((0, 1, 64), (0, 4, 64), (32, 0, 0)),
     rounds=2,
     budget=0.005,
     statistic="least",

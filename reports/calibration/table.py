@@ -53,10 +53,11 @@ def overhead(document: Document) -> str:
     if told.get("median_error") is None:
         return "whole steps: not measured"
     errors = [each["predicted"] / each["seconds"] - 1 for each in told["steps"]]
+    middle = _per_cent(told["median_error"])
     low, high = 100 * min(errors), 100 * max(errors)
     return (
-        f"whole steps: {told['seconds'] * 1e6:.0f} µs beyond their operations; with that {len(errors)} steps are"
-        f" predicted {low:+.1f} to {high:+.1f} % off, {_per_cent(told['median_error'])} in the median"
+        f"whole steps: {told['factor']:.3f} times their operations + {told['seconds'] * 1e6:.0f} µs; with that"
+        f" {len(errors)} steps are predicted {low:+.1f} to {high:+.1f} % off, {middle} in the median"
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 import cyclopts
 
+from twin import __version__
 from twin.cli.calibrate import calibrate
 from twin.cli.report import report
 from twin.cli.reproduce import reproduce
@@ -23,7 +23,7 @@ from workloads.errors import TwinError
 app = cyclopts.App(
     name="twin",
     help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
-    version=lambda: metadata.version("serving-twin"),
+    version=__version__,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
     help_format="plaintext",

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import platform
-import re
 import shlex
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "matplotlib")
+from twin import __version__
+
+PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
+"""Whose versions may matter to a result. Those that a command has loaded are written down."""
 
 
 def manifest(asked: dict[str, Any]) -> dict[str, Any]:
     """What `manifest.json` holds, before the run says how it stands."""
     return {
         "command": shlex.join(["twin", *sys.argv[1:]]),
-        "version": _version("serving-twin"),
+        "version": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules},
         **asked,
     }
-
-
-def _version(package: str) -> str:
-    """As `importlib.metadata.version`, which reads the whole description as an e-mail: 6 ms a package."""
-    found = re.search(r"^Version: *(\S+)", metadata.distribution(package).read_text("METADATA") or "", re.MULTILINE)
-    return found[1] if found else metadata.version(package)
 
 
 def _commit() -> str | None:
