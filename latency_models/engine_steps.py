@@ -182,6 +182,16 @@ class EngineSteps(Estimator):
         self._require_fit()
         return np.array([self._at(step) for step in steps])
 
+    def errors(self, steps: Sequence[Step]) -> Floats:
+        """Predicted over measured, less 1, shape (n,).
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        measured = np.array([step.seconds for step in steps])
+        errors: Floats = self.predict(steps) / measured - 1
+        return errors
+
     def seconds(self, batch: Batch) -> float:
         """`predict` for one batch, to the last bit.
 
