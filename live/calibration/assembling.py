@@ -84,7 +84,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",
     )
     tables = _tables(series, provenance)
-    attention = None if tables is None else AttentionTimes(tables.attention, None, 1e-6, lambda axis, value: None)
+    attention = _attention_times(series)
     lines: dict[Component, Line] = {}
     for component, points in _component_points(plan, series).items():
         try:
@@ -114,7 +114,21 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
 
 
 def _tables(series: Mapping[str, Series], provenance: Provenance) -> KernelTables | None:
-    if any(name not in series for name in (*ROW_BY_ROW, *HEAD, *ATTENTION)):
+    attention = _attention_table(series)
+    if attention is None or any(name not in series for name in (*ROW_BY_ROW, *HEAD)):
+        return None
+    return KernelTables(
+        schema="twin.step-time/1",
+        kind="kernel-tables",
+        provenance=TableSource(**provenance.model_dump()),
+        dense={name: _curve(series[name], "tokens") for name in ROW_BY_ROW},
+        per_sequence={name: _curve(series[name], "sequences") for name in HEAD},
+        attention=attention,
+    )
+
+
+def _attention_table(series: Mapping[str, Series]) -> AttentionTable | None:
+    if any(name not in series for name in ATTENTION):
         return None
     rows = []
     for name in ATTENTION:
@@ -124,16 +138,13 @@ def _tables(series: Mapping[str, Series], provenance: Provenance) -> KernelTable
             cells = (sizes.get("chunk", 0), sizes.get("before", 0), sizes.get("batch", 0), history)
             rows.append((*cells, _micro(seconds)))
     chunk, before, count, history, times = zip(*rows, strict=True)
-    return KernelTables(
-        schema="twin.step-time/1",
-        kind="kernel-tables",
-        provenance=TableSource(**provenance.model_dump()),
-        dense={name: _curve(series[name], "tokens") for name in ROW_BY_ROW},
-        per_sequence={name: _curve(series[name], "sequences") for name in HEAD},
-        attention=AttentionTable(
-            prefill_chunk=chunk, kv_prefill=before, n_decode=count, kv_decode=history, time_us=times
-        ),
-    )
+    return AttentionTable(prefill_chunk=chunk, kv_prefill=before, n_decode=count, kv_decode=history, time_us=times)
+
+
+def _attention_times(series: Mapping[str, Series]) -> AttentionTimes | None:
+    """One layer's attention in seconds, as a simulation predicts it; None if it was not measured."""
+    table = _attention_table(series)
+    return None if table is None else AttentionTimes(table, None, 1e-6, lambda axis, value: None)
 
 
 def _curve(series: Series, axis: str) -> Curve:
@@ -186,11 +197,10 @@ def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[st
     """For each operation what a figure shows: `measured` as [x, seconds, what is fixed], `held` with what was predicted
     in place of the last, and the operation as in the file.
     """
-    attention = None
-    if made.tables is not None:
-        attention = AttentionTimes(made.tables.attention, None, 1e-6, lambda axis, value: None)
+    everything = gather(plan, journal)
+    attention = _attention_times(everything)
     found = {}
-    for name, series in gather(plan, journal).items():
+    for name, series in everything.items():
         if name == "whole_step":
             continue
         axis, fixed = _axes(name, series)
@@ -299,7 +309,8 @@ def _layer_tables(
     plan: Plan, series: Mapping[str, Series], attention: AttentionTimes | None, provenance: Provenance
 ) -> LayerTables | None:
     """ℓ_W4 and ℓ_EC; what is not linear goes with attention, over a fresh prompt of as many tokens."""
-    if attention is None or any(f"{form}/{kind}" not in series for form in ("w4", "ec") for kind in LAYER_TYPES):
+    quantised = [f"{form}/{kind}" for form in ("w4", "ec") for kind in LAYER_TYPES]
+    if attention is None or any(name not in series for name in (*quantised, *ROW_BY_ROW)):
         return None
     tokens = list(plan.grid.quantised)
 

@@ -34,7 +34,7 @@ def print_table(table: RenderableType) -> None:
 @contextlib.contextmanager
 def progress(what: str, total: int, done: int, every: int = 1) -> Iterator[Callable[[str], None]]:
     """A progress bar on a terminal, a line every so many steps elsewhere; the caller is handed the function that
-    advances it.
+    advances it. There may be more steps than `total`.
     """
     if not sys.stderr.isatty():
         count = done
@@ -43,7 +43,7 @@ def progress(what: str, total: int, done: int, every: int = 1) -> Iterator[Calla
             nonlocal count
             count += 1
             if count % every == 0 or count == total:
-                note(f"{what} [{count}/{total}] {text}")
+                note(f"{what} [{count}/{max(count, total)}] {text}")
 
         yield advance_line
         return
@@ -55,7 +55,8 @@ def progress(what: str, total: int, done: int, every: int = 1) -> Iterator[Calla
         task = bar.add_task(what, total=total, completed=done)
 
         def advance_bar(text: str) -> None:
-            bar.update(task, advance=1, description=f"{what} {text}")
+            made = bar.tasks[0].completed + 1
+            bar.update(task, completed=made, total=max(made, total), description=f"{what} {text}")
 
         yield advance_bar
 

@@ -15,6 +15,7 @@ from latency_models.measured_calibration import MeasuredCalibration, read_measur
 from live.calibration import running
 from live.calibration.grid import LINEAR
 from live.calibration.measuring import Plan
+from live.calibration.messages import round_trips
 from schedulers.batches import Batch
 from twin.cli import run
 from workloads.errors import BadInput
@@ -217,6 +218,20 @@ def test_lines_feed_an_afd_scenario_only_with_messages(plan: Plan, tmp_path: Pat
     with_messages = made.model_copy(update={"communication": line})
     output.write_text(with_messages.to_yaml())
     assert load_calibration(output).step_line("attention")[0] == made.attention.alpha  # type: ignore[union-attr]
+
+
+def test_attention_alone_is_judged(tmp_path: Path) -> None:
+    made = calibrated(running.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
+    assert made.tables is None
+    for operation in made.operations.values():
+        assert operation.held_out is not None
+        assert operation.held_out.median < 1e-6
+
+
+def test_messages_go_there_and_back() -> None:
+    seconds = round_trips([1, 4096], 1024)
+    assert len(seconds) == 2
+    assert min(seconds) > 0
 
 
 def test_without_attention_there_are_no_step_times(tmp_path: Path) -> None:
