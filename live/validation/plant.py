@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from live.engine import Engine
+from live.memory import keep_freed_memory
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
@@ -34,6 +35,8 @@ class LivePlant:
         if device == "cuda" and not torch.cuda.is_available():
             raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
         torch.set_num_threads(threads)
+        if device == "cpu":
+            keep_freed_memory()
         config = read_config(path)
         kind = DTYPES[dtype]
         weights = random_weights(config, kind, device, seed) if random else load_weights(path, config, kind, device)
@@ -55,7 +58,7 @@ class LivePlant:
         return {
             "device": f"{name}, {self.threads} thread{'s' if self.threads > 1 else ''}",
             "dtype": self.dtype,
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
         }
 
 

@@ -32,12 +32,14 @@ def validation_table(document: Document) -> Group:
 
 def headline(document: Document) -> list[str]:
     """Device, model, and how good the step-time model is."""
-    calibration, plant = document["calibration"], document["plant"]
+    steps, plant = document["calibration"], document["plant"]
+    median, p90, spread = (
+        f"{100 * steps[name]:.1f} %" for name in ("heldout_median_error", "heldout_p90_error", "repeat_spread")
+    )
     return [
         f"{document['name']}: {document['scenario']['model']['path']} ({plant['dtype']}) on {plant['device']}",
-        f"steps: {calibration['provenance']['source']}; held-out error"
-        f" {100 * calibration['heldout_median_error']:.1f} % in the median, {100 * calibration['heldout_p90_error']:.1f} % at P90; steps that are alike differ by"
-        f" {100 * calibration['repeat_spread']:.1f} %",
+        f"steps: {steps['provenance']['source']}; held-out error {median} in the median, {p90} at P90;"
+        f" steps that are alike differ by {spread}",
         f"capacity by the twin: {document['capacity']:.2f} requests/s. {document['note']}",
     ]
 

@@ -157,7 +157,7 @@ def _probe(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) ->
         },
     )
     file = run.path / "engine-steps.yaml"
-    file.write_text(write_yaml(document))
+    run.write_text(file.name, write_yaml(document))
     return file
 
 
