@@ -72,7 +72,7 @@ def prefix_ids(prompt: npt.NDArray[np.int64], block_tokens: int, salt: bytes = b
 
 def ask(
     number: int,
-    prompt: Many[int],
+    prompt: Many[int] | npt.NDArray[np.int64],
     most: int,
     *,
     wish: Wish | None = None,

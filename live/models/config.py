@@ -111,7 +111,7 @@ class _Fields:
 
 
 def _parse(fields: _Fields) -> ModelConfig:
-    family = fields.document.get("model_type")
+    family: Any = fields.document.get("model_type")
     if family not in get_args(Family):
         raise fields.fault("model_type", family, f"expected one of {', '.join(get_args(Family))}")
     for name in ("attention_bias", "mlp_bias"):

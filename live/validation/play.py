@@ -29,14 +29,23 @@ class TimedStep:
 
 @dataclass(frozen=True)
 class Played:
-    """What became of a workload: its requests in the order in which they were sent, and every step.
+    """What became of a workload: its requests, in the order given and in the order sent, and every step.
 
-    `late`: seconds by which requests reached the engine after their time, because a step was running.
+    Attributes:
+        noticed: when the engine took in each of `sent`, seconds: after its time, where a step was running.
+        followed: of each step, whether the engine went on to the next without waiting for an arrival.
     """
 
     generations: list[Generation]
+    sent: list[Generation]
+    noticed: list[float]
     steps: list[TimedStep]
-    late: list[float]
+    followed: list[bool]
+
+    @property
+    def late(self) -> list[float]:
+        """Seconds by which requests reached the engine after their time."""
+        return [now - each.request.arrival for now, each in zip(self.noticed, self.sent, strict=True)]
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
         """One entry a request: arrival, first_token, last_token (seconds) and output_tokens; and `gaps`, the seconds
@@ -62,7 +71,8 @@ def play(engine: Engine, generations: Sequence[Generation]) -> Played:
         ValueError: a request that would not fit if it were alone.
     """
     steps: list[TimedStep] = []
-    late: list[float] = []
+    noticed: list[float] = []
+    followed: list[bool] = []
     waiting = sorted(generations, key=lambda generation: generation.request.arrival)
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
     gc.collect()
@@ -74,18 +84,22 @@ def play(engine: Engine, generations: Sequence[Generation]) -> Played:
         while True:
             now = engine.clock()
             while sent < len(waiting) and waiting[sent].request.arrival <= now:
-                late.append(now - waiting[sent].request.arrival)
+                noticed.append(now)
                 engine.submit(waiting[sent])
                 waiting[sent].submitted = waiting[sent].request.arrival
                 sent += 1
-            if engine.step() is None:
+            if engine.step() is not None:
+                followed.append(True)
+            else:
+                if followed:
+                    followed[-1] = False
                 if sent == len(waiting):
                     break
                 _wait(engine, waiting[sent].request.arrival)
     finally:
         gc.enable()
         engine.watch = None
-    return Played(list(generations), steps, late)
+    return Played(list(generations), waiting, noticed, steps, followed)
 
 
 def _wait(engine: Engine, until: float) -> None:
