@@ -1,4 +1,4 @@
-"""The real plant: models, executors and servers driven by the same `schedulers` as the twin.
+"""The real plant: models, executors and engines driven by the same `schedulers` as the twin. Never imports `twin`.
 
-Nothing lives here yet. Never imports `twin`.
+There is no server yet, and no GPU has run any of it.
 """

@@ -46,10 +46,12 @@ class EngineCore:
             prompt tokens that the prefix cache spared.
     """
 
-    def __init__(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, chunks: ChunkPolicy | None = None, make_cache: type[KVCache] = KVCache
+    ) -> None:
         self.config, self.chunks = config, chunks
         node_blocks = config.prefix_id_tokens // config.block_tokens
-        self.kv = KVCache(config.kv_blocks, config.block_tokens, node_blocks, config.prefix_caching)
+        self.kv = make_cache(config.kv_blocks, config.block_tokens, node_blocks, config.prefix_caching)
         self.cohort = Cohort(config.block_tokens)
         self.lanes = [WaitingQueue(ORDERS[config.order]) for _ in range(2 if config.one_shot else 1)]
         self.arriving: deque[Sequence] = deque()

@@ -43,15 +43,17 @@ class Remains:
 class Holding:
     """The blocks of one sequence: `nodes` from the root of the trie on, then `private` ones.
 
-    `remains`: what it held privately when it was preempted, as far as nobody has taken it since.
+    `remains`: what it held privately when it was preempted, as far as nobody has taken it since. `payload` is the live
+    plant's.
     """
 
-    __slots__ = ("nodes", "private", "remains")
+    __slots__ = ("nodes", "payload", "private", "remains")
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.private = 0
         self.remains: Remains | None = None
+        self.payload: object = None
 
 
 class KVCache:

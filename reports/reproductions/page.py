@@ -16,7 +16,11 @@ WIDTH = 200
 
 def reproduction_page(paper: str, tables: RenderableType, manifest: dict[str, Any], figures: dict[str, str]) -> str:
     """The whole page as one text; figures are inlined SVG."""
-    title = f"The {paper} paper: printed, and computed again"
+    return terminal_page(f"The {paper} paper: printed, and computed again", tables, manifest, figures)
+
+
+def terminal_page(title: str, tables: RenderableType, manifest: dict[str, Any], figures: dict[str, str]) -> str:
+    """A page of figures, and of tables as a terminal shows them."""
     text = io.StringIO()
     Console(file=text, width=WIDTH, color_system=None).print(tables)
     lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -1,7 +1,64 @@
-"""The live plant needs the extra [live]."""
+"""Tiny random checkpoints in Hugging Face's format, written by transformers itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-pytest.importorskip("torch", reason="the live plant needs the extra [live]")
+torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
+
+COMMON = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-3.1": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """By name of `MODELS`: the directory, and transformers' own model in float32."""
+    transformers = pytest.importorskip("transformers", reason="checkpoints are written by transformers")
+    torch.set_num_threads(1)  # the models are tiny, and tests run in several processes
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def make(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            family, settings = MODELS[name]
+            torch.manual_seed(7)
+            config = getattr(transformers, f"{family}Config")(**COMMON, **settings)
+            model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+            for parameter in model.parameters():
+                parameter.data = torch.randn_like(parameter) * (0.1 if parameter.dim() > 1 else 0.2)
+                if parameter.dim() == 1:
+                    parameter.data += 1
+            directory = tmp_path_factory.mktemp(name)
+            model.save_pretrained(directory, max_shard_size="40KB" if name == "llama" else "5GB")
+            made[name] = (directory, model)
+        return made[name]
+
+    return make

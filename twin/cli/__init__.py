@@ -18,6 +18,7 @@ from twin.cli.report import report
 from twin.cli.reproduce import reproduce
 from twin.cli.simulate import simulate
 from twin.cli.sweep import sweep
+from twin.cli.validate import validate
 from workloads.errors import TwinError
 
 app = cyclopts.App(
@@ -32,6 +33,7 @@ app.command(simulate)
 app.command(sweep)
 app.command(reproduce)
 app.command(calibrate)
+app.command(validate)
 app.command(report)
 
 

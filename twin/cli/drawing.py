@@ -43,6 +43,14 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
 
             drawn = serving_figures.sweep_figures(document)
             return drawn, serving_page.sweep_page(document, manifest, drawn)
+        case "twin.validation/1":
+            from reports.reproductions.page import terminal_page
+            from reports.validation.figures import validation_figures
+            from reports.validation.table import validation_table
+
+            drawn = validation_figures(document)
+            title = f"{document['name']}: predicted and measured"
+            return drawn, terminal_page(title, validation_table(document), manifest, drawn)
     paper = _paper(schema)
     if paper is None:
         expected = "expected the schema of a run: a sweep, a simulation or a reproduction of this version"

@@ -78,6 +78,29 @@ class MeasuredStepsSpec(Strict):
         return {"source": "measured_steps", "path": self.path, "share": self.share}
 
 
+class EngineStepsSpec(Strict):
+    """A regression on timed steps of the very engine that is to be predicted: `path` is the file that `twin validate`
+    writes.
+    """
+
+    source: Literal["engine_steps"]
+    path: str
+
+    def build(self, base: Path) -> StepTime:
+        """The model; relative paths start from `base`.
+
+        Raises:
+            BadInput: a file that cannot be read or breaks its schema.
+        """
+        from latency_models.engine_steps import read_engine_steps
+
+        return read_engine_steps(base / self.path)
+
+    def provenance(self) -> dict[str, Any]:
+        """What a document says of it."""
+        return {"source": "engine_steps", "path": self.path}
+
+
 class AiconfiguratorSpec(Strict):
     """Kernels of one model from aiconfigurator's tables: `path` is the file that `twin calibrate import` made.
 
@@ -170,6 +193,12 @@ class CalibrationSpec(Strict):
 
 
 StepTimeSpec = Annotated[
-    LinearSpec | KernelTablesSpec | MeasuredStepsSpec | AiconfiguratorSpec | EcTablesSpec | CalibrationSpec,
+    LinearSpec
+    | KernelTablesSpec
+    | MeasuredStepsSpec
+    | EngineStepsSpec
+    | AiconfiguratorSpec
+    | EcTablesSpec
+    | CalibrationSpec,
     Field(discriminator="source"),
 ]

@@ -23,6 +23,7 @@ from twin.serving.link import Link, LinkSpeed
 from twin.serving.plan import ServingPlan, engine_names
 from twin.serving.records import Columns, EngineLog, RequestRecord
 from twin.serving.system import Pool, System
+from workloads.request import Request
 
 FAILURE_RANK = 1
 """An engine fails after requests have arrived at the same instant, and before any step ends."""
@@ -57,8 +58,7 @@ def simulate(plan: ServingPlan, replication: int = 0, draw: int | None = None, w
         AssertionError: requests were lost or blocks leaked; never, unless the twin is wrong.
     """
     scenario = plan.scenario
-    seeds = np.random.SeedSequence([scenario.seed, replication])
-    for_workload, for_routing, for_clients = (np.random.default_rng(seed) for seed in seeds.spawn(3))
+    for_workload, for_routing, for_clients = _generators(plan, replication)
     clock = Clock()
     columns = Columns(detail=scenario.detail)
     population = Population(clock)
@@ -85,6 +85,17 @@ def simulate(plan: ServingPlan, replication: int = 0, draw: int | None = None, w
     _check(plan, system, columns)
     logs = [engine.log for engine in system.engines()]
     return Run(columns, logs, system.engines(), _named_links(system), population.area, clock.now)
+
+
+def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
+    """The requests that `simulate` sends in a replication, each with the length of its answer."""
+    return list(plan.workload.requests(_generators(plan, replication)[0], plan.requests))
+
+
+def _generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:
+    """One for the workload, one for routing, one for clients."""
+    seeds = np.random.SeedSequence([plan.scenario.seed, replication])
+    return [np.random.default_rng(seed) for seed in seeds.spawn(3)]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,116 @@
+"""The engine loop: schedule, run, commit.
+
+The scheduler decides (`schedulers.EngineCore`, the one that the twin drives), the executor runs, and what came out goes
+to whoever asked. Time is read from a clock that is handed in, and only to be written down: no decision looks at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from live.block_pool import BlockPool
+from live.executor import Executor, Produced, generation_of
+from live.generation import Generation
+from live.models.decoder import Decoder
+from schedulers.batches import Batch
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import Sequence
+
+Clock = Callable[[], float]
+
+Watch = Callable[[Batch, float, float], None]
+"""Called with each step that has run, its start and its end, seconds of the engine's clock. It only looks."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step changed: who was given a token or a state, and who of all is done."""
+
+    produced: Produced
+    finished: list[Generation]
+
+
+class Engine:
+    """One engine with its model. Not thread-safe: whoever drives it owns it.
+
+    Attributes:
+        core: its scheduler. executor: the model. clock: seconds. watch: looks on, if there is anybody.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        chunks: ChunkPolicy | None = None,
+        *,
+        clock: Clock = time.perf_counter,
+        watch: Watch | None = None,
+    ) -> None:
+        self.core = EngineCore(config, chunks, make_cache=BlockPool)
+        pool = self.core.kv
+        assert isinstance(pool, BlockPool)
+        self.executor = Executor(decoder, pool, config)
+        self.clock, self.watch = clock, watch
+
+    def submit(self, generation: Generation) -> Sequence:
+        """Take a request in.
+
+        Raises:
+            ValueError: an id that is here already, or a request that would not fit if it were alone.
+        """
+        generation.submitted = self.clock()
+        sequence = self.core.submit(generation.request, generation.submitted)
+        sequence.payload = generation
+        return sequence
+
+    def step(self) -> StepResult | None:
+        """Run one step; None when there is nothing to run."""
+        begin = self.clock()
+        batch = self.core.begin_step(begin)
+        if batch is None:
+            return None
+        for chunk in batch.chunks:
+            generation = generation_of(chunk.sequence)
+            if generation.scheduled < 0:
+                generation.scheduled = begin
+        produced = self.executor.run(batch)
+        end = self.clock()
+        finished = self._commit(batch, produced, end)
+        if self.watch is not None:
+            self.watch(batch, begin, end)
+        return StepResult(produced, finished)
+
+    def abort(self, number: int) -> Generation | None:
+        """Take a request back between steps; None when nobody of that number is here."""
+        sequence = self.core.abort(number, self.clock())
+        if sequence is None:
+            return None
+        generation = generation_of(sequence)
+        generation.ending = "abort"
+        return generation
+
+    def _commit(self, batch: Batch, produced: Produced, end: float) -> list[Generation]:
+        stopped = []
+        for sequence, token in zip(produced.sequences, produced.tokens, strict=True):
+            generation = generation_of(sequence)
+            generation.output.append(token)
+            generation.times.append(end)
+            if generation.first_token < 0:
+                generation.first_token = end
+            generation.last_token = end
+            if generation.ends_with(token):
+                stopped.append(sequence)
+        for sequence, state in produced.states.items():
+            generation = generation_of(sequence)
+            generation.pooled = state
+            generation.first_token = generation.last_token = end
+        for sequence in stopped:
+            generation_of(sequence).ending = "stop"
+        finished = [generation_of(sequence) for sequence in self.core.end_step(batch, stopped, end)]
+        for generation in finished:
+            generation.ending = generation.ending or ("length" if generation.output else "stop")
+        return finished

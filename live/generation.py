@@ -1,0 +1,92 @@
+"""A request as the live plant carries it: its tokens, what it asks for, and what it has been given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.sampling import Wish
+from workloads.request import Request
+
+Ending: TypeAlias = Literal["", "stop", "length", "abort"]
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """One request and its answer so far.
+
+    Attributes:
+        request: what the scheduler sees. prompt: token ids, int64.
+        wish: how tokens are drawn. end_tokens: ids that end the answer. fewest: tokens before which none of them does.
+        output: ids given so far. ending: why it is over, "" while it is not.
+        submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 while they have not come.
+        times: when each of `output` came.
+        pooled: where the request asks for no tokens but for the state of its last one: (hidden,) float32.
+    """
+
+    request: Request
+    prompt: npt.NDArray[np.int64]
+    wish: Wish = field(default_factory=Wish)
+    end_tokens: frozenset[int] = frozenset()
+    fewest: int = 0
+    output: list[int] = field(default_factory=list)
+    ending: Ending = ""
+    submitted: float = -1.0
+    scheduled: float = -1.0
+    first_token: float = -1.0
+    last_token: float = -1.0
+    pooled: npt.NDArray[np.float32] | None = None
+    times: list[float] = field(default_factory=list)
+
+    def ends_with(self, token: int) -> bool:
+        """Whether the answer is over with this token, which is the latest of `output`."""
+        return token in self.end_tokens and len(self.output) >= self.fewest
+
+    def tokens(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        """Ids at positions of prompt and answer together: what a chunk computes, also again after a preemption."""
+        size = len(self.prompt)
+        if end <= size:
+            return self.prompt[begin:end]
+        rest = np.array(self.output[max(begin - size, 0) : end - size], dtype=np.int64)
+        return np.concatenate((self.prompt[begin:], rest)) if begin < size else rest
+
+
+def prefix_ids(prompt: npt.NDArray[np.int64], block_tokens: int, salt: bytes = b"") -> tuple[int, ...]:
+    """One id for each whole block of a prompt, which says what is in it and in all before it.
+
+    Args:
+        salt: prompts with different ones share nothing.
+    """
+    ids: list[int] = []
+    digest = salt
+    for end in range(block_tokens, len(prompt) + 1, block_tokens):
+        digest = blake2b(digest + prompt[end - block_tokens : end].tobytes(), digest_size=16).digest()
+        ids.append(int.from_bytes(digest, "little"))
+    return tuple(ids)
+
+
+def ask(
+    number: int,
+    prompt: Many[int] | npt.NDArray[np.int64],
+    most: int,
+    *,
+    wish: Wish | None = None,
+    end_tokens: frozenset[int] = frozenset(),
+    fewest: int = 0,
+    block_tokens: int = 16,
+    task: str = "generate",
+    arrival: float = 0.0,
+    priority: int = 0,
+) -> Generation:
+    """A generation with its request: prefix ids included, so that the scheduler can share its blocks."""
+    tokens = np.asarray(prompt, dtype=np.int64)
+    request = Request(
+        number, arrival, len(tokens), most,
+        prefix_blocks=prefix_ids(tokens, block_tokens), task=task, priority=priority,
+    )  # fmt: skip
+    return Generation(request, tokens, wish or Wish(), end_tokens, fewest)

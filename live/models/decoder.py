@@ -1,0 +1,140 @@
+"""The forward pass of one step: tokens in, the hidden states that the step is about out.
+
+A step's rows are its decodes, one each, then the tokens of its prompt chunks, one chunk after the other. All linear
+layers see them together; attention sees decodes and chunks apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, linear
+
+from kernels.decode_attention import decode_attention
+from kernels.expert_gemm import expert_mlp, route
+from kernels.prefill_attention import prefill_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope_kv_write import rope_kv_write, rope_table
+from kernels.silu_mul import silu_mul
+from live.models.config import ModelConfig
+from live.models.weights import Experts, Layer, Weights
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One step, as tensors. n rows, of which the first d are decodes; c chunks.
+
+    Attributes:
+        tokens: (n,) int64. positions: (n,) int64, from 0. slots: (n,) int64, where a row's key and value go: block ·
+            block size + offset, or -1 for a row that is only there to fill up.
+        decode_tables: (d, blocks) int32. decode_lengths: (d,) int32, cached tokens with the new one.
+        chunk_tables: (c, blocks) int32. chunk_starts: (c + 1,) int32, counted from row d.
+        chunk_contexts: (c,) int32, tokens cached before the chunk.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    decode_tables: torch.Tensor
+    decode_lengths: torch.Tensor
+    chunk_tables: torch.Tensor
+    chunk_starts: torch.Tensor
+    chunk_contexts: torch.Tensor
+
+    @property
+    def decodes(self) -> int:
+        """d."""
+        return self.decode_lengths.shape[0]
+
+    @property
+    def chunks(self) -> int:
+        """c."""
+        return self.chunk_contexts.shape[0]
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """Keys and values of all layers, each (layers, blocks, block size, kv_heads, head_dim)."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str
+    ) -> PagedCache:
+        """Zeros: what is never written is read by rows that only fill up, and must be finite."""
+        shape = config.shape
+        size = (shape.layers, blocks, block_tokens, shape.kv_heads, shape.head_dim)
+        keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        return cls(keys, values)
+
+
+class Decoder:
+    """A model with its weights.
+
+    Attributes:
+        config, weights: as they were given.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config, self.weights = config, weights
+        shape = config.shape
+        self._scale = 1 / math.sqrt(shape.head_dim)
+        self._cos, self._sin = rope_table(
+            shape.head_dim, config.positions, shape.rope_theta, config.scaling, device=weights.norm.device
+        )
+
+    def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
+        """(n, hidden): the last layer's output before the final norm. Writes the rows' keys and values."""
+        hidden, residual = embedding(inputs.tokens, self.weights.embedding), None
+        for i, layer in enumerate(self.weights.layers):
+            if residual is None:
+                residual, normed = hidden, rms_norm(hidden, layer.before, self.config.shape.epsilon)
+            else:
+                normed, residual = add_rms_norm(hidden, residual, layer.before, self.config.shape.epsilon)
+            attended = self._attention(layer, normed, inputs, cache.keys[i], cache.values[i])
+            normed, residual = add_rms_norm(attended, residual, layer.after, self.config.shape.epsilon)
+            hidden = self._ffn(layer, normed)
+        assert residual is not None
+        return hidden + residual
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The final norm of some rows: what embeddings are made of."""
+        return rms_norm(hidden, self.weights.norm, self.config.shape.epsilon)
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """(rows, vocabulary) of rows that have been `normed`."""
+        return linear(normed, self.weights.head)
+
+    def _attention(
+        self, layer: Layer, x: torch.Tensor, inputs: Inputs, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        shape, d = self.config.shape, inputs.decodes
+        q = rope_kv_write(
+            linear(x, layer.qkv), inputs.positions, inputs.slots, self._cos, self._sin, keys, values,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, epsilon=shape.epsilon,
+        )  # fmt: skip
+        parts = []
+        if d:
+            parts.append(
+                decode_attention(q[:d], keys, values, inputs.decode_tables, inputs.decode_lengths, self._scale)
+            )
+        if inputs.chunks:
+            parts.append(
+                prefill_attention(
+                    q[d:], keys, values, inputs.chunk_tables, inputs.chunk_starts, inputs.chunk_contexts, self._scale
+                )
+            )
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return linear(attended.reshape(x.shape[0], -1), layer.o)
+
+    def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        ffn = layer.ffn
+        if isinstance(ffn, Experts):
+            shape = self.config.shape
+            weights, experts = route(linear(x, ffn.router), shape.experts_per_token, self.config.normalised_routing)
+            return expert_mlp(x, weights, experts, ffn.gate_up, ffn.down)
+        return linear(silu_mul(linear(x, ffn.gate_up)), ffn.down)

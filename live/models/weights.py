@@ -1,0 +1,159 @@
+"""A decoder's weights, with matrices that share their inputs joined: one product in place of several."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.shapes import Shape
+from live.models.checkpoint import Checkpoint
+from live.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    Attributes:
+        router: (experts, hidden). gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
+    """
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DenseFFN:
+    """Attributes: `gate_up` (2 · intermediate, hidden), `down` (hidden, intermediate)."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer.
+
+    Attributes:
+        qkv: ((heads + 2 · kv_heads) · head_dim, hidden). o: (hidden, heads · head_dim).
+        q_norm, k_norm: (head_dim,), where queries and keys are normalised.
+        before, after: the norms before attention and before the FFN, (hidden,).
+    """
+
+    before: torch.Tensor
+    qkv: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: torch.Tensor
+    after: torch.Tensor
+    ffn: DenseFFN | Experts
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A whole decoder. `embedding` and `head`: (vocabulary, hidden), the same tensor where they are tied."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    norm: torch.Tensor
+    head: torch.Tensor
+
+
+def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: str) -> Weights:
+    """The weights in a Hugging Face directory, in another type and place if need be.
+
+    Raises:
+        BadInput: a tensor that is missing or has another shape than the config says, or a file that cannot be read.
+    """
+    shape = config.shape
+    with Checkpoint(directory) as checkpoint:
+
+        def vector(name: str, size: int) -> torch.Tensor:
+            return checkpoint.tensor(name, (size,)).to(device, dtype)
+
+        def joined(names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
+            return checkpoint.joined(names, shapes).to(device, dtype)
+
+        table = (shape.vocabulary, shape.hidden)
+        embedding = joined(["model.embed_tokens.weight"], [table])
+        return Weights(
+            embedding=embedding,
+            layers=[_layer(f"model.layers.{i}", shape, vector, joined) for i in range(shape.layers)],
+            norm=vector("model.norm.weight", shape.hidden),
+            head=embedding if config.tied else joined(["lm_head.weight"], [table]),
+        )
+
+
+def _layer(name, shape: Shape, vector, joined) -> Layer:  # type: ignore[no-untyped-def]
+    query, key = (shape.heads * shape.head_dim, shape.hidden), (shape.kv_heads * shape.head_dim, shape.hidden)
+    attention = f"{name}.self_attn"
+    return Layer(
+        before=vector(f"{name}.input_layernorm.weight", shape.hidden),
+        qkv=joined([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
+        q_norm=vector(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+        k_norm=vector(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+        o=joined([f"{attention}.o_proj.weight"], [query[::-1]]),
+        after=vector(f"{name}.post_attention_layernorm.weight", shape.hidden),
+        ffn=_experts(f"{name}.mlp", shape, joined) if shape.experts else _dense(f"{name}.mlp", shape, joined),
+    )
+
+
+def _dense(name: str, shape: Shape, joined) -> DenseFFN:  # type: ignore[no-untyped-def]
+    up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    return DenseFFN(
+        gate_up=joined([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
+        down=joined([f"{name}.down_proj.weight"], [down]),
+    )
+
+
+def _experts(name: str, shape: Shape, joined) -> Experts:  # type: ignore[no-untyped-def]
+    up, down = (shape.expert_intermediate, shape.hidden), (shape.hidden, shape.expert_intermediate)
+    each = [f"{name}.experts.{i}" for i in range(shape.experts)]
+    return Experts(
+        router=joined([f"{name}.gate.weight"], [(shape.experts, shape.hidden)]),
+        gate_up=torch.stack([joined([f"{e}.gate_proj.weight", f"{e}.up_proj.weight"], [up, up]) for e in each]),
+        down=torch.stack([joined([f"{e}.down_proj.weight"], [down]) for e in each]),
+    )
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype, device: str, seed: int = 0) -> Weights:
+    """Weights of the right shapes that say nothing: matrices as initialised before training, norms near 1."""
+    shape, generator = config.shape, torch.Generator(device).manual_seed(seed)
+
+    def matrix(*size: int) -> torch.Tensor:
+        scale = 1 / math.sqrt(size[-1])
+        return (torch.randn(size, generator=generator, device=device) * scale).to(dtype)
+
+    def norm(size: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(size, generator=generator, device=device)).to(dtype)
+
+    def layer() -> Layer:
+        sizes = shape.linear()
+        inner = shape.expert_intermediate
+        return Layer(
+            before=norm(shape.hidden),
+            qkv=matrix(*sizes["qkv"]),
+            q_norm=norm(shape.head_dim) if shape.qk_norm else None,
+            k_norm=norm(shape.head_dim) if shape.qk_norm else None,
+            o=matrix(*sizes["o"]),
+            after=norm(shape.hidden),
+            ffn=Experts(
+                matrix(shape.experts, shape.hidden),
+                matrix(shape.experts, 2 * inner, shape.hidden),
+                matrix(shape.experts, shape.hidden, inner),
+            )
+            if shape.experts
+            else DenseFFN(matrix(*sizes["gate_up"]), matrix(*sizes["down"])),
+        )
+
+    embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator, device=device).to(dtype)
+    return Weights(
+        embedding=embedding,
+        layers=[layer() for _ in range(shape.layers)],
+        norm=norm(shape.hidden),
+        head=embedding if config.tied else matrix(shape.vocabulary, shape.hidden),
+    )

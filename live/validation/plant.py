@@ -1,0 +1,72 @@
+"""A model on this machine, and engines around it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from live.engine import Engine
+from live.memory import keep_freed_memory
+from live.models.config import read_config
+from live.models.decoder import Decoder
+from live.models.weights import load_weights, random_weights
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from workloads.errors import BadInput
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LivePlant:
+    """One model, loaded once.
+
+    Args:
+        path: a Hugging Face directory, or with `random` weights a config.json.
+        threads: of the CPU that one operation may use.
+
+    Raises:
+        BadInput: a model that cannot be read, or a device that is not there.
+    """
+
+    def __init__(self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
+        torch.set_num_threads(threads)
+        if device == "cpu":
+            keep_freed_memory()
+        config = read_config(path)
+        kind = DTYPES[dtype]
+        weights = random_weights(config, kind, device, seed) if random else load_weights(path, config, kind, device)
+        self.decoder = Decoder(config, weights)
+        self.device, self.dtype, self.threads = device, dtype, threads
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids there are."""
+        return self.decoder.config.shape.vocabulary
+
+    def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
+        """An engine with nothing in it."""
+        return Engine(self.decoder, config, chunks)
+
+    def describe(self) -> dict[str, Any]:
+        """The device and the versions that ran."""
+        name = torch.cuda.get_device_name() if self.device == "cuda" else _processor()
+        return {
+            "device": f"{name}, {self.threads} thread{'s' if self.threads > 1 else ''}",
+            "dtype": self.dtype,
+            "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
+        }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

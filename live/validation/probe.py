@@ -1,0 +1,118 @@
+"""Timed steps of every kind that an engine may meet, for a step-time model to learn from.
+
+The engine is driven through rounds. In each, so many requests with prompts and answers of such lengths are sent, the
+first at once and the others as answers end, so that a round shows prompts alone, prompts beside decodes, and decodes
+alone. What is drawn has nothing to do with any workload that is to be predicted: sizes are log-uniform up to what the
+scenario's engine allows.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from latency_models.engine_steps import Step, describe
+from live.engine import Engine
+from live.generation import ask
+from live.validation.prompts import GREEDY
+from schedulers.batches import Batch
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far probing goes.
+
+    Attributes:
+        prompt, answer: tokens at most. sequences: that run at once at most.
+        rounds: how many. steps: of a round at most.
+    """
+
+    prompt: int
+    answer: int
+    sequences: int
+    rounds: int = 120
+    steps: int = 120
+
+
+def probe(
+    make_engine: Callable[[], Engine], reach: Reach, vocabulary: int, seed: int, advance: Callable[[str], None]
+) -> list[list[Step]]:
+    """Steps of each round, in order, timed from the beginning of one to the beginning of the next.
+
+    Args:
+        make_engine: an engine with nothing in it; its settings are the scenario's.
+        advance: called after each round, with what it was.
+    """
+    rng = np.random.default_rng([seed, 23])
+    engine = make_engine()
+    numbers = iter(range(1 << 60))
+    rounds: list[list[Step]] = []
+    _round(engine, Reach(reach.prompt, reach.answer, 4, 1, 40), vocabulary, rng, numbers)  # warms up
+    for i in range(reach.rounds):
+        rounds.append(_round(engine, reach, vocabulary, rng, numbers))
+        advance(f"round {i + 1}: {len(rounds[-1])} steps")
+    return rounds
+
+
+def _round(
+    engine: Engine, reach: Reach, vocabulary: int, rng: np.random.Generator, numbers: Iterator[int]
+) -> list[Step]:
+    together = _log_uniform(rng, reach.sequences)
+    longest = _log_uniform(rng, reach.prompt)
+    answer = _log_uniform(rng, reach.answer)
+    block = engine.core.config.block_tokens
+    seen: list[tuple[Batch, float, float]] = []
+
+    def send() -> None:
+        size = int(rng.integers(1, longest + 1))
+        prompt = rng.integers(vocabulary, size=size)
+        engine.submit(ask(next(numbers), prompt, int(rng.integers(1, answer + 1)), wish=GREEDY, block_tokens=block))
+
+    engine.watch = lambda batch, begin, end: seen.append((batch, begin, end))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(together):
+            send()
+        for _ in range(reach.steps):
+            result = engine.step()
+            if result is None:
+                break
+            for _ in result.finished:
+                if rng.random() < 0.8:
+                    send()
+    finally:
+        gc.enable()
+        engine.watch = None
+        for number in list(engine.core.sequences):
+            engine.abort(number)
+    return [describe(batch, block, end - begin) for batch, begin, end in seen]
+
+
+def _log_uniform(rng: np.random.Generator, most: int) -> int:
+    return min(most, int(math.exp(rng.uniform(0, math.log(most + 1)))))
+
+
+def repeat_spread(rounds: list[list[Step]]) -> float:
+    """Relative deviation between steps that follow on each other and are alike in all that is described."""
+    ratios = [
+        math.log(after.seconds / before.seconds)
+        for steps in rounds
+        for before, after in itertools.pairwise(steps)
+        if _alike(before, after)
+    ]
+    if len(ratios) < 2:
+        return 0.0
+    low, high = np.quantile(ratios, [0.25, 0.75])
+    return float((high - low) / 1.349 / math.sqrt(2))
+
+
+def _alike(one: Step, other: Step) -> bool:
+    return (one.rows, one.decode_attention, one.chunks, one.decodes) == (
+        other.rows, other.decode_attention, other.chunks, other.decodes,
+    ) and not one.chunks  # fmt: skip

@@ -1,0 +1,1 @@
+"""A live run and its prediction, side by side."""

@@ -1,0 +1,102 @@
+"""Step times learnt from timed steps: knees found, nothing below zero, and files that bring the same model back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latency_models.base import CannotFit, NotFitted
+from latency_models.engine_steps import BrokenLine, EngineSteps, Step, describe, read_engine_steps
+from latency_models.strict import write_yaml
+from schedulers.batches import Chunk, DecodeBatch, MixedBatch
+from schedulers.sequence import Sequence
+from workloads.errors import BadInput
+from workloads.request import Request
+
+PROVENANCE = {"method": "measured", "source": "a test", "device": "none", "model": "none"}
+
+
+def truth(step: Step) -> float:
+    """A knee at 100 rows, and attention that costs by its products."""
+    knee = 2e-5 * min(step.rows, 100) + 8e-5 * max(step.rows - 100, 0)
+    return 1e-3 + knee + 3e-7 * step.decode_attention + 2e-8 * step.chunk_attention + 4e-5 * step.chunks
+
+
+def drawn(count: int, seed: int, noise: float) -> list[Step]:
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(count):
+        decodes = int(rng.integers(0, 33))
+        chunks = int(rng.integers(0, 3)) if decodes else 1
+        tokens = int(rng.integers(1, 200)) if chunks else 0
+        bare = Step(
+            rows=decodes + tokens * chunks,
+            decode_attention=decodes * 16 * int(rng.integers(1, 40)),
+            chunk_attention=chunks * tokens * (tokens + int(rng.integers(0, 300))),
+            decodes=decodes,
+            chunks=chunks,
+            outputs=decodes + chunks,
+        )
+        seconds = truth(bare) * float(rng.lognormal(0, noise))
+        steps.append(Step(*(getattr(bare, name) for name in Step.__slots__[:-1]), seconds=seconds))
+    return steps
+
+
+def test_a_known_law_with_a_knee_is_recovered_from_noisy_steps() -> None:
+    model = EngineSteps(knots=12).fit(drawn(4000, 1, 0.05))
+    errors = np.abs(model.errors(drawn(1000, 2, 0.0)))
+    assert np.median(errors) < 0.01
+    assert np.quantile(errors, 0.9) < 0.03
+
+
+def test_stalls_do_not_bend_it() -> None:
+    steps = drawn(4000, 3, 0.02)
+    stalled = [
+        Step(*(getattr(step, name) for name in Step.__slots__[:-1]), seconds=step.seconds * (20 if i % 20 == 0 else 1))
+        for i, step in enumerate(steps)
+    ]
+    errors = EngineSteps().fit(stalled).errors(drawn(500, 4, 0.0))
+    assert abs(float(np.median(errors))) < 0.02
+
+
+def test_a_run_of_decode_steps_equals_asking_for_each() -> None:
+    model = EngineSteps(page_tokens=16).fit(drawn(500, 5, 0.02))
+    sequences = [Sequence(Request(i, 0.0, 10, 5), i, one_shot=False) for i in range(7)]
+    each = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
+    assert model.decode_seconds(7, 7 * 30, 40, 60) == each
+
+
+def test_a_batch_is_seen_with_its_chunks() -> None:
+    sequences = [Sequence(Request(i, 0.0, 100, 5), i, one_shot=False) for i in range(3)]
+    chunks = [Chunk(sequences[0], 10, 20, False), Chunk(sequences[1], 5, 0, True)]
+    batch = MixedBatch(chunks, sequences[2:], 33, 33)
+    assert describe(batch, 16, 0.5) == Step(16, 48, 10 * 30 + 5 * 5, 1, 2, 2, 0.5)
+
+
+def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
+    model, held_out = EngineSteps().fit(drawn(500, 6, 0.05)), drawn(100, 7, 0.05)
+    file = tmp_path / "steps.yaml"
+    document = model.document(errors=model.errors(held_out), repeat_spread=0.05, provenance=PROVENANCE)
+    file.write_text(write_yaml(document))
+    again = read_engine_steps(file)
+    assert again.predict(held_out).tolist() == model.predict(held_out).tolist()
+    file.write_text(file.read_text().replace("overhead:", "overheads:"))
+    with pytest.raises(BadInput, match="overhead"):
+        read_engine_steps(file)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(CannotFit, match="at least 16 steps"):
+        EngineSteps().fit(drawn(15, 8, 0.0))
+    with pytest.raises(CannotFit, match="above 0"):
+        EngineSteps().fit([Step(1, 1, 0, 1, 0, 1)] * 20)
+    with pytest.raises(NotFitted):
+        EngineSteps().predict([])
+
+
+def test_a_broken_line_by_hand() -> None:
+    line = BrokenLine(knots=[10, 20], values=[1.0, 4.0])
+    assert [line.at(x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.5, 4.0, 7.0]
+    assert BrokenLine(knots=[], values=[]).at(7) == 0.0

@@ -1,0 +1,154 @@
+"""The engine gives what transformers gives, whatever the scheduler does to a request on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.sampling import Wish
+from live.engine import Engine
+from live.generation import Generation, ask
+from live.models.config import read_config
+from live.models.decoder import Decoder
+from live.models.weights import load_weights
+from schedulers.batches import Batch
+from schedulers.chunking import StaticChunks
+from schedulers.engine_config import EngineConfig, OneShotBudget
+
+GREEDY = Wish(temperature=0.0)
+BLOCK = 4
+
+
+@pytest.fixture
+def models(checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Decoder, Any]:
+    directory, peer = checkpoint("qwen3")
+    config = read_config(directory)
+    return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer
+
+
+def prompts() -> list[list[int]]:
+    """Twelve, of which some begin alike."""
+    generator = torch.Generator().manual_seed(5)
+    common = torch.randint(0, 199, (20,), generator=generator).tolist()
+    sizes = [3, 17, 30, 8, 1, 25, 12, 40, 5, 21, 9, 33]
+    texts = [torch.randint(0, 199, (size,), generator=generator).tolist() for size in sizes]
+    return [common + text if i % 3 == 0 else text for i, text in enumerate(texts)]
+
+
+def expected(peer: Any, prompt: list[int], most: int) -> list[int]:
+    told = peer.generate(
+        torch.tensor([prompt]), max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0
+    )
+    answer: list[int] = told[0, len(prompt) :].tolist()
+    return answer
+
+
+def drain(engine: Engine) -> list[Generation]:
+    done: list[Generation] = []
+    while (result := engine.step()) is not None:
+        engine.core.check_integrity()
+        done.extend(result.finished)
+    assert engine.core.kv.free == engine.core.kv.blocks
+    return done
+
+
+CONFIGS = {
+    "plenty": EngineConfig(kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK),
+    "chunks of 7": EngineConfig(
+        kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=7, max_num_seqs=6
+    ),
+    "few blocks": EngineConfig(kv_blocks=24, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8),
+    "few blocks, nothing shared": EngineConfig(
+        kv_blocks=24, block_tokens=BLOCK, prefix_id_tokens=BLOCK, prefix_caching=False
+    ),
+    "leaders": EngineConfig(
+        kv_blocks=200, block_tokens=BLOCK, prefix_id_tokens=BLOCK, share="computed", lead_cold_prefixes=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_answers_are_those_of_transformers(name: str, models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    kinds: list[type[Batch]] = []
+    engine = Engine(decoder, CONFIGS[name], StaticChunks(32), watch=lambda batch, begin, end: kinds.append(type(batch)))
+    asked = [ask(i, prompt, 3 + 2 * i, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+    for generation in asked[:8]:
+        engine.submit(generation)
+    for _ in range(4):
+        engine.step()
+    for generation in asked[8:]:
+        engine.submit(generation)
+    drain(engine)
+    for i, (generation, prompt) in enumerate(zip(asked, prompts(), strict=True)):
+        assert generation.output == expected(peer, prompt, 3 + 2 * i), f"request {i}"
+        assert generation.ending == "length"
+    if name.startswith("few"):
+        assert engine.core.preemptions > 0
+    if name == "leaders":
+        assert engine.core.cached_tokens > 0
+
+
+def test_an_end_token_ends(models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    answer = expected(peer, prompts()[1], 12)
+    end = answer[5]
+    first = answer.index(end)
+    engine = Engine(decoder, CONFIGS["plenty"])
+    stopped = ask(0, prompts()[1], 12, wish=GREEDY, end_tokens=frozenset({end}), block_tokens=BLOCK)
+    patient = ask(1, prompts()[1], 12, wish=GREEDY, end_tokens=frozenset({end}), fewest=first + 2, block_tokens=BLOCK)
+    for generation in (stopped, patient):
+        engine.submit(generation)
+    drain(engine)
+    assert (stopped.output, stopped.ending) == (answer[: first + 1], "stop")
+    assert len(patient.output) > first + 1
+
+
+def test_what_a_seed_draws_does_not_depend_on_company(models: tuple[Decoder, Any]) -> None:
+    decoder, _ = models
+    wish = Wish(temperature=1.5, top_k=50, seed=9)
+
+    def answer(company: int) -> list[int]:
+        engine = Engine(decoder, CONFIGS["plenty"], StaticChunks(16))
+        for i in range(company):
+            engine.submit(ask(i + 1, prompts()[i], 9, wish=Wish(seed=i), block_tokens=BLOCK))
+        mine = ask(0, prompts()[10], 15, wish=wish, block_tokens=BLOCK)
+        engine.submit(mine)
+        drain(engine)
+        return mine.output
+
+    assert answer(0) == answer(7)
+
+
+def test_an_embedding_is_the_last_state_and_holds_no_seat(models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    config = EngineConfig(
+        kv_blocks=40, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(64, 8)
+    )
+    engine = Engine(decoder, config)
+    asked = [ask(i, prompt, 0, task="embed", block_tokens=BLOCK) for i, prompt in enumerate(prompts()[:6])]
+    for generation in asked:
+        engine.submit(generation)
+    done = drain(engine)
+    assert len(done) == 6
+    for generation in asked:
+        with torch.inference_mode():
+            states = peer.model(torch.from_numpy(generation.prompt)[None]).last_hidden_state[0, -1]
+        torch.testing.assert_close(torch.from_numpy(generation.pooled), states, rtol=1e-4, atol=1e-4)
+        assert generation.output == []
+
+
+def test_an_abort_frees_everything(models: tuple[Decoder, Any]) -> None:
+    decoder, _ = models
+    engine = Engine(decoder, CONFIGS["chunks of 7"])
+    for i, prompt in enumerate(prompts()):
+        engine.submit(ask(i, prompt, 20, wish=GREEDY, block_tokens=BLOCK))
+    for i in range(len(prompts())):
+        engine.step()
+        engine.abort(i)
+        engine.core.check_integrity()
+    assert drain(engine) == []

@@ -1,0 +1,145 @@
+"""The twin decides what the live plant decided: a live run, replayed with its own durations through the twin's driver,
+gives the identical sequence of batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
+
+from kernels.shapes import Shape  # noqa: E402
+from latency_models.engine_steps import describe  # noqa: E402
+from live.block_pool import BlockPool  # noqa: E402
+from live.engine import Engine  # noqa: E402
+from live.generation import Generation  # noqa: E402
+from live.models.config import ModelConfig  # noqa: E402
+from live.models.decoder import Decoder  # noqa: E402
+from live.models.weights import random_weights  # noqa: E402
+from live.validation.play import Played, play  # noqa: E402
+from live.validation.prompts import materialise  # noqa: E402
+from schedulers.batches import Batch  # noqa: E402
+from schedulers.chunking import ChunkPolicy, StaticChunks  # noqa: E402
+from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
+from schedulers.engine_core import EngineCore  # noqa: E402
+from twin.clock import Clock  # noqa: E402
+from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
+from twin.serving.records import RequestRecord  # noqa: E402
+from workloads.request import Request  # noqa: E402
+
+BLOCK = 4
+CONFIG = ModelConfig("llama", Shape(2, 16, 24, 2, 1, 8, 50), positions=512, tied=True)
+
+CASES: dict[str, tuple[EngineConfig, ChunkPolicy | None]] = {
+    "plenty": (EngineConfig(kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
+    "preemption": (EngineConfig(kv_blocks=20, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
+    "small chunks": (
+        EngineConfig(kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4), StaticChunks(6)
+    ),
+    "one-shot, shared when computed": (
+        EngineConfig(
+            kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, share="computed",
+            lead_cold_prefixes=True, one_shot=OneShotBudget(32, 4),
+        ),
+        None,
+    ),
+}  # fmt: skip
+
+
+def requests(seed: int) -> list[tuple[Request, int]]:
+    """Thirty within 30 ms, some of a common prefix, some that want no answer."""
+    random = Random(seed)
+    made = []
+    for i in range(30):
+        prompt, answer = random.randint(1, 40), random.randint(1, 20)
+        ids = tuple(100 * random.randint(0, 1) + k for k in range(random.randint(0, prompt // BLOCK)))
+        task = "embed" if random.random() < 0.2 else "generate"
+        arrival = random.uniform(0, 0.03)
+        limit = 0 if task == "embed" else answer
+        made.append((Request(i, arrival, prompt, limit, prefix_blocks=ids, task=task), answer))
+    return made
+
+
+def trace(batch: Batch) -> tuple[object, ...]:
+    """All that was decided: who, how much, and over which context."""
+    chunks = tuple((c.sequence.request.id, c.context, c.tokens, c.last) for c in batch.chunks)
+    decodes = tuple(sequence.request.id for sequence in batch.decodes)
+    ending = tuple(sequence.request.id for sequence in batch.ending)
+    return type(batch).__name__, chunks, decodes, ending, describe(batch, BLOCK)
+
+
+class Recorded:
+    """Step times that have happened, one after the other."""
+
+    def __init__(self, durations: Iterator[float]) -> None:
+        self._durations = durations
+
+    def seconds(self, batch: Batch) -> float:
+        return next(self._durations)
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        raise AssertionError("replayed step by step")
+
+
+GRID = 2.0**-20
+"""Live durations are rounded to it, so that sums of them are exact and a request comes at the very boundary at which it
+was noticed."""
+
+
+def replay(played: Played) -> tuple[list[float], list[float]]:
+    """Durations of the steps, and when each request comes, on the replay's own clock."""
+    durations, begins, now = [], [], 0.0
+    for i, step in enumerate(played.steps):
+        follows = played.followed[i] and i + 1 < len(played.steps)
+        lasted = (played.steps[i + 1].begin if follows else step.end) - step.begin
+        durations.append(max(round(lasted / GRID), 1) * GRID)
+        begins.append(now)
+        now += durations[-1] + (0.0 if follows else 1.0)
+    began = [step.begin for step in played.steps]
+    return durations, [begins[bisect_right(began, noticed)] for noticed in played.noticed]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path) -> None:
+    config, chunks = CASES[name]
+    decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
+    engine = Engine(decoder, config, chunks)
+    assert isinstance(engine.core.kv, BlockPool)
+    asked = requests(5)
+    generations = [materialise(request, answer, 50, BLOCK, BLOCK) for request, answer in asked]
+    lived: list[tuple[object, ...]] = []
+    begin = engine.core.begin_step
+
+    def noted(now: float) -> Batch | None:
+        batch = begin(now)
+        if batch is not None:
+            lived.append(trace(batch))
+        return batch
+
+    engine.core.begin_step = noted  # type: ignore[method-assign]
+    played = play(engine, generations)
+
+    replayed: list[tuple[object, ...]] = []
+    durations, arrivals = replay(played)
+    clock = Clock()
+    twin = SimulatedEngine(
+        clock, lambda: EngineCore(config, chunks), Recorded(iter(durations)), name="twin", index=0,
+        fast_forward=False, watch=lambda engine, batch, start, end: replayed.append(trace(batch)),
+    )  # fmt: skip
+
+    def send(generation: Generation) -> None:
+        request = generation.request
+        answer = len(generation.output) if request.max_tokens else 0
+        twin.submit(RequestRecord(request, answer), request)
+
+    for generation, arrival in zip(played.sent, arrivals, strict=True):
+        clock.call(arrival, 0, lambda number, which=generation: send(which))
+    clock.run()
+    assert replayed == lived
+    if name == "preemption":
+        assert twin.cores[0].preemptions > 0
