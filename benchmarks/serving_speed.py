@@ -13,17 +13,18 @@ import argparse
 import gc
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from latency_models.strict import write_yaml
+from twin.cli.manifest import manifest
 from twin.serving.run import simulate
 from twin.sweeps.serving_sweep import prepare
 
@@ -117,9 +118,19 @@ def main() -> int:
     longer = slow["seconds"] / rows[1]["seconds"]
     print(f"step by step, 10,000 requests: {slow['seconds']:.2f} s, {longer:.1f} times as long")
     print(f"most memory this process had: {memory:.0f} MiB")
-    machine = {"python": platform.python_version(), "platform": platform.machine(), "cores": os.cpu_count()}
+    told = manifest({})
     if asked.out:
-        document = {"machine": machine, "command": whole, "loop": rows, "step_by_step": slow, "memory_mib": memory}
+        document = {
+            "schema": "twin.benchmark-serving-speed/1",
+            "date": datetime.now(UTC).date().isoformat(),
+            **{name: told[name] for name in ("version", "commit", "python", "platform")},
+            "cores": os.cpu_count(),
+            "repeat": asked.repeat,
+            "command": whole,
+            "loop": rows,
+            "step_by_step": slow,
+            "memory_mib": memory,
+        }
         asked.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if whole["10000"] > 1.0 else 0
 
