@@ -55,7 +55,8 @@ def journal_of(output: Path) -> Path:
 
 
 def open_journal(plan: Plan, output: Path, *, fresh: bool = False) -> Journal:
-    """What has been measured already for this plan and this file."""
+    """What has been measured already for this plan and this file, whose folder is made if need be."""
+    output.parent.mkdir(parents=True, exist_ok=True)
     return Journal(journal_of(output), plan.about(), fresh=fresh)
 
 

@@ -66,7 +66,7 @@ def plan() -> Plan:
 
 
 def test_a_known_machine_is_recovered(plan: Plan, tmp_path: Path) -> None:
-    made = calibrated(plan, tmp_path / "c.yaml", Clock())
+    made = calibrated(plan, tmp_path / "a" / "new" / "folder" / "c.yaml", Clock())
     for name in ("qkv_proj", "act_fn", "lm_head", "w4/o", "ec/down"):
         (line,) = made.operations[name].lines
         assert line.alpha == pytest.approx(ALPHA)
