@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from live.block_pool import BlockPool
-from live.executor import Executor, Produced, generation_of
+from live.executor import Executor, Produced
 from live.generation import Generation
 from live.models.decoder import Decoder
+from live.seats import generation_of
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -39,6 +40,7 @@ class Engine:
 
     Attributes:
         core: its scheduler. executor: the model. clock: seconds. watch: looks on, if there is anybody.
+        keep_times: write down when every token came (`Generation.times`).
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Engine:
         pool = self.core.kv
         assert isinstance(pool, BlockPool)
         self.executor = Executor(decoder, pool, config)
-        self.clock, self.watch = clock, watch
+        self.clock, self.watch, self.keep_times = clock, watch, False
 
     def submit(self, generation: Generation) -> Sequence:
         """Take a request in.
@@ -94,23 +96,32 @@ class Engine:
         return generation
 
     def _commit(self, batch: Batch, produced: Produced, end: float) -> list[Generation]:
-        stopped = []
-        for sequence, token in zip(produced.sequences, produced.tokens, strict=True):
+        """Hand out what the step gave. Returns whoever is done."""
+        stopped = [
+            batch.decodes[i]
+            for i, (generation, token) in enumerate(zip(produced.decodes, produced.tokens, strict=True))
+            if self._hand_out(generation, token, end)
+        ]
+        for sequence, token in produced.first_tokens:
             generation = generation_of(sequence)
-            generation.output.append(token)
-            generation.times.append(end)
             if generation.first_token < 0:
                 generation.first_token = end
-            generation.last_token = end
-            if generation.ends_with(token):
+            if self._hand_out(generation, token, end):
                 stopped.append(sequence)
         for sequence, state in produced.states.items():
             generation = generation_of(sequence)
-            generation.pooled = state
-            generation.first_token = generation.last_token = end
+            generation.pooled, generation.first_token = state, end
         for sequence in stopped:
             generation_of(sequence).ending = "stop"
         finished = [generation_of(sequence) for sequence in self.core.end_step(batch, stopped, end)]
         for generation in finished:
+            generation.last_token = end
             generation.ending = generation.ending or ("length" if generation.output else "stop")
         return finished
+
+    def _hand_out(self, generation: Generation, token: int, end: float) -> bool:
+        """One token; whether the answer ends with it."""
+        generation.output.append(token)
+        if self.keep_times:
+            generation.times.append(end)
+        return token in generation.end_tokens and generation.ends_with(token)

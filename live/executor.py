@@ -13,7 +13,7 @@ from kernels.sampling import Parameters, sample
 from live.block_pool import BlockPool
 from live.generation import Generation
 from live.models.decoder import Decoder, Inputs, PagedCache
-from live.seats import Ints, Seats
+from live.seats import Ints, Seats, generation_of
 from schedulers.batches import Batch, Chunk
 from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
@@ -21,13 +21,17 @@ from schedulers.sequence import Sequence
 
 @dataclass(frozen=True)
 class Produced:
-    """What a step gave. `tokens` and `logprobs` follow `sequences`: its decodes, then the prompts that it completed.
+    """What a step gave.
 
-    `states`: by sequence, the normed hidden state of the last token of a prompt that asked for nothing else.
+    Attributes:
+        decodes, tokens: those who decode, and the token of each. logprobs: of these and then of `first_tokens`.
+        first_tokens: the prompts that the step completed, each with its next token.
+        states: of prompts that asked for nothing else, the normed hidden state of their last token, by sequence.
     """
 
-    sequences: list[Sequence]
+    decodes: list[Generation]
     tokens: list[int]
+    first_tokens: list[tuple[Sequence, int]]
     logprobs: list[float]
     states: dict[Sequence, npt.NDArray[np.float32]]
 
@@ -45,53 +49,71 @@ class Executor:
         longest = -(-decoder.config.positions // pool.block_tokens)
         self.seats = Seats(config.max_num_seqs, min(longest, pool.blocks), pool)
         self.device = decoder.weights.norm.device
+        self._on_host = self.device.type == "cpu"
         blocks = pool.blocks + scratch_blocks(config)
         dtype = decoder.weights.norm.dtype
+        self._known: tuple[int, Parameters] | None = None
+        nobody = self._send(np.zeros(0, dtype=np.int32))
+        self._no_chunks = self._send(np.zeros((0, 0), dtype=np.int32)), self._send(np.zeros(1, dtype=np.int32)), nobody
         self.cache = PagedCache.allocate(decoder.config, blocks, pool.block_tokens, dtype, str(self.device))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Produced:
         """One step, as its batch says. Returns when the tokens are known on the host."""
-        inputs = self._inputs(batch)
-        hidden = self.decoder.forward(inputs, self.cache)
-        due = self._due(batch)
-        if not due:
-            return Produced([], [], [], {})
-        drawing = [i for i, (_, sequence) in enumerate(due) if wants_token(sequence)]
-        rows = torch.tensor([row for row, _ in due], device=self.device)
-        normed = self.decoder.normed(hidden[rows] if len(due) < len(hidden) else hidden)
-        states = self._states(due, drawing, normed)
-        sequences = [due[i][1] for i in drawing]
-        if not sequences:
-            return Produced([], [], [], states)
-        logits = self.decoder.logits(normed if len(drawing) == len(due) else normed[drawing])
-        tokens, logprobs = sample(logits, self._parameters(sequences))
-        produced = Produced(sequences, tokens.tolist(), logprobs.tolist(), states)
-        seated = len(batch.decodes)
-        self.seats.tokens[self.seats.rows] = produced.tokens[:seated]
-        return produced
+        hidden = self.decoder.forward(self._inputs(batch), self.cache)
+        if batch.chunks:
+            return self._mixed(batch, hidden)
+        seats = self.seats
+        tokens, logprobs = sample(self.decoder.logits(self.decoder.normed(hidden)), self._decode_parameters())
+        told = tokens.tolist()
+        seats.tokens[seats.rows] = told
+        return Produced(seats.generations, told, [], logprobs.tolist(), {})
+
+    def _mixed(self, batch: Batch, hidden: torch.Tensor) -> Produced:
+        """What is drawn of a step with prompts: a token for each decode and for prompts that are done and want one."""
+        seats, seated = self.seats, len(batch.decodes)
+        done = self._completed(batch)
+        rows = [*range(seated), *(row for row, _ in done)]
+        if not rows:
+            return Produced([], [], [], [], {})
+        normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
+        states = self._states(done, normed[seated:])
+        drawing = [i for i, (_, sequence) in enumerate(done) if wants_token(sequence)]
+        sequences = [done[i][1] for i in drawing]
+        if not (seated or sequences):
+            return Produced([], [], [], [], states)
+        if len(drawing) < len(done):
+            normed = normed[[*range(seated), *(seated + i for i in drawing)]]
+        generations = [*seats.generations, *map(generation_of, sequences)]
+        tokens, logprobs = sample(self.decoder.logits(normed), self._parameters(generations))
+        told = tokens.tolist()
+        seats.tokens[seats.rows] = told[:seated]
+        first = list(zip(sequences, told[seated:], strict=True))
+        return Produced(seats.generations, told[:seated], first, logprobs.tolist(), states)
 
     def _inputs(self, batch: Batch) -> Inputs:
         seats = self.seats
         positions, slots = seats.advance(batch)
         tokens = seats.tokens[seats.rows]
-        tables = self._tables(batch.chunks)
-        chunks = [self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables, strict=True)]
-        if chunks:
+        chunk_tables, starts, contexts = self._no_chunks
+        if batch.chunks:
+            tables = self._tables(batch.chunks)
+            chunks = [self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables, strict=True)]
             tokens = np.concatenate((tokens, *(part[0] for part in chunks)))
             positions = np.concatenate((positions, *(part[1] for part in chunks)))
             slots = np.concatenate((slots, *(part[2] for part in chunks)))
-        starts = np.zeros(len(chunks) + 1, dtype=np.int32)
-        starts[1:] = np.cumsum([chunk.tokens for chunk in batch.chunks])
+            ends = np.cumsum([0, *(chunk.tokens for chunk in batch.chunks)], dtype=np.int32)
+            chunk_tables, starts = self._send(tables), self._send(ends)
+            contexts = self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32))
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(positions),
             slots=self._send(slots),
             decode_tables=self._send(seats.tables[seats.rows, : seats.widest()]),
             decode_lengths=self._send(seats.lengths[seats.rows].astype(np.int32)),
-            chunk_tables=self._send(tables),
-            chunk_starts=self._send(starts),
-            chunk_contexts=self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32)),
+            chunk_tables=chunk_tables,
+            chunk_starts=starts,
+            chunk_contexts=contexts,
         )
 
     def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
@@ -116,32 +138,41 @@ class Executor:
             tables[i, : len(blocks)] = blocks
         return tables
 
-    def _due(self, batch: Batch) -> list[tuple[int, Sequence]]:
-        """Rows whose output matters, and whose they are: every decode, and the last row of a prompt that is done."""
-        due = list(enumerate(batch.decodes))
-        end = len(due)
+    def _completed(self, batch: Batch) -> list[tuple[int, Sequence]]:
+        """The last rows of prompts that are done, and whose they are."""
+        done = []
+        end = len(batch.decodes)
         for chunk in batch.chunks:
             end += chunk.tokens
             if chunk.last:
-                due.append((end - 1, chunk.sequence))
-        return due
+                done.append((end - 1, chunk.sequence))
+        return done
 
     def _states(
-        self, due: list[tuple[int, Sequence]], drawing: list[int], normed: torch.Tensor
+        self, done: list[tuple[int, Sequence]], normed: torch.Tensor
     ) -> dict[Sequence, npt.NDArray[np.float32]]:
-        if len(drawing) == len(due):
+        asked = [i for i, (_, sequence) in enumerate(done) if not wants_token(sequence)]
+        if not asked:
             return {}
-        asked = sorted(set(range(len(due))) - set(drawing))
         found: npt.NDArray[np.float32] = normed[asked].float().cpu().numpy()
-        return {due[i][1]: found[j] for j, i in enumerate(asked)}
+        return {done[i][1]: found[j] for j, i in enumerate(asked)}
 
-    def _parameters(self, sequences: list[Sequence]) -> Parameters:
-        generations = [generation_of(sequence) for sequence in sequences]
+    def _parameters(self, generations: list[Generation]) -> Parameters:
         places = [len(each.prompt) + len(each.output) for each in generations]
         return Parameters.of([each.wish for each in generations], places, self.device)
 
+    def _decode_parameters(self) -> Parameters:
+        """Of those who sit: made anew when they change, and otherwise one place further."""
+        seats = self.seats
+        if self._known is None or self._known[0] != seats.changes:
+            self._known = (seats.changes, self._parameters(seats.generations))
+        elif not self._known[1].greedy:  # a greedy token does not ask for its place
+            self._known[1].positions.copy_(torch.from_numpy(seats.lengths[seats.rows]))
+        return self._known[1]
+
     def _send(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_host else tensor.to(self.device)
 
 
 def scratch_blocks(config: EngineConfig) -> int:
@@ -151,13 +182,6 @@ def scratch_blocks(config: EngineConfig) -> int:
         return 0
     tokens = min(budget.most_tokens(), config.max_num_batched_tokens)
     return -(-tokens // config.block_tokens) + min(budget.sequences, tokens)
-
-
-def generation_of(sequence: Sequence) -> Generation:
-    """What the engine has hung on a sequence."""
-    generation = sequence.payload
-    assert isinstance(generation, Generation)
-    return generation
 
 
 def wants_token(sequence: Sequence) -> bool:

@@ -25,7 +25,7 @@ class Generation:
         wish: how tokens are drawn. end_tokens: ids that end the answer. fewest: tokens before which none of them does.
         output: ids given so far. ending: why it is over, "" while it is not.
         submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 while they have not come.
-        times: when each of `output` came.
+        times: when each of `output` came, if the engine keeps that.
         pooled: where the request asks for no tokens but for the state of its last one: (hidden,) float32.
     """
 

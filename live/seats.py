@@ -23,6 +23,7 @@ class Seats:
     Attributes:
         tokens: the token that goes into the next step. lengths: cached tokens, with those of the step being prepared.
         tables: (seats, blocks) int32, block ids. members, rows: who sat in the latest step, and where.
+        generations: of the members. changes: how often members have changed.
     """
 
     def __init__(self, seats: int, blocks: int, pool: BlockPool) -> None:
@@ -32,6 +33,8 @@ class Seats:
         self.tables = np.zeros((seats, blocks), dtype=np.int32)
         self.members: tuple[Sequence, ...] = ()
         self.rows: Ints = np.zeros(0, dtype=np.int64)
+        self.generations: list[Generation] = []
+        self.changes = 0
         self._row: dict[Sequence, int] = {}
         self._free = list(range(seats - 1, -1, -1))
 
@@ -65,19 +68,26 @@ class Seats:
             if sequence not in self._row:
                 self._enter(sequence, tick)
         self.members = members
+        self.generations = [generation_of(sequence) for sequence in members]
+        self.changes += 1
         self.rows = np.array([self._row[sequence] for sequence in members], dtype=np.int64)
 
     def _enter(self, sequence: Sequence, tick: int) -> None:
         row = self._row[sequence] = self._free.pop()
-        generation = sequence.payload
-        assert isinstance(generation, Generation)
         table = self.pool.table(sequence.holding)
         self.tables[row, : len(table)] = table
         self.lengths[row] = sequence.offset + tick - 1
-        self.tokens[row] = generation.output[-1]
+        self.tokens[row] = generation_of(sequence).output[-1]
 
     def _give(self, sequence: Sequence, row: int, block: int) -> None:
         """The block that a sequence's next token starts, if it was not its own before (`reserve: answer`)."""
         table = self.pool.table(sequence.holding)
         if block == len(table):
             self.tables[row, block] = self.pool.give(sequence.holding)
+
+
+def generation_of(sequence: Sequence) -> Generation:
+    """What the engine has hung on a sequence."""
+    generation = sequence.payload
+    assert isinstance(generation, Generation)
+    return generation

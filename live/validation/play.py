@@ -74,6 +74,7 @@ def play(engine: Engine, generations: Sequence[Generation]) -> Played:
     noticed: list[float] = []
     followed: list[bool] = []
     waiting = sorted(generations, key=lambda generation: generation.request.arrival)
+    engine.keep_times = True
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
     gc.collect()
     gc.disable()  # a pause of its own in the middle of a step
