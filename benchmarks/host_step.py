@@ -1,0 +1,108 @@
+"""What a decode step of the live engine costs the host: schedule, prepare, hand out.
+
+    python -m benchmarks.host_step [--repeat 400] [--out FILE]
+
+The model is left out: its forward pass and the sampler return at once what was made before. What remains is what a GPU
+would wait for. Exit code 4 when a step takes longer than 30, 80 or 200 µs at batch 1, 64 or 256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.scheduling_decision import machine
+from kernels.sampling import Wish
+from kernels.shapes import Shape
+from live import executor
+from live.engine import Engine
+from live.generation import ask
+from live.models.config import ModelConfig
+from live.models.decoder import Inputs, PagedCache
+from schedulers.engine_config import EngineConfig
+from twin.cli.manifest import manifest
+
+LIMITS = {1: 30e-6, 64: 80e-6, 256: 200e-6}
+
+CONFIG = ModelConfig("llama", Shape(1, 8, 8, 1, 1, 8, 100), positions=4096, tied=True)
+
+
+class Instant:
+    """A decoder that has its answers ready."""
+
+    def __init__(self) -> None:
+        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8))
+        self._hidden, self._logits = torch.zeros(8192, 8), torch.zeros(512, 100)
+
+    def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
+        """As `Decoder.forward`."""
+        return self._hidden[: inputs.tokens.shape[0]]
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `Decoder.normed`."""
+        return hidden
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """As `Decoder.logits`."""
+        return self._logits[: normed.shape[0]]
+
+
+def step_seconds(batch: int, repeat: int) -> float:
+    """Median of so many decode steps."""
+    config = EngineConfig(kv_blocks=80 * batch, max_num_seqs=batch, max_num_batched_tokens=8192)
+    engine = Engine(Instant(), config)  # type: ignore[arg-type]
+    for i in range(batch):
+        engine.submit(ask(i, np.arange(20 + i % 50), 1000, wish=Wish(temperature=0.0)))
+    for _ in range(20):
+        engine.step()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        engine.step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> int:
+    """Measure, print, and say whether the limits were kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=400, help="steps at each batch")
+    parser.add_argument("--out", type=Path, help="write the document to this file")
+    asked = parser.parse_args()
+    if not 2 <= asked.repeat <= 900:
+        parser.error(f"--repeat: expected 2 to 900, found {asked.repeat}")
+    torch.set_num_threads(1)
+    token, logprob = torch.ones(512, dtype=torch.int64), torch.zeros(512)
+    executor.sample = lambda logits, parameters: (token[: len(logits)], logprob[: len(logits)])  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = []
+    for batch, limit in LIMITS.items():
+        seconds = step_seconds(batch, asked.repeat)
+        rows.append({"batch": batch, "seconds": seconds, "limit": limit})
+        print(f"batch {batch:>3}: {1e6 * seconds:6.1f} µs a step (at most {1e6 * limit:g})")
+    if asked.out:
+        told = manifest({})
+        document = {
+            "schema": "twin.benchmark-host-step/1",
+            "date": datetime.now(UTC).date().isoformat(),
+            **{name: told[name] for name in ("version", "commit", "python")},
+            "torch": str(torch.__version__),
+            "machine": machine(),
+            "repeat": asked.repeat,
+            "steps": rows,
+        }
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 4 if any(row["seconds"] > row["limit"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
