@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 SCHEMA = "twin.run/1"
 
 
 @dataclass
 class RunDirectory:
-    """One run's folder, held by this process until `close`.
+    """One run's folder, held by this process until `close`, or to the end of a `with`: if that fails, the folder says
+    why.
 
     Any failure to write is an `OSError` that carries the path.
     """
@@ -33,6 +35,16 @@ class RunDirectory:
     path: Path
     manifest: dict[str, Any]
     _lock: IO[str]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
+        self.close()
 
     @property
     def id(self) -> str:

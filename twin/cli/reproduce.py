@@ -102,18 +102,12 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     if paper == "spear":
         asked["trace"] = str(trace) if trace else None
         lengths = [read_trace(trace) if trace else None]  # before there is a run folder: the file may not be one
-    run = open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False)
-    try:
+    with open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False) as run:
         document = made.reproduce(*lengths, jobs or usable_cores(), note)
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
         illustrate(document, run)
         run.set_status(True, "complete")
-    except BaseException as error:
-        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
-    finally:
-        run.close()
     if as_json:
         print_json(document)
     else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,7 @@ if TYPE_CHECKING:
     from twin.sweeps.ratio_sweep import RatioSweep
 
 
-@contextlib.contextmanager
-def run_folder(
-    sweep: RatioSweep, command: str, runs: Path, *, fresh: bool, asked: dict[str, Any]
-) -> Iterator[RunDirectory]:
+def run_folder(sweep: RatioSweep, command: str, runs: Path, *, fresh: bool, asked: dict[str, Any]) -> RunDirectory:
     """Open the sweep's run folder; if the block fails, the folder says why and can be taken up again."""
     from reports.records.run_directory import open_run
     from twin.cli.manifest import manifest
@@ -34,14 +30,7 @@ def run_folder(
     )
     # A run that keeps requests cannot take up one that did not.
     fingerprint = sweep.fingerprint(f"{content['version']} {asked.get('requests', False)}")
-    run = open_run(runs, command, fingerprint, content, resume=not fresh)
-    try:
-        yield run
-    except BaseException as error:
-        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
-    finally:
-        run.close()
+    return open_run(runs, command, fingerprint, content, resume=not fresh)
 
 
 def run_points(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +10,8 @@ if TYPE_CHECKING:
     from twin.sweeps.serving_sweep import ServingSweep
 
 
-@contextlib.contextmanager
-def serving_run_folder(
-    sweep: ServingSweep, command: str, runs: Path, scenario: Path, *, fresh: bool
-) -> Iterator[RunDirectory]:
-    """Open a run folder; if the block fails, the folder says why and can be taken up again."""
+def serving_run_folder(sweep: ServingSweep, command: str, runs: Path, scenario: Path, *, fresh: bool) -> RunDirectory:
+    """A run folder to be opened with `with`; if the block fails, the folder says why and can be taken up again."""
     from reports.records.run_directory import open_run
     from twin.cli.manifest import manifest
 
@@ -31,14 +26,7 @@ def serving_run_folder(
             "trace": sweep.cases[0].plan.trace_name,
         }
     )
-    run = open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
-    try:
-        yield run
-    except BaseException as error:
-        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
-    finally:
-        run.close()
+    return open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
 
 
 def sweep_serving(

@@ -80,8 +80,7 @@ def validate(
         checked = checked.model_copy(update={"repeats": repeats})
     plant = _plant(checked, scenario.parent, backend)
     asked = {"scenario_file": str(scenario), "scenarios": [checked.model_dump(mode="json", by_alias=True)]}
-    run = open_run(runs, "validate", checked.name, manifest(asked), resume=False)
-    try:
+    with open_run(runs, "validate", checked.name, manifest(asked), resume=False) as run:
         file = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
         steps = file or _probe(plant, checked, run)
         document = _validate(plant, checked, steps, note)
@@ -91,11 +90,6 @@ def validate(
         run.write_json("summary.json", document)
         illustrate(document, run)
         run.set_status(True, "complete")
-    except BaseException as error:
-        run.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
-        raise
-    finally:
-        run.close()
     if json:
         print_json(document)
     else:
