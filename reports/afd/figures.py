@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
+
+from reports.svg import svg_text
 
 Document = dict[str, Any]
 
@@ -33,13 +34,7 @@ def _render(draw: Callable[[Axes, Document], None], document: Document) -> str:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     _ratio_axis(axes, document)
-    text = io.StringIO()
-    # No date and no random ids: the same document gives the same file.
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return svg_text(figure)
 
 
 def _ratio_axis(axes: Axes, document: Document) -> None:

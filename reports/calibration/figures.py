@@ -3,12 +3,13 @@ held-out points are off."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+
+from reports.svg import svg_text
 
 Document = dict[str, Any]
 
@@ -43,9 +44,7 @@ def operation_figure(picture: Document) -> str:
         errors.axhline(limit, color="#bbbbbb", lw=0.8, ls=":")
     errors.set_ylabel("predicted − measured, %")
     errors.set_xlabel(picture["axis"])
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return svg_text(figure)
 
 
 def _series(times: Axes, errors: Axes, picture: Document, value: int, colour: str) -> None:

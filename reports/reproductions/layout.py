@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from reports.svg import svg_text
 
 Document = dict[str, Any]
 Draw = Callable[[list[Any], Document], None]
@@ -59,7 +60,6 @@ def percent(share: float) -> str:
 
 def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, float] | None = None) -> str:
     """An SVG text of so many panels side by side. `size`: width and height, inches; None: by the number of panels."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -70,8 +70,4 @@ def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, f
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(alpha=0.25, linewidth=0.6)
-    text = io.StringIO()
-    # No date and no random ids: the same document gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return svg_text(figure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+
+from reports.svg import svg_text
 
 Document = dict[str, Any]
 
@@ -51,7 +52,7 @@ def _latencies(document: Document) -> str:
     grid[2].set_ylabel("share")
     grid[0].legend(fontsize=8, frameon=False, loc="lower right")
     grid[0].set_title(f"{document['name']}: latencies", loc="left", fontsize=10)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _scaled(scale: float, value: float, position: int | None) -> str:
@@ -79,7 +80,7 @@ def _over_time(document: Document) -> str:
     memory.set_ylabel("KV blocks in use, %")
     memory.set_ylim(0, 100)
     memory.set_xlabel("time, s")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _sweep(document: Document, keys: list[str]) -> str:
@@ -98,7 +99,7 @@ def _sweep(document: Document, keys: list[str]) -> str:
     if len(keys) > 1:
         grid[0].legend(fontsize=7.5, frameon=False)
     grid[0].set_title(document["name"], loc="left", fontsize=10)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _lines(
@@ -143,13 +144,3 @@ def _canvas(width: float, height: float, rows: int, columns: int) -> tuple[Figur
         each.spines[["top", "right"]].set_visible(False)
         each.grid(alpha=0.25, linewidth=0.6)
     return figure, axes
-
-
-def _svg(figure: Figure) -> str:
-    import matplotlib as mpl
-
-    text = io.StringIO()
-    # No date and no random ids: the same document gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "twin", "svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
