@@ -55,10 +55,6 @@ class Seats:
         """Blocks that the longest of those seated has."""
         return -(-int(self.lengths[self.rows].max()) // self.pool.block_tokens) if len(self.rows) else 0
 
-    def clear(self) -> None:
-        """Nobody sits."""
-        self._seat((), 0)
-
     def _seat(self, members: tuple[Sequence, ...], tick: int) -> None:
         staying = set(members)
         for sequence in self.members:

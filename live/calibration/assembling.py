@@ -23,6 +23,7 @@ from live.calibration.grid import HEAD, ROW_BY_ROW, Point
 from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.operations import via
+from live.device import device_name, versions
 from schedulers.batches import Batch, Chunk
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
@@ -76,11 +77,11 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
     provenance = Provenance(
         method="measured",
         source="twin calibrate run",
-        device=measuring.device_name(plan.device),
+        device=device_name(plan.device),
         model=plan.model.name,
         date=measuring.today(),
         commit=measuring.commit(),
-        versions=measuring.versions(),
+        versions=versions(),
         note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",
     )
     tables = _tables(series, provenance)

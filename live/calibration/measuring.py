@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import platform
 import random
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from live.calibration.grid import Grid, Point
 from live.calibration.journal import Journal
 from live.calibration.messages import round_trips
 from live.calibration.operations import Bench, case_of, missing, shape_of
-from workloads.errors import BadInput
+from live.device import device_name, versions
 
 Measure = Callable[[Case], Timing]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -149,37 +147,6 @@ def _measure_messages(
     for point, seconds in zip(points, round_trips([each["requests"] for each in points], bytes_each), strict=True):
         journal.add(f"{number} {point.key}", seconds=seconds, spread=0.0, samples=1)
         advance(point.key)
-
-
-def device_name(device: str) -> str:
-    """The product behind "cpu" or "cuda", and for a CPU the threads that were used.
-
-    Raises:
-        BadInput: no such device here.
-    """
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise BadInput("expected a CUDA device, found none", field="--device", value=device)
-        return torch.cuda.get_device_name()
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].partition(":")[2].strip() if lines else model
-    return f"{model}, {torch.get_num_threads()} threads"
-
-
-def versions() -> dict[str, str]:
-    """Of what was installed."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("triton", "serving-twin"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
 
 
 def commit() -> str | None:

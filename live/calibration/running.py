@@ -10,7 +10,8 @@ from latency_models.measured_calibration import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
-from live.calibration.measuring import DTYPES, Measure, Plan, count, device_name, measure_all
+from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
+from live.device import device_name
 from workloads.errors import BadInput
 
 __all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]

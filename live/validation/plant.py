@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from live.device import device_name, versions
 from live.engine import Engine
 from live.memory import keep_freed_memory
 from live.models.config import read_config
@@ -54,19 +54,4 @@ class LivePlant:
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""
-        name = torch.cuda.get_device_name() if self.device == "cuda" else _processor()
-        return {
-            "device": f"{name}, {self.threads} thread{'s' if self.threads > 1 else ''}",
-            "dtype": self.dtype,
-            "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
-        }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {"device": device_name(self.device), "dtype": self.dtype, "versions": versions()}

@@ -44,9 +44,9 @@ def roofline(
     from latency_models.hardware import load_hardware
     from latency_models.models import load_model
     from latency_models.roofline import derive, read_deployment
-    from twin.scenarios.overrides import apply
+    from twin.scenarios.overrides import apply, single_settings
 
-    deployment = read_deployment(apply({}, _settings(set_ or [])), "deployment")
+    deployment = read_deployment(apply({}, single_settings(set_ or [])), "deployment")
     _write(derive(load_hardware(hardware), load_model(model), deployment, "deployment"), output)
     return 0
 
@@ -238,17 +238,6 @@ def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, picture in pictures.items():
         (folder / f"{name.replace('/', '-')}.svg").write_text(operation_figure(picture), encoding="utf-8")
-
-
-def _settings(texts: list[str]) -> dict[str, Any]:
-    from twin.scenarios.overrides import parse_overrides
-    from workloads.errors import BadInput
-
-    values = parse_overrides(texts)
-    for key, several in values.items():
-        if len(several) > 1:
-            raise BadInput("expected one value", field=f"--set {key}", value=several)
-    return {key: value for key, (value,) in values.items()}
 
 
 def _write(calibration: Calibration, output: Path | None) -> None:

@@ -60,15 +60,12 @@ def simulate(
     from twin.cli.console import note, print_json, print_table, require_at_least
     from twin.cli.serving_runs import serving_run_folder
     from twin.scenarios.kinds import read_scenario
-    from twin.scenarios.overrides import parse_overrides
+    from twin.scenarios.overrides import single_settings
     from twin.sweeps.serving_sweep import prepare
-    from workloads.errors import BadInput
 
     for flag, value, least in (("--jobs", jobs, 1), ("--replications", replications, 1), ("--draws", draws, 0)):
         require_at_least(flag, value, least)
-    settings = {key: values[0] for key, values in parse_overrides(set_ or []).items() if len(values) == 1}
-    if len(settings) < len(set_ or []):
-        raise BadInput("expected one value a key; twin sweep tries several", field="--set", value=set_)
+    settings = single_settings(set_ or [], "; twin sweep tries several")
     plan = prepare(read_scenario(scenario), scenario, [settings], trace, replications, draws)
     with serving_run_folder(plan, "simulate", runs, scenario, fresh=True) as run:
         document, first = _run(plan, jobs)

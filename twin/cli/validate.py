@@ -64,7 +64,7 @@ def validate(
     from twin.cli.console import note, print_json, print_table, require_at_least
     from twin.cli.drawing import illustrate
     from twin.cli.manifest import manifest
-    from twin.scenarios.overrides import parse_overrides
+    from twin.scenarios.overrides import single_settings
     from twin.scenarios.validation import check_validation
     from twin.validation.compare import missed
     from workloads.errors import BadInput
@@ -72,10 +72,7 @@ def validate(
     require_at_least("--repeats", repeats, 2)
     if not tolerance > 0:
         raise BadInput("expected a number above 0", field="--tolerance", value=tolerance)
-    settings = {key: values[0] for key, values in parse_overrides(set_ or []).items() if len(values) == 1}
-    if len(settings) < len(set_ or []):
-        raise BadInput("expected one value a key", field="--set", value=set_)
-    checked = check_validation(read_yaml(scenario), settings, scenario)
+    checked = check_validation(read_yaml(scenario), single_settings(set_ or []), scenario)
     if repeats is not None:
         checked = checked.model_copy(update={"repeats": repeats})
     plant = _plant(checked, scenario.parent, backend)

@@ -32,6 +32,19 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
     return found
 
 
+def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
+    """As `parse_overrides`, for a command that takes one value a key; `hint` says where several would do.
+
+    Raises:
+        BadInput: several values, or what `parse_overrides` refuses.
+    """
+    found = parse_overrides(texts)
+    for key, values in found.items():
+        if len(values) > 1:
+            raise BadInput(f"expected one value a key{hint}", field=f"--set {key}", value=values)
+    return {key: value for key, (value,) in found.items()}
+
+
 def combinations(overrides: dict[str, list[Any]]) -> Iterator[Settings]:
     """Every combination of one value a key, in order; one empty combination when there are no overrides."""
     for values in itertools.product(*overrides.values()):

@@ -37,10 +37,9 @@ WORST = 10
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of a live run: what ran, when, and how long it was predicted to take; seconds."""
+    """Steps of a live run: what ran, how long it took and was predicted to take; seconds."""
 
     kinds: list[str]
-    begin: Floats
     measured: Floats
     predicted: Floats
     batches: list[str]
@@ -50,7 +49,6 @@ class StepTimes:
         """Of (batch, begin, end), each predicted by itself."""
         return cls(
             [kind_of(batch) for batch, _, _ in steps],
-            np.array([begin for _, begin, _ in steps]),
             np.array([end - begin for _, begin, end in steps]),
             np.array([model.seconds(batch) for batch, _, _ in steps]),
             [_describe(batch) for batch, _, _ in steps],
