@@ -62,10 +62,18 @@ class Engine:
         """Take a request in.
 
         Raises:
-            ValueError: an id that is here already, or a request that would not fit if it were alone.
+            ValueError: an id that is here already, a request that would not fit if it were alone, or one that is longer
+                than the model's contexts.
         """
+        request = generation.request
+        longest, tokens = self.executor.decoder.config.positions, request.prompt_tokens + request.max_tokens
+        if tokens > longest:
+            raise ValueError(
+                f"request {request.id}: expected at most the model's {longest} positions, "
+                f"{tokens} prompt and output tokens are more"
+            )
         generation.submitted = self.clock()
-        sequence = self.core.submit(generation.request, generation.submitted)
+        sequence = self.core.submit(request, generation.submitted)
         sequence.payload = generation
         return sequence
 

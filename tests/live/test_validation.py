@@ -73,6 +73,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "engine.async_scheduling"),
         ("kv_blocks: 64", "kv_blocks: 0", "kv_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
+        ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -83,6 +84,15 @@ def test_a_bad_scenario_is_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
     assert len([line for line in lines if not line.startswith("twin: probing")]) == 1
+
+
+def test_a_workload_beyond_the_models_contexts_is_told(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(SCENARIO.replace("mean: 12", "mean: 300"))
+    assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
 
 
 def test_errors_are_taken_repeat_by_repeat() -> None:

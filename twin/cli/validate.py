@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -113,6 +115,19 @@ def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def _blaming(section: str) -> Iterator[None]:
+    """A request that the live engine refuses was asked for by this section of the scenario."""
+    from workloads.errors import BadInput
+
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(str(error), field=section) from None
+
+
 def _probe(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) -> Path:
     """Time steps of every kind, fit, and write what was learnt into the run folder."""
     import datetime
@@ -127,7 +142,7 @@ def _probe(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) ->
     config = engine.build(run.path, None)
     spec = scenario.probe
     reach = Reach(spec.prompt, spec.answer, config.max_num_seqs, spec.rounds, spec.steps)
-    with progress("probing the engine", spec.rounds, 0, every=25) as advance:
+    with progress("probing the engine", spec.rounds, 0, every=25) as advance, _blaming("probe"):
         rounds = probe(lambda: plant.engine(config), reach, plant.vocabulary, PROBE_SEED, advance)
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT for step in steps]
@@ -165,7 +180,8 @@ def _validate(plant: LivePlant, scenario: ValidationScenario, steps: Path, say: 
     for repeat in range(scenario.repeats):  # loads alternate, so that a drift of the machine meets all of them
         for load, plan in plans.items():
             say(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests live")
-            played[load].append(_play(plant, plan, repeat))
+            with _blaming("workload"):
+                played[load].append(_play(plant, plan, repeat))
     return {
         "schema": SCHEMA,
         "name": scenario.name,
