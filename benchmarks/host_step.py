@@ -41,7 +41,7 @@ class Instant:
     """A decoder that has its answers ready."""
 
     def __init__(self) -> None:
-        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8))
+        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
         self._hidden, self._logits = torch.zeros(8192, 8), torch.zeros(512, 100)
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:

@@ -62,8 +62,8 @@ class Engine:
         """Take a request in.
 
         Raises:
-            ValueError: an id that is here already, a request that would not fit if it were alone, or one that is longer
-                than the model's contexts.
+            ValueError: an id that is here already, a request that would not fit if it were alone, one that is longer
+                than the model's contexts, or one for tokens where the model gives none.
         """
         request = generation.request
         longest, tokens = self.executor.decoder.config.positions, request.prompt_tokens + request.max_tokens
@@ -72,6 +72,8 @@ class Engine:
                 f"request {request.id}: expected at most the model's {longest} positions, "
                 f"{tokens} prompt and output tokens are more"
             )
+        if self.executor.decoder.weights.head is None and (request.task == "generate" or generation.prompt_top >= 0):
+            raise ValueError(f"request {request.id}: expected a task without tokens, since the model has no LM head")
         generation.submitted = self.clock()
         sequence = self.core.submit(request, generation.submitted)
         sequence.payload = generation
@@ -116,6 +118,8 @@ class Engine:
                 generation.first_token = end
             if self._hand_out(generation, token, end):
                 stopped.append(sequence)
+        for told in produced.told:
+            told.write()
         for sequence, state in produced.states.items():
             generation = generation_of(sequence)
             generation.pooled, generation.first_token = state, end
@@ -132,4 +136,4 @@ class Engine:
         generation.output.append(token)
         if self.keep_times:
             generation.times.append(end)
-        return token in generation.end_tokens and generation.ends_with(token)
+        return generation.ends_with(token)

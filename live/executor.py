@@ -12,6 +12,7 @@ import torch
 from kernels.sampling import Parameters, sample
 from live.block_pool import BlockPool
 from live.generation import Generation
+from live.likelihood import Told, of_given, of_prompt
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.seats import Ints, Seats, generation_of
 from schedulers.batches import Batch, Chunk
@@ -24,16 +25,17 @@ class Produced:
     """What a step gave.
 
     Attributes:
-        decodes, tokens: those who decode, and the token of each. logprobs: of these and then of `first_tokens`.
+        decodes, tokens: those who decode, and the token of each.
         first_tokens: the prompts that the step completed, each with its next token.
-        states: of prompts that asked for nothing else, the normed hidden state of their last token, by sequence.
+        states: of prompts that asked for no token, what their last one comes to (`Generation.pooled`), by sequence.
+        told: log-probabilities, of those who asked for them.
     """
 
     decodes: list[Generation]
     tokens: list[int]
     first_tokens: list[tuple[Sequence, int]]
-    logprobs: list[float]
     states: dict[Sequence, npt.NDArray[np.float32]]
+    told: list[Told]
 
 
 class Executor:
@@ -64,32 +66,37 @@ class Executor:
         if batch.chunks:
             return self._mixed(batch, hidden)
         seats = self.seats
-        tokens, logprobs = sample(self.decoder.logits(self.decoder.normed(hidden)), self._decode_parameters())
-        told = tokens.tolist()
-        seats.tokens[seats.rows] = told
-        return Produced(seats.generations, told, [], logprobs.tolist(), {})
+        logits = self.decoder.logits(self.decoder.normed(hidden))
+        drawn, logprobs = sample(logits, self._decode_parameters())
+        tokens = drawn.tolist()
+        seats.tokens[seats.rows] = tokens
+        told = of_given(seats.generations, logits, logprobs) if seats.asking else []
+        return Produced(seats.generations, tokens, [], {}, told)
 
     def _mixed(self, batch: Batch, hidden: torch.Tensor) -> Produced:
         """What is drawn of a step with prompts: a token for each decode and for prompts that are done and want one."""
         seats, seated = self.seats, len(batch.decodes)
+        told = self._prompts(batch, hidden)
         done = self._completed(batch)
         rows = [*range(seated), *(row for row, _ in done)]
         if not rows:
-            return Produced([], [], [], [], {})
+            return Produced([], [], [], {}, told)
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
         states = self._states(done, normed[seated:])
         drawing = [i for i, (_, sequence) in enumerate(done) if wants_token(sequence)]
         sequences = [done[i][1] for i in drawing]
         if not (seated or sequences):
-            return Produced([], [], [], [], states)
+            return Produced([], [], [], states, told)
         if len(drawing) < len(done):
             normed = normed[[*range(seated), *(seated + i for i in drawing)]]
         generations = [*seats.generations, *map(generation_of, sequences)]
-        tokens, logprobs = sample(self.decoder.logits(normed), self._parameters(generations))
-        told = tokens.tolist()
-        seats.tokens[seats.rows] = told[:seated]
-        first = list(zip(sequences, told[seated:], strict=True))
-        return Produced(seats.generations, told[:seated], first, logprobs.tolist(), states)
+        logits = self.decoder.logits(normed)
+        drawn, logprobs = sample(logits, self._parameters(generations))
+        tokens = drawn.tolist()
+        seats.tokens[seats.rows] = tokens[:seated]
+        first = list(zip(sequences, tokens[seated:], strict=True))
+        told += of_given(generations, logits, logprobs)
+        return Produced(seats.generations, tokens[:seated], first, states, told)
 
     def _inputs(self, batch: Batch) -> Inputs:
         seats = self.seats
@@ -151,11 +158,31 @@ class Executor:
     def _states(
         self, done: list[tuple[int, Sequence]], normed: torch.Tensor
     ) -> dict[Sequence, npt.NDArray[np.float32]]:
-        asked = [i for i, (_, sequence) in enumerate(done) if not wants_token(sequence)]
-        if not asked:
-            return {}
-        found: npt.NDArray[np.float32] = normed[asked].float().cpu().numpy()
-        return {done[i][1]: found[j] for j, i in enumerate(asked)}
+        """What `Generation.pooled` becomes of prompts that want no token; `normed`: the last row of each prompt."""
+        found = {}
+        for labelled in (False, True):
+            asked = [
+                i for i, (_, each) in enumerate(done) if not wants_token(each) and self._labelled(each) is labelled
+            ]
+            if asked:
+                rows = normed[asked]
+                arrays = (self.decoder.labels(rows) if labelled else rows).float().cpu().numpy()
+                found |= {done[i][1]: arrays[j] for j, i in enumerate(asked)}
+        return found
+
+    def _labelled(self, sequence: Sequence) -> bool:
+        """Whether a request is answered by the classification head."""
+        return bool(self.decoder.config.labels) and sequence.request.task in ("classify", "score", "rerank")
+
+    def _prompts(self, batch: Batch, hidden: torch.Tensor) -> list[Told]:
+        """Log-probabilities of prompt tokens, for those who ask."""
+        told, row = [], len(batch.decodes)
+        for chunk in batch.chunks:
+            generation = generation_of(chunk.sequence)
+            if generation.prompt_top >= 0:
+                told.append(of_prompt(self.decoder, hidden[row : row + chunk.tokens], generation, chunk.context))
+            row += chunk.tokens
+        return told
 
     def _parameters(self, generations: list[Generation]) -> Parameters:
         places = [len(each.prompt) + len(each.output) for each in generations]

@@ -23,7 +23,8 @@ class Seats:
     Attributes:
         tokens: the token that goes into the next step. lengths: cached tokens, with those of the step being prepared.
         tables: (seats, blocks) int32, block ids. members, rows: who sat in the latest step, and where.
-        generations: of the members. changes: how often members have changed.
+        generations: of the members. asking: whether any of them wants log-probabilities.
+        changes: how often members have changed.
     """
 
     def __init__(self, seats: int, blocks: int, pool: BlockPool) -> None:
@@ -34,6 +35,7 @@ class Seats:
         self.members: tuple[Sequence, ...] = ()
         self.rows: Ints = np.zeros(0, dtype=np.int64)
         self.generations: list[Generation] = []
+        self.asking = False
         self.changes = 0
         self._row: dict[Sequence, int] = {}
         self._free = list(range(seats - 1, -1, -1))
@@ -65,6 +67,7 @@ class Seats:
                 self._enter(sequence, tick)
         self.members = members
         self.generations = [generation_of(sequence) for sequence in members]
+        self.asking = any(generation.top >= 0 for generation in self.generations)
         self.changes += 1
         self.rows = np.array([self._row[sequence] for sequence in members], dtype=np.int64)
 

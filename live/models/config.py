@@ -41,6 +41,7 @@ class ModelConfig:
         shape: sizes that kernels are called with. positions: longest context that the model was made for.
         tied: the LM head is the embedding. normalised_routing: the weights of the chosen experts sum to 1.
         end_tokens: token ids that end an answer.
+        labels: of a model that tells classes and gives no tokens (`…ForSequenceClassification`), their names.
     """
 
     family: Family
@@ -51,6 +52,7 @@ class ModelConfig:
     normalised_routing: bool = True
     end_tokens: tuple[int, ...] = ()
     quantisation: Quantisation | None = None
+    labels: tuple[str, ...] = ()
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -151,6 +153,7 @@ def _parse(fields: _Fields) -> ModelConfig:
         normalised_routing=fields.flag("norm_topk_prob", False) if experts else True,
         end_tokens=_end_tokens(fields),
         quantisation=_quantisation(fields.section("quantization_config")),
+        labels=_labels(fields),
     )
 
 
@@ -182,6 +185,17 @@ def _end_tokens(fields: _Fields) -> tuple[int, ...]:
     if not all(isinstance(token, int) and token >= 0 for token in tokens):
         raise fields.fault("eos_token_id", value, "expected token ids")
     return tuple(tokens)
+
+
+def _labels(fields: _Fields) -> tuple[str, ...]:
+    """By number; two that have no names where the file says nothing, as transformers has it."""
+    made = fields.document.get("architectures")
+    if not (isinstance(made, list) and any(str(each).endswith("ForSequenceClassification") for each in made)):
+        return ()
+    names = fields.document.get("id2label", {str(i): f"LABEL_{i}" for i in range(fields.count("num_labels", 2))})
+    if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
+        raise fields.fault("id2label", names, "expected a name for each label, from 0")
+    return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
 def _quantisation(fields: _Fields | None) -> Quantisation | None:

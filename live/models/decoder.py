@@ -107,7 +107,13 @@ class Decoder:
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """(rows, vocabulary) of rows that have been `normed`."""
+        assert self.weights.head is not None
         return linear(normed, self.weights.head)
+
+    def labels(self, normed: torch.Tensor) -> torch.Tensor:
+        """(rows, labels) of rows that have been `normed`, where the model tells classes."""
+        assert self.weights.score is not None
+        return linear(normed, self.weights.score)
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, inputs: Inputs, keys: torch.Tensor, values: torch.Tensor

@@ -55,12 +55,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole decoder. `embedding` and `head`: (vocabulary, hidden), the same tensor where they are tied."""
+    """A whole decoder.
+
+    Attributes:
+        embedding: (vocabulary, hidden). head: the same size, the same tensor where they are tied; None for a model that
+            only tells classes. score: (labels, hidden), of such a model.
+    """
 
     embedding: torch.Tensor
     layers: list[Layer]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: torch.Tensor | None
+    score: torch.Tensor | None = None
 
 
 def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: str) -> Weights:
@@ -80,11 +86,17 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, devic
 
         table = (shape.vocabulary, shape.hidden)
         embedding = joined(["model.embed_tokens.weight"], [table])
+        labels = len(config.labels)
+        if labels:
+            head, score = None, joined(["score.weight"], [(labels, shape.hidden)])
+        else:
+            head, score = embedding if config.tied else joined(["lm_head.weight"], [table]), None
         return Weights(
             embedding=embedding,
             layers=[_layer(f"model.layers.{i}", shape, vector, joined) for i in range(shape.layers)],
             norm=vector("model.norm.weight", shape.hidden),
-            head=embedding if config.tied else joined(["lm_head.weight"], [table]),
+            head=head,
+            score=score,
         )
 
 
@@ -151,9 +163,8 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: str, seed: i
         )
 
     embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator, device=device).to(dtype)
-    return Weights(
-        embedding=embedding,
-        layers=[layer() for _ in range(shape.layers)],
-        norm=norm(shape.hidden),
-        head=embedding if config.tied else matrix(shape.vocabulary, shape.hidden),
-    )
+    layers = [layer() for _ in range(shape.layers)]
+    last = norm(shape.hidden)
+    if config.labels:
+        return Weights(embedding, layers, last, None, matrix(len(config.labels), shape.hidden))
+    return Weights(embedding, layers, last, embedding if config.tied else matrix(shape.vocabulary, shape.hidden))
