@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,7 @@ class Executor:
         blocks = pool.blocks + scratch_blocks(config)
         dtype = decoder.weights.norm.dtype
         self._known: tuple[int, Parameters] | None = None
-        nobody = self._send(np.zeros(0, dtype=np.int32))
-        self._no_chunks = self._send(np.zeros((0, 0), dtype=np.int32)), self._send(np.zeros(1, dtype=np.int32)), nobody
+        self._standing: tuple[tuple[int, int], Inputs] | None = None
         self.cache = PagedCache.allocate(decoder.config, blocks, pool.block_tokens, dtype, str(self.device))
 
     @torch.inference_mode()
@@ -68,14 +68,13 @@ class Executor:
         seats = self.seats
         logits = self.decoder.logits(self.decoder.normed(hidden))
         drawn, logprobs = sample(logits, self._decode_parameters())
-        tokens = drawn.tolist()
-        seats.tokens[seats.rows] = tokens
+        tokens = self._noted(drawn)
         told = of_given(seats.generations, logits, logprobs) if seats.asking else []
         return Produced(seats.generations, tokens, [], {}, told)
 
     def _mixed(self, batch: Batch, hidden: torch.Tensor) -> Produced:
         """What is drawn of a step with prompts: a token for each decode and for prompts that are done and want one."""
-        seats, seated = self.seats, len(batch.decodes)
+        seats, seated = self.seats, len(self.seats)
         told = self._prompts(batch, hidden)
         done = self._completed(batch)
         rows = [*range(seated), *(row for row, _ in done)]
@@ -92,35 +91,43 @@ class Executor:
         generations = [*seats.generations, *map(generation_of, sequences)]
         logits = self.decoder.logits(normed)
         drawn, logprobs = sample(logits, self._parameters(generations))
-        tokens = drawn.tolist()
-        seats.tokens[seats.rows] = tokens[:seated]
+        tokens = self._noted(drawn)
         first = list(zip(sequences, tokens[seated:], strict=True))
         told += of_given(generations, logits, logprobs)
         return Produced(seats.generations, tokens[:seated], first, states, told)
 
+    def _noted(self, drawn: torch.Tensor) -> list[int]:
+        """Tokens as numbers; those of the seated go into the next step. `drawn`: theirs first, (rows,)."""
+        tokens: Ints = (drawn if self._on_host else drawn.cpu()).numpy()
+        seated = len(self.seats)
+        self.seats.tokens[:seated] = tokens[:seated]
+        return cast(list[int], tokens.tolist())
+
     def _inputs(self, batch: Batch) -> Inputs:
         seats = self.seats
-        positions, slots = seats.advance(batch)
-        tokens = seats.tokens[seats.rows]
-        chunk_tables, starts, contexts = self._no_chunks
+        seats.advance(batch)
         if batch.chunks:
-            tables = self._tables(batch.chunks)
-            chunks = [self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables, strict=True)]
-            tokens = np.concatenate((tokens, *(part[0] for part in chunks)))
-            positions = np.concatenate((positions, *(part[1] for part in chunks)))
-            slots = np.concatenate((slots, *(part[2] for part in chunks)))
-            ends = np.cumsum([0, *(chunk.tokens for chunk in batch.chunks)], dtype=np.int32)
-            chunk_tables, starts = self._send(tables), self._send(ends)
-            contexts = self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32))
+            return self._with_chunks(batch.chunks)
+        alike = seats.changes, seats.width
+        if self._standing is None or self._standing[0] != alike or not self._on_host:
+            self._standing = alike, self._with_chunks(())
+        return self._standing[1]  # on the host its tensors are the arrays, which `advance` has changed
+
+    def _with_chunks(self, chunks: Many[Chunk]) -> Inputs:
+        seats, n = self.seats, len(self.seats)
+        tables = self._tables(chunks)
+        parts = [self._chunk(chunk, table) for chunk, table in zip(chunks, tables, strict=True)]
+        rows = [(seats.tokens[:n], seats.positions[:n], seats.slots[:n]), *parts]
+        tokens, positions, slots = (np.concatenate(each) for each in zip(*rows, strict=True)) if chunks else rows[0]
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(positions),
             slots=self._send(slots),
-            decode_tables=self._send(seats.tables[seats.rows, : seats.widest()]),
-            decode_lengths=self._send(seats.lengths[seats.rows].astype(np.int32)),
-            chunk_tables=chunk_tables,
-            chunk_starts=starts,
-            chunk_contexts=contexts,
+            decode_tables=self._send(seats.tables[:n, : seats.width]),
+            decode_lengths=self._send(seats.lengths[:n]),
+            chunk_tables=self._send(tables),
+            chunk_starts=self._send(np.cumsum([0, *(chunk.tokens for chunk in chunks)], dtype=np.int32)),
+            chunk_contexts=self._send(np.array([chunk.context for chunk in chunks], dtype=np.int32)),
         )
 
     def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
@@ -194,7 +201,7 @@ class Executor:
         if self._known is None or self._known[0] != seats.changes:
             self._known = (seats.changes, self._parameters(seats.generations))
         elif not self._known[1].greedy:  # a greedy token does not ask for its place
-            self._known[1].positions.copy_(torch.from_numpy(seats.lengths[seats.rows]))
+            self._known[1].positions.copy_(torch.from_numpy(seats.lengths[: len(seats)]))
         return self._known[1]
 
     def _send(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
