@@ -57,6 +57,8 @@ class Answer:
     def finish_reason(self) -> FinishReason:
         """Of an answer that is over."""
         generation = self.ticket.generation
+        if self._stream is not None and self._stream.stopped is not None:
+            return "stop"
         return "stop" if generation.ending == "stop" and generation.output else "length"
 
     @property

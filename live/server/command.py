@@ -90,7 +90,7 @@ def serve_live(
         from live.server.service import Limits
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
-    _check(threads=threads, max_concurrency=max_concurrency, max_queue=max_queue)
+    _check(threads=threads, max_num_seqs=max_num_seqs, max_concurrency=max_concurrency, max_queue=max_queue)
     for field, value in (("--max-body-mib", max_body_mib), ("--drain-seconds", drain_seconds)):
         if not 0 < value < float("inf"):
             raise BadInput("expected a number above 0", field=field, value=value)

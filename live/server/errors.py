@@ -21,6 +21,9 @@ KINDS = {
 }
 """HTTP statuses that this server answers with, and the `type` of their errors."""
 
+INVALID = "invalid_body"
+"""The `code` of a body that is not what the OpenAPI document says; others break a rule that no schema can tell."""
+
 
 class ApiError(TwinError):
     """A request that ends with an error.
@@ -70,8 +73,8 @@ def unusable(error: ValidationError) -> ApiError:
             problem["loc"] = problem["loc"][1:]
     first = problems[0]["loc"]
     if not first:
-        return ApiError(400, f"expected a JSON object: {problems[0]['msg']}")
+        return ApiError(400, f"expected a JSON object: {problems[0]['msg']}", code=INVALID)
     name = str(first[0])
     said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first[:1])
     inner = [str(part) for part in first[1:]] if len(said) == 1 else []
-    return ApiError(400, f"{'.'.join([name, *inner])}: {'; '.join(list(said)[:4])}", param=name)
+    return ApiError(400, f"{'.'.join([name, *inner])}: {'; '.join(list(said)[:4])}", param=name, code=INVALID)

@@ -121,13 +121,6 @@ class ChatMessage(BaseModel):
     content: str | list[TextPart] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As a chat template wants it: content is one text."""
-        told = self.model_dump(exclude_none=True)
-        if isinstance(self.content, list):
-            told["content"] = "\n".join(part.text for part in self.content)
-        return {"content": "", **told}
-
 
 class Templated(Body):
     """What a chat template is given."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import (
+    Any,
+    Literal,
+    NotRequired,  # pydantic wants these of Python 3.11
+)
 
-from typing_extensions import NotRequired, TypedDict  # pydantic wants these of Python 3.11
+from typing_extensions import TypedDict
 
 FinishReason = Literal["stop", "length"]
 

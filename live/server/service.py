@@ -21,6 +21,7 @@ from live.server.worker import Group, Worker
 from live.text.chat import ChatTemplate
 from live.text.stream import TextStream
 from live.text.tokenizer import Tokenizer
+from workloads.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class Service:
         self.id_tokens = core.config.prefix_id_tokens
         self.version = versions().get("serving-twin", "unknown")
         self.page = Page(self.tally, self.engine, self.name)
-        eos = self.tokenizer.eos if self.tokenizer is not None else None
-        self.end_tokens = frozenset([*config.end_tokens, *([] if eos is None else [eos])])
+        self.end_tokens = frozenset(config.end_tokens) | (self.tokenizer.end_tokens if self.tokenizer else frozenset())
 
     def check(self, model: str | None) -> None:
         """Refuse a request that is not for this model, or that comes at a bad moment.
@@ -167,14 +167,16 @@ class Service:
         words = self.words
         if self.template is None:
             raise bad_request("messages", "this model has no chat template")
-        messages = [message.plain() for message in asked.messages]
+        messages = [message.model_dump(exclude_none=True) for message in asked.messages]
         start = asked.add_generation_prompt is not False
         try:
             text = self.template.render(
                 messages, tools=asked.tools, add_generation_prompt=start, **(asked.chat_template_kwargs or {})
             )
-        except (ValueError, TypeError) as error:
-            raise bad_request("messages", str(error)) from None
+        except BadInput as error:
+            raise bad_request("messages", error.expected) from None
+        except TypeError:  # two values for one name
+            raise bad_request("chat_template_kwargs", "expected no names that the request has fields for") from None
         return self.checked(words.encode(text, special=False), "messages")
 
     # -- generations -------------------------------------------------------------------------------------------------

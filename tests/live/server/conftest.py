@@ -16,7 +16,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
 pytest.importorskip("uvicorn", reason="the server needs the extra [live]")
 
+from kernels.sampling import Wish  # noqa: E402
 from live.engine import Engine  # noqa: E402
+from live.generation import Generation, ask  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
@@ -180,3 +182,13 @@ def server(decoder: Decoder, folder: Path) -> Iterator[Setting]:
     with running(decoder, folder) as setting:
         yield setting
         assert setting.settled()
+
+
+def alone(decoder: Decoder, prompt: list[int], most: int, **asked: Any) -> Generation:
+    """The answer of an engine that is called directly and has nothing else to do."""
+    engine = Engine(decoder, config())
+    generation = ask(0, prompt, most, **{"wish": Wish(temperature=0.0), "block_tokens": BLOCK, **asked})
+    engine.submit(generation)
+    while engine.step() is not None:
+        pass
+    return generation
