@@ -146,6 +146,14 @@ def test_zeros_for_a_bias_are_no_bias(tmp_path: Path) -> None:
     assert_logits_agree(read(tmp_path), peer)
 
 
+def test_a_zero_point_that_is_stored_as_15_is_16(tmp_path: Path) -> None:
+    write(FORMATS["gptq, zero points"], tmp_path)
+    change(tmp_path, lambda tensors: tensors["model.layers.0.self_attn.o_proj.qzeros"].fill_(-1))
+    weight = read(tmp_path).weights.layers[0].o
+    assert isinstance(weight, PackedWeight)
+    assert (dequantise(weight) < 0).all(), "every code is less than 16"
+
+
 Q = "model.layers.0.self_attn.q_proj"
 
 
