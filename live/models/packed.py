@@ -122,8 +122,7 @@ def _span(kind: Quantisation, inputs: int) -> int:
 def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], kind: Quantisation, device: str) -> Codes:
     outputs, inputs = shape
     span = _span(kind, inputs)
-    along = inputs if kind.method == "gptq" else outputs
-    if along * kind.bits % 32 or outputs * kind.bits % 32:
+    if outputs * kind.bits % 32 or (kind.method == "gptq" and inputs * kind.bits % 32):
         raise BadInput("expected sizes that fill whole words", field=name, value=[*shape], file=checkpoint.directory)
     groups, words = -(-inputs // span), outputs * kind.bits // 32
     size = (inputs, words) if kind.method == "awq" else (inputs * kind.bits // 32, outputs)
@@ -169,6 +168,9 @@ def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quan
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """(rows, words) int32 to (rows, words · 32 / bits) uint8: codes one after the other, also from word to word."""
+    if bits == 4:
+        octets = words.contiguous().view(torch.uint8)
+        return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
     wide = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))
     first = torch.arange(words.shape[1] * 32 // bits, device=words.device) * bits
     word, shift = first // 32, first % 32
