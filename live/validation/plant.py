@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from latency_models.engine_steps import Step
 from live.device import device_name, versions
 from live.engine import Engine
 from live.memory import keep_freed_memory
@@ -15,9 +16,13 @@ from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import load_weights, random_weights
+from live.validation.play import Played, play
+from live.validation.probe import Reach, probe
+from live.validation.prompts import materialise
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
+from workloads.request import Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -61,6 +66,37 @@ class LivePlant:
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine with nothing in it."""
         return Engine(self.decoder, config, chunks)
+
+    def probe(
+        self,
+        config: EngineConfig,
+        *,
+        rounds: int,
+        steps: int,
+        prompt: int,
+        answer: int,
+        seed: int,
+        advance: Callable[[str], None],
+    ) -> list[list[Step]]:
+        """Timed steps, as `live.validation.probe` makes them.
+
+        Raises:
+            ValueError: sizes that the engine refuses.
+        """
+        reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
+        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance)
+
+    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
+        """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+        generations = [
+            materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
+            for request, answer in requests
+        ]
+        return play(self.engine(config, chunks), generations)
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

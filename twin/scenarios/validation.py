@@ -47,12 +47,14 @@ class ProbeSpec(Strict):
     Attributes:
         rounds: how many; a fifth of them is held out. steps: of a round at most.
         prompt, answer: tokens at most.
+        pace_rounds: before and after each repeat, which say how fast the machine is then; 0: it is taken to hold still.
     """
 
     rounds: int = Field(default=150, ge=10)
     steps: int = Field(default=100, ge=10)
     prompt: PositiveInt
     answer: PositiveInt
+    pace_rounds: int = Field(default=10, ge=0)
 
 
 class ValidationScenario(Strict):
