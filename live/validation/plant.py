@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from live.engine import Engine
 from live.memory import keep_freed_memory
 from live.models.config import read_config
 from live.models.decoder import Decoder
+from live.models.linear import Rounding
 from live.models.weights import load_weights, random_weights
 from live.validation.play import Played, play
 from live.validation.probe import Reach, probe
@@ -31,13 +32,17 @@ class LivePlant:
 
     Args:
         path: a Hugging Face directory, or with `random` weights a config.json.
-        threads: of the CPU that one operation may use.
+        threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
+            rounded; None for none.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
     """
 
-    def __init__(self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
+        quantise: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if device == "cuda" and not torch.cuda.is_available():
             raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
         torch.set_num_threads(threads)
@@ -45,7 +50,11 @@ class LivePlant:
             keep_freed_memory()
         config = read_config(path)
         kind = DTYPES[dtype]
-        weights = random_weights(config, kind, device, seed) if random else load_weights(path, config, kind, device)
+        rounding = None if quantise is None else Rounding(**quantise)
+        if random:
+            weights = random_weights(config, kind, device, seed, rounding)
+        else:
+            weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
 

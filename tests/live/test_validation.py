@@ -74,6 +74,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("kv_blocks: 64", "kv_blocks: 0", "kv_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),
+        ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
     ],
 )
 def test_a_bad_scenario_is_one_line(

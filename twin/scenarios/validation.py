@@ -14,6 +14,18 @@ from workloads.errors import BadInput
 Load = Annotated[float, Field(gt=0, lt=1)]
 
 
+class QuantiseSpec(Strict):
+    """Linear layers rounded to nearest when the model is loaded.
+
+    Attributes:
+        group: inputs that share a scale; -1 for a whole row. symmetric: without zero points.
+    """
+
+    bits: Literal[3, 4] = 4
+    group: Literal[-1, 128] = 128
+    symmetric: bool = True
+
+
 class LiveModelSpec(Strict):
     """The model that is run.
 
@@ -26,6 +38,7 @@ class LiveModelSpec(Strict):
     weights: Literal["loaded", "random"] = "loaded"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: PositiveInt = 1
+    quantise: QuantiseSpec | None = None
 
 
 class ProbeSpec(Strict):
