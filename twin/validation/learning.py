@@ -1,7 +1,7 @@
 """What the twin learns of an engine before it predicts: the time of steps of every kind, and the machine's pace.
 
 A shared machine does not hold still: its speed drifts by tens of per cent within minutes. So a few rounds of probing,
-the same each time, are run before and after everything that is played, and what they took in place of what was learnt is
+the same each time, are run before and after everything that is played; what they took, over what the model learnt, is
 the pace of what lies between. The workload itself teaches nothing.
 """
 
