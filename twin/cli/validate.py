@@ -104,7 +104,7 @@ def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
     spec = scenario.model
     return LivePlant(
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=backend, threads=spec.threads,
-        seed=scenario.seed, quantise=spec.quantise and spec.quantise.model_dump(),
+        seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
     )  # fmt: skip
 
 
