@@ -21,6 +21,9 @@ ERRORS = {
     "503": "The queue is full, the server is shutting down, or the engine has failed.",
 }
 OF_GET = ("401", "500", "503")
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""Of a stream: JSON of the same kind as the whole answer, or the word [DONE] at the end."""
+
 PLACE = "#/components/schemas/{model}"
 
 Adapters = list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]]
@@ -54,7 +57,7 @@ def document(version: str, secured: bool) -> dict[str, Any]:
 def _operation(route: Route, body: Any, reply: Any, error: Any) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if reply is None else {JSON: {"schema": reply}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": EVENT}
     statuses = ERRORS if route.method == "POST" else OF_GET
     said = {status: {"description": ERRORS[status], "content": {JSON: {"schema": error}}} for status in statuses}
     summary = (route.handler.__doc__ or "").strip()

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 MOST_LOGPROBS = 20
 """Alternatives that a client may ask for at each token, as in vLLM."""
 
-TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 1.0 is as whole as 1."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(value: Any) -> Any:
+    return (
+        [_whole(each) for each in value] if isinstance(value, list) and any(type(v) is float for v in value) else value
+    )
+
+
+Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+Positive: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Choices: TypeAlias = Annotated[int, Field(ge=1, le=128), BeforeValidator(_whole)]
+TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_whole)]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_whole)]
+TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole), Field(min_length=1)]
 Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
 Prompts: TypeAlias = str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1)]
 """One text or its token ids, or a batch of either."""
 
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
-Top: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Top: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_whole)]
 
 
 def unserved(*neutral: Any) -> Any:
@@ -52,14 +69,14 @@ class Generating(Body):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    top_k: TopK | None = None
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    n: int | None = Field(None, ge=1, le=128)
-    min_tokens: int | None = Field(None, ge=0)
+    seed: Seed | None = None
+    n: Choices | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: list[Count] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -96,7 +113,7 @@ class CompletionRequest(Generating):
     """/v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: Count | None = None
     echo: bool | None = None
     logprobs: Top | None = None
     add_special_tokens: bool | None = None
@@ -136,8 +153,8 @@ class Templated(Body):
 class ChatRequest(Generating, Templated):
     """/v1/chat/completions."""
 
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     tool_choice: unserved("none", "auto") = None
@@ -152,7 +169,7 @@ class EmbeddingRequest(Body):
 
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(None, ge=1)
+    dimensions: Positive | None = None
     truncate_prompt_tokens: unserved() = None
 
 
@@ -182,7 +199,7 @@ class RerankRequest(Body):
 
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1)]
-    top_n: int | None = Field(None, ge=0)
+    top_n: Count | None = None
 
 
 class TokenizeText(Body):
@@ -202,5 +219,5 @@ class TokenizeChat(Templated):
 class DetokenizeRequest(Body):
     """/detokenize."""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole)]
     skip_special_tokens: bool | None = None

@@ -21,7 +21,10 @@ CHECKS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"
 """400 too, since no schema can tell that a prompt and its answer fit the context; but not for what cannot be read."""
 
 KEY = {"Authorization": "Bearer a-key"}
-SLOW = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much]
+SETTINGS = hypothesis.settings(
+    max_examples=12, deadline=None, derandomize=True, database=None, phases=[hypothesis.Phase.generate],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def drive(operation: Any, mode: Any) -> None:
     positive = mode is schemathesis.GenerationMode.POSITIVE
 
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
-    @hypothesis.settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=SLOW, database=None)
+    @SETTINGS
     def holds(case: Any) -> None:
         response = case.call_and_validate(headers=KEY)
         if positive and response.status_code == 400:
