@@ -1,10 +1,10 @@
 """What each token writes, and how tokens that come one by one become text.
 
 Two ways of writing tokens are known, those of the families that are served. In a byte-level vocabulary (Llama 3, Qwen)
-every token is some bytes, and an answer is all of them decoded at once, so that a character may be spread over tokens. In a
-vocabulary with byte fallback (Llama 2) tokens are text, and characters that it lacks are runs of tokens of one byte each:
-such a run is decoded when it is over, and if it is not UTF-8 then each of its bytes becomes a replacement character. What
-comes of it therefore stays unknown until the run ends.
+every token is some bytes, and an answer is all of them decoded at once, so that a character may be spread over tokens.
+In a vocabulary with byte fallback (Llama 2) tokens are text, and characters that it lacks are runs of one-byte tokens:
+such a run is decoded when it is over, and if it is not UTF-8 then each of its bytes becomes a replacement character.
+What comes of it therefore stays unknown until the run ends.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _flat(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte for each character of byte-level names: the visible ones of Latin-1 are themselves, the others follow at 256."""
+    """The byte for each character of byte-level names: Latin-1 as far as it is visible, the others from 256 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}

@@ -40,6 +40,9 @@ class Stop:
 class Stops:
     """Several strings: the first to be whole counts, and of two that end together the longer.
 
+    Attributes:
+        begun: characters at the end of what has come that may yet become one of them.
+
     Raises:
         BadInput: an empty string.
     """
@@ -48,18 +51,19 @@ class Stops:
         if not all(texts):
             raise BadInput("expected strings of at least one character", field="stop", value=list(texts))
         self._stops = [Stop(text) for text in texts]
+        self._beginnings = frozenset(text[0] for text in texts)
+        self.begun = 0
 
     def feed(self, more: str) -> tuple[int, str] | None:
         """Characters of `more` with which the first of them is whole, and which; no more is to be fed then."""
+        if not self.begun and self._beginnings.isdisjoint(more):
+            return None
         ends = [(end, -len(stop.text), stop.text) for stop in self._stops if (end := stop.feed(more)) is not None]
         if not ends:
+            self.begun = max(stop.matched for stop in self._stops)
             return None
         end, _, text = min(ends)
         return end, text
-
-    def begun(self) -> int:
-        """Characters at the end of what has come that may yet become one of them."""
-        return max((stop.matched for stop in self._stops), default=0)
 
 
 def _borders(text: str) -> list[int]:

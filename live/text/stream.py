@@ -11,9 +11,9 @@ from live.text.tokenizer import Tokenizer
 class TextStream:
     """Tokens in, text out that is never taken back; a token costs the same wherever in the answer it is.
 
-    Held back are the beginning of a character, bytes of a run that the rest of it decides on (`live.text.pieces`), and what may
-    be the beginning of a stop string. All that was given out, with what `finish` gives, is `Tokenizer.decode` of all tokens up to
-    the first stop string.
+    Held back are the beginning of a character, bytes of a run that the rest of it decides on (`live.text.pieces`), and
+    what may be the beginning of a stop string. All that was given out, with what `finish` gives, is what
+    `Tokenizer.decode` makes of all tokens, up to the first stop string.
 
     Attributes:
         stopped: the stop string that was met, after which tokens give nothing; None while none was.
@@ -53,7 +53,7 @@ class TextStream:
         text = self._held + more
         met = self._stops.feed(more)
         if met is None:
-            cut = len(text) - self._stops.begun()
+            cut = len(text) - self._stops.begun
         else:
             end, self.stopped = met
             cut = len(text) - len(more) + end - (0 if self._include_stop else len(self.stopped))

@@ -63,7 +63,7 @@ def test_exactly_what_may_become_a_stop_is_held(text: str, stops: list[str]) -> 
         if search.feed(character) is not None:
             break
         begun = [size for stop in stops for size in range(len(stop)) if text[:i].endswith(stop[:size])]
-        assert search.begun() == max(begun)
+        assert search.begun == max(begun)
 
 
 @given(
@@ -127,5 +127,5 @@ def test_special_tokens_are_text_only_if_asked_for(known: dict[str, Tokenizer]) 
 
 
 def test_an_empty_stop_is_refused(known: dict[str, Tokenizer]) -> None:
-    with pytest.raises(BadInput, match="stop: got .* expected strings of at least one character"):
+    with pytest.raises(BadInput, match=r"stop: got .* expected strings of at least one character"):
         TextStream(known["byte-level"], ["a", ""])
