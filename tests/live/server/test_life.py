@@ -183,6 +183,7 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
             server.process.kill()
             with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
                 response.read()
+        server.process.wait(timeout=10)
         with pytest.raises(ConnectionRefusedError):
             Client(server.port).get("/health")
     with started(folder, server.port) as again:

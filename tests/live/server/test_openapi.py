@@ -11,7 +11,7 @@ import pytest
 from live.models.decoder import Decoder
 from live.server.errors import INVALID
 from live.server.routes import ROUTES, Route
-from tests.live.server.conftest import running
+from tests.live.server.conftest import config, running
 
 schemathesis = pytest.importorskip("schemathesis", reason="the extra [test] has it")
 
@@ -30,7 +30,7 @@ SETTINGS = hypothesis.settings(
 @pytest.fixture(scope="module")
 def schema(decoder: Decoder, folder: Path) -> Iterator[Any]:
     """The document of a server that wants a key."""
-    with running(decoder, folder, api_key="a-key") as setting:
+    with running(decoder, folder, api_key="a-key", engine=config(kv_blocks=16)) as setting:  # short contexts
         settings = schemathesis.Config.from_dict({"checks": CHECKS})
         yield schemathesis.openapi.from_url(f"{setting.client.base}/openapi.json", config=settings)
         assert setting.settled()
