@@ -1,10 +1,10 @@
 """What the HTTP server adds to the engine's time to the first token: streaming chat, one client, over the loopback.
 
-    python -m benchmarks.server [--repeat 400] [--rounds 5] [--out FILE]
+    python -m benchmarks.server [--pairs 500] [--out FILE]
 
 The client is a process of its own that writes a request and reads until the first content. The engine is then called
-directly, on its own thread, with the tokens of the same messages. Rounds of both alternate in one run; every request
-has another text, so that no prompt is found in the cache. Exit code 4 when the median difference is above 0.3 ms.
+directly, on its own thread, with the tokens of a message as long. The two take turns; every request has another text,
+so that no prompt is found in the cache. Exit code 4 when the median of the differences is above 0.3 ms.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from benchmarks.scheduling_decision import machine
 from kernels.sampling import Wish
+from kernels.shapes import Shape
 from live.engine import Engine
 from live.generation import ask
-from live.models.config import ModelConfig, read_config
+from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.server.running import Front, Stopping, listen, serve
@@ -44,7 +47,12 @@ LIMIT = 0.3e-3
 TOKENS = 8
 """Of each answer: enough for a stream, and the first of them is what is waited for."""
 
-MODEL = Path(__file__).resolve().parents[1] / "examples" / "models" / "tiny-llama.json"
+SHAPE = Shape(2, 64, 128, 4, 2, 16, 512)
+"""Of the model: small, so that what differs from step to step does not hide what the server adds."""
+
+WARM = 30
+"""Pairs that are not counted."""
+
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}[assistant]"
 
 
@@ -72,62 +80,55 @@ def body(number: int) -> bytes:
     return json.dumps({"model": "tiny", **fields}).encode()
 
 
-def over_http(port: int, numbers: range) -> list[float]:
-    """Seconds to the first content of each request, on one connection that is kept."""
-    times = []
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for number in numbers:
-            sent = body(number)
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            request = f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
-            start, first, received = time.perf_counter(), -1.0, b""
-            connection.sendall(request)
-            while not received.endswith(b"0\r\n\r\n"):
-                received += connection.recv(65536)
-                if first < 0 and b'"delta":{"content"' in received:
-                    first = time.perf_counter() - start
-            assert received.count(b'"finish_reason":"length"') == 1, received
-            times.append(first)
-    return times
+def over_http(connection: socket.socket, number: int) -> float:
+    """Seconds to the first content."""
+    sent = body(number)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
+    start, first, received = time.perf_counter(), -1.0, b""
+    connection.sendall(request)
+    while not received.endswith(b"0\r\n\r\n"):
+        received += connection.recv(65536)
+        if first < 0 and b'"delta":{"content"' in received:
+            first = time.perf_counter() - start
+    assert received.count(b'"finish_reason":"length"') == 1, received
+    return first
 
 
 def client(port: int, orders: Connection) -> None:
-    """A process: measures what it is told to, until it is told nothing."""
-    while (numbers := orders.recv()) is not None:
-        orders.send(over_http(port, numbers))
+    """A process: sends each request that it is told the number of, until it is told None; one connection for all."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (number := orders.recv()) is not None:
+            orders.send(over_http(connection, number))
 
 
-def direct(service: Service, numbers: range) -> list[float]:
-    """Seconds to the first token of the same requests, on the engine's thread with nobody else there."""
+def direct(service: Service, number: int) -> float:
+    """Seconds to the first token of a request, on the engine's thread with nobody else there."""
     words, template = service.words, service.template
     assert template is not None
-    prompts = [words.encode(template.render(messages(number)), special=False) for number in numbers]
-    times: list[float] = []
-    done = threading.Event()
+    prompt = words.encode(template.render(messages(number)), special=False)
+    seconds: SimpleQueue[float] = SimpleQueue()
 
     def measure() -> None:
-        for number, prompt in zip(numbers, prompts, strict=True):
-            start = time.perf_counter()
-            generation = ask(-1 - number, prompt, TOKENS, wish=Wish(temperature=0.0))
-            service.engine.submit(generation)
-            while not generation.output:
-                service.engine.step()
-            times.append(time.perf_counter() - start)
-            while service.engine.step() is not None:
-                pass
-        done.set()
+        start = time.perf_counter()
+        generation = ask(-1 - number, prompt, TOKENS, wish=Wish(temperature=0.0))
+        service.engine.submit(generation)
+        while not generation.output:
+            service.engine.step()
+        first = time.perf_counter() - start
+        while service.engine.step() is not None:
+            pass
+        seconds.put(first)
 
     service.worker.inbox.put(measure)
-    done.wait()
-    return times
+    return seconds.get()
 
 
-def measure(repeat: int, rounds: int) -> tuple[list[float], list[float], dict[str, Any]]:
+def measure(pairs: int) -> tuple[list[float], list[float], dict[str, Any]]:
     """Times of both, and what was run."""
     torch.set_num_threads(1)
-    config = read_config(MODEL)
-    engine = _engine(config)
+    engine = _engine()
     made = listen("127.0.0.1", 0)
     port = made.getsockname()[1]
     found: dict[str, list[float]] = {"server": [], "engine": []}
@@ -137,33 +138,32 @@ def measure(repeat: int, rounds: int) -> tuple[list[float], list[float], dict[st
     process.start()
     theirs.close()
 
-    def rounds_of_both(service: Service, stop: Any) -> None:
+    def in_turns(service: Service, stop: Callable[[], object]) -> None:
         try:
-            for i in range(-1, rounds):  # the first warms up
-                numbers = range((2 * i + 2) * repeat, (2 * i + 3) * repeat)
-                ours.send(numbers)
-                over, straight = ours.recv(), direct(service, range(numbers.stop, numbers.stop + repeat))
+            for i in range(-WARM, pairs):
+                ours.send(2 * (i + WARM))
+                over, straight = ours.recv(), direct(service, 2 * (i + WARM) + 1)
                 if i >= 0:
-                    found["server"] += over
-                    found["engine"] += straight
+                    found["server"].append(over)
+                    found["engine"].append(straight)
             ours.send(None)
         finally:
             stop()
 
     def ready(service: Service, stopping: Stopping) -> None:
         loop = asyncio.get_running_loop()
-        stop = lambda: loop.call_soon_threadsafe(stopping.stop)  # noqa: E731
-        threading.Thread(target=rounds_of_both, args=(service, stop)).start()
+        threading.Thread(target=in_turns, args=(service, lambda: loop.call_soon_threadsafe(stopping.stop))).start()
 
     with tempfile.TemporaryDirectory() as folder:
         write_text_layer(Path(folder))
         text = Tokenizer(Path(folder)), ChatTemplate.read(Path(folder))
         asyncio.run(serve(engine, Front("tiny"), made, tokenizer=text[0], template=text[1], ready=ready, signals=False))
     process.join()
-    return found["server"], found["engine"], {"model": MODEL.name, "fast_tokenizer": text[0].fast}
+    return found["server"], found["engine"], {"fast_tokenizer": text[0].fast}
 
 
-def _engine(config: ModelConfig) -> Engine:
+def _engine() -> Engine:
+    config = ModelConfig("llama", SHAPE, positions=4096, tied=False)
     decoder = Decoder(config, random_weights(config, torch.float32, "cpu"))
     return Engine(decoder, EngineConfig(kv_blocks=4096, one_shot=OneShotBudget()))
 
@@ -177,13 +177,14 @@ def summary(times: list[float]) -> dict[str, float]:
 def main() -> int:
     """Measure, print, and say whether the limit was kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=200, help="requests a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=500, help="requests each way, at least 100")
     parser.add_argument("--out", type=Path, help="write the document to this file")
     asked = parser.parse_args()
-    server, engine, told = measure(asked.repeat, asked.rounds)
+    if asked.pairs < 100:
+        parser.error(f"--pairs: expected at least 100, found {asked.pairs}")
+    server, engine, told = measure(asked.pairs)
     rows = {"engine": summary(engine), "server": summary(server)}
-    added = {name: rows["server"][name] - rows["engine"][name] for name in rows["server"]}
+    added = summary([over - straight for over, straight in zip(server, engine, strict=True)])
     print("time to first token, ms    p10     p50     p90")
     for name, row in (*rows.items(), ("added", added)):
         print(f"{name:<22}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
@@ -195,7 +196,7 @@ def main() -> int:
             **{name: run[name] for name in ("version", "commit", "python")},
             "torch": str(torch.__version__),
             "machine": machine(),
-            "requests": asked.repeat * asked.rounds,
+            "pairs": asked.pairs,
             **told,
             "seconds": {**rows, "added": added},
             "limit": LIMIT,

@@ -62,7 +62,7 @@ def listen(host: str, port: int) -> socket.socket:
         BadInput: an address that is not ours, or a port that somebody has.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
+    made = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY where this is said: 40 ms less
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
@@ -99,7 +99,7 @@ async def serve(
     app = App(service)
     config = uvicorn.Config(
         app, http="httptools", ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
-        log_config=None, server_header=False, date_header=False, timeout_graceful_shutdown=1,
+        log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = _Server(config)
     stopping = Stopping(app, server, front.drain_seconds)
