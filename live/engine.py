@@ -182,7 +182,7 @@ class Engine:
 
 
 def _alive(batch: Batch, produced: Produced) -> tuple[Many[Sequence], Produced]:
-    """What a step gave to those whose answer had not ended while it was under way; and which of its decodes they are."""
+    """What a step gave to those whose answer had not ended meanwhile, and which of its decodes they are."""
     kept = [i for i, generation in enumerate(produced.decodes) if not generation.ending]
     if len(kept) == len(produced.decodes) and not batch.chunks:
         return batch.decodes, produced

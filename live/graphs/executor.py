@@ -24,7 +24,7 @@ from live.executor import Executor, Produced, States, Ticket, place_after, read_
 from live.graphs.buckets import Buckets, StepShape
 from live.graphs.resident import Resident
 from live.graphs.staging import Arrays
-from live.graphs.step import Result, StaticStep
+from live.graphs.step import Opened, Result, StaticStep
 from live.graphs.wishes import Wishes
 from live.likelihood import Told, of_given
 from live.models.decoder import Decoder
@@ -153,10 +153,9 @@ class GraphExecutor(Executor):
         generations, d = self.seats.generations, step.shape.decodes
         told: list[Told] = []
         states: States = []
-        tokens = result.tokens
+        tokens = None if isinstance(result, Opened) else result
         first = [(d + i, sequence) for i, sequence in enumerate(drawing) if sequence is not None]
-        if tokens is None:
-            assert result.hidden is not None and result.normed is not None
+        if isinstance(result, Opened):
             told = self._prompts(batch, result.hidden[d:])
             done = [(i, chunk.sequence) for i, chunk in enumerate(batch.chunks) if chunk.last]
             states = self._states(done, result.normed[d:])

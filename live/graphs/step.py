@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -14,19 +15,21 @@ from live.models.decoder import Decoder, Inputs, PagedCache
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a step gave, on the device.
+class Opened:
+    """What an open step leaves to look at.
 
     Attributes:
-        tokens: (picked,), None unless the step is closed.
-        hidden: (rows, hidden), normed: (picked, hidden), logits: (picked, vocabulary), None where it is closed; logits
-            also where the model has no LM head.
+        hidden: (rows, hidden), before the final norm. normed: (picked, hidden). logits: (picked, vocabulary); None
+            where the model has no LM head.
     """
 
-    tokens: torch.Tensor | None
-    hidden: torch.Tensor | None = None
-    normed: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    hidden: torch.Tensor
+    normed: torch.Tensor
+    logits: torch.Tensor | None
+
+
+Result: TypeAlias = torch.Tensor | Opened
+"""What a step gave, on the device: the tokens of a closed one, (picked,) int64, or all that they would be drawn from."""
 
 
 class StaticStep:
@@ -93,11 +96,11 @@ class StaticStep:
         has_head = self._decoder.weights.head is not None
         logits = self._decoder.logits(normed) if has_head else None
         if self._greedy is None:
-            return Result(None, hidden, normed, logits)
+            return Opened(hidden, normed, logits)
         assert logits is not None, "a model without LM head gives no tokens"
         tokens, _ = sample(logits, self._greedy)
         self._resident.keep(tokens, self.shape.decodes)
-        return Result(tokens)
+        return tokens
 
     def _forward_inputs(self) -> Inputs:
         x, d = self.inputs, self.shape.decodes
