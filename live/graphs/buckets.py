@@ -55,6 +55,10 @@ class Buckets:
         parts = at_least(self.beside, decodes), at_least(self.chunks, chunks), at_least(self.tokens, tokens)
         return StepShape(*parts, width, closed)
 
+    def decoding(self) -> list[StepShape]:
+        """Of steps that only decode and only greedily; the largest first, whose memory the others then share."""
+        return [StepShape(n, 0, 0, blocks, True) for blocks in reversed(self.blocks) for n in reversed(self.alone)]
+
 
 def sizes(most: int, parts: int) -> list[int]:
     """1, 2, 4, 8, 16, and from there on every octave in so many parts, up to `most`."""

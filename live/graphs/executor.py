@@ -28,7 +28,7 @@ from live.graphs.step import Opened, Result, StaticStep
 from live.graphs.wishes import Wishes
 from live.likelihood import Told, of_given
 from live.models.decoder import Decoder
-from live.seats import generation_of
+from live.seats import Seats, generation_of
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
@@ -82,6 +82,14 @@ class GraphExecutor(Executor):
         result = step.run()
         self.resident.note(seats.members, drawing)
         return self._ticket(step, result, batch, drawing, wishes)
+
+    def renewed(self, pool: BlockPool) -> GraphExecutor:
+        """This executor, for another pool of the same size with nothing in it: what was captured serves again."""
+        assert pool.blocks == self.pool.blocks, "the cache has its size"
+        self.pool, self.seats = pool, Seats(*self.seats.tables.shape, pool)
+        self._changes, self._wishes = self.seats.changes, Wishes(())
+        self.resident.clear()
+        return self
 
     @torch.inference_mode()
     def warm(self, shapes: Many[StepShape]) -> None:

@@ -27,9 +27,13 @@ class Resident:
         self.seats = seats
         self.tables = torch.zeros(seats + 1, blocks, dtype=torch.int32, device=device)
         self.drawn = torch.zeros(seats + chunks, dtype=torch.int64, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Nobody sits, and nothing has been drawn."""
         self.seated: Ints = np.zeros(0, dtype=np.int64)
         self._rows: dict[Sequence, int] = {}
-        self._free = list(range(seats - 1, -1, -1))
+        self._free = list(range(self.seats - 1, -1, -1))
         self._latest: tuple[tuple[Sequence, ...], Many[Sequence | None]] = (), ()
 
     def seat(self, seats: Seats) -> None:

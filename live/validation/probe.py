@@ -91,6 +91,8 @@ def _round(
         engine.watch = None
         for number in list(engine.core.sequences):
             engine.abort(number)
+        while engine.step() is not None:  # what was begun ahead
+            pass
     return [describe(batch, block, end - begin) for batch, begin, end in seen]
 
 

@@ -13,6 +13,7 @@ import torch
 
 from kernels.sampling import Wish
 from kernels.shapes import Shape
+from live.block_pool import BlockPool
 from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, ask
@@ -138,6 +139,34 @@ def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
         engine.submit(ask(i, prompts()[i], 9, wish=GREEDY, block_tokens=BLOCK))
     drain(engine)
     assert {shape.decodes for shape in executor.steps if not shape.chunks} == {1, 2, 4, 6}
+
+
+def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
+    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    kept: list[GraphExecutor] = []
+
+    def make(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
+        kept.append(kept[0].renewed(pool) if kept else GraphExecutor(decoder, pool, config))
+        return kept[0]
+
+    told = []
+    for _ in range(2):
+        engine = Engine(decoder, config, make_executor=make, depth=2)
+        requests = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+        for generation in requests:
+            engine.submit(generation)
+        for _ in range(4):
+            engine.step()
+        told.append([len(generation.output) for generation in requests])  # given up in the middle of everything
+    assert told[0] == told[1]
+    assert kept[0] is kept[1]
+    drain(engine)
+    waiting = Engine(decoder, config)
+    others = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+    for generation in others:
+        waiting.submit(generation)
+    drain(waiting)
+    assert [generation.output for generation in requests] == [generation.output for generation in others]
 
 
 def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:

@@ -131,6 +131,7 @@ def _blaming(section: str) -> Iterator[None]:
 def _probe(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) -> Path:
     """Time steps of every kind, fit, and write what was learnt into the run folder."""
     import datetime
+    import functools
 
     from latency_models.engine_steps import EngineSteps
     from latency_models.strict import checked, write_yaml
@@ -140,10 +141,11 @@ def _probe(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) ->
 
     engine = checked(EngineSpec, scenario.engine, None, "engine")
     config = engine.build(run.path, None)
+    make = functools.partial(plant.engine, config, ahead=engine.async_scheduling)
     spec = scenario.probe
     reach = Reach(spec.prompt, spec.answer, config.max_num_seqs, spec.rounds, spec.steps)
     with progress("probing the engine", spec.rounds, 0, every=25) as advance, _blaming("probe"):
-        rounds = probe(lambda: plant.engine(config), reach, plant.vocabulary, PROBE_SEED, advance)
+        rounds = probe(make, reach, plant.vocabulary, PROBE_SEED, advance)
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT for step in steps]
     model = EngineSteps(config.block_tokens).fit(taught)
@@ -221,7 +223,8 @@ def _play(plant: LivePlant, plan: ServingPlan, repeat: int) -> Any:
         materialise(request, answer, plant.vocabulary, config.block_tokens, config.prefix_id_tokens)
         for request, answer in realisation(plan, repeat)
     ]
-    return play(plant.engine(config, plan.chunks()), generations)
+    ahead = plan.scenario.engine.async_scheduling
+    return play(plant.engine(config, plan.chunks(), ahead=ahead), generations)
 
 
 def _load(load: float, plan: ServingPlan, played: list[Any], capacity: float) -> dict[str, Any]:
