@@ -86,6 +86,8 @@ class GraphExecutor(Executor):
     def renewed(self, pool: BlockPool) -> GraphExecutor:
         """This executor, for another pool of the same size with nothing in it: what was captured serves again."""
         assert pool.blocks == self.pool.blocks, "the cache has its size"
+        if not self._on_host:
+            torch.cuda.synchronize(self.device)  # steps that nobody waited for may still be on their way
         self.pool, self.seats = pool, Seats(*self.seats.tables.shape, pool)
         self._changes, self._wishes = self.seats.changes, Wishes(())
         self.resident.clear()

@@ -29,7 +29,7 @@ class Opened:
 
 
 Result: TypeAlias = torch.Tensor | Opened
-"""What a step gave, on the device: the tokens of a closed one, (picked,) int64, or all that they would be drawn from."""
+"""What a step gave, on the device: the tokens of a closed one, (picked,) int64; or what tokens are drawn from."""
 
 
 class StaticStep:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from latency_models.engine_steps import Step
 from live.block_pool import BlockPool
 from live.device import device_name, versions
 from live.engine import Engine
+from live.executor import Executor
 from live.graphs.executor import GraphExecutor
 from live.memory import keep_freed_memory
 from live.models.config import read_config
 from live.models.decoder import Decoder
+from live.models.linear import Rounding
 from live.models.weights import load_weights, random_weights
+from live.validation.play import Played, play
+from live.validation.probe import Reach, probe
+from live.validation.prompts import materialise
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
+from workloads.request import Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -27,13 +35,18 @@ class LivePlant:
 
     Args:
         path: a Hugging Face directory, or with `random` weights a config.json.
-        threads: of the CPU that one operation may use.
+        threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
+            rounded; None for none.
+        ahead: engines decide a step while the one before still runs.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
     """
 
-    def __init__(self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
+        quantise: Mapping[str, Any] | None = None, ahead: bool = False,
+    ) -> None:  # fmt: skip
         if device == "cuda" and not torch.cuda.is_available():
             raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
         torch.set_num_threads(threads)
@@ -41,9 +54,14 @@ class LivePlant:
             keep_freed_memory()
         config = read_config(path)
         kind = DTYPES[dtype]
-        weights = random_weights(config, kind, device, seed) if random else load_weights(path, config, kind, device)
+        rounding = None if quantise is None else Rounding(**quantise)
+        if random:
+            weights = random_weights(config, kind, device, seed, rounding)
+        else:
+            weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
+        self._depth = 2 if ahead else 1
         self._kept: dict[EngineConfig, GraphExecutor] = {}
 
     @property
@@ -51,15 +69,10 @@ class LivePlant:
         """Token ids there are."""
         return self.decoder.config.shape.vocabulary
 
-    def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None, *, ahead: bool = False) -> Engine:
-        """An engine with nothing in it; on a GPU there is one of the same settings at a time.
-
-        `ahead`: it decides a step while the one before still runs.
-        """
-        depth = 2 if ahead else 1
-        if self.device == "cpu":
-            return Engine(self.decoder, config, chunks, depth=depth)
-        return Engine(self.decoder, config, chunks, make_executor=self.graphs, depth=depth)
+    def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
+        """An engine with nothing in it; on a GPU there is one of the same settings at a time."""
+        make = Executor if self.device == "cpu" else self.graphs
+        return Engine(self.decoder, config, chunks, make_executor=make, depth=self._depth)
 
     def graphs(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
         """An executor whose decode steps are captured, kept for the next engine of the same settings."""
@@ -67,8 +80,40 @@ class LivePlant:
         if kept is not None:
             return kept.renewed(pool)
         made = self._kept[config] = GraphExecutor(decoder, pool, config)
-        made.warm(made.buckets.decoding())
+        if decoder.weights.head is not None:
+            made.warm(made.buckets.decoding())
         return made
+
+    def probe(
+        self,
+        config: EngineConfig,
+        *,
+        rounds: int,
+        steps: int,
+        prompt: int,
+        answer: int,
+        seed: int,
+        advance: Callable[[str], None],
+    ) -> list[list[Step]]:
+        """Timed steps, as `live.validation.probe` makes them.
+
+        Raises:
+            ValueError: sizes that the engine refuses.
+        """
+        reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
+        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance)
+
+    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
+        """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+        generations = [
+            materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
+            for request, answer in requests
+        ]
+        return play(self.engine(config, chunks), generations)
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

@@ -148,16 +148,16 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
         assert twin.cores[0].preemptions > 0
 
 
-@pytest.mark.parametrize(("padded", "depth"), [(False, 1), (False, 2), (True, 2)])
-@pytest.mark.parametrize("name", CASES)
-def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
-    """Every step takes a second on both plants; answers end when the model says so, which the twin is told after."""
+def by_the_second(
+    name: str, make: type[Executor], depth: int, arrivals: dict[Generation, float]
+) -> list[tuple[object, ...]]:
+    """What a live engine decides whose every step takes a second."""
     torch.set_num_threads(1)
     config, chunks = CASES[name]
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
-    live = Engine(decoder, config, chunks, make_executor=GraphExecutor if padded else Executor, depth=depth)
+    engine = Engine(decoder, config, chunks, make_executor=make, depth=depth)
     lived: list[tuple[object, ...]] = []
-    begin = live.core.begin_step
+    begin = engine.core.begin_step
 
     def noted(now: float) -> Batch | None:
         batch = begin(now)
@@ -165,19 +165,28 @@ def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> 
             lived.append(trace(batch))
         return batch
 
-    live.core.begin_step = noted  # type: ignore[method-assign]
+    engine.core.begin_step = noted  # type: ignore[method-assign]
+    waiting, now = sorted(arrivals, key=lambda generation: arrivals[generation]), 0.0
+    while waiting or engine.core.sequences:
+        while waiting and arrivals[waiting[0]] <= now:
+            engine.submit(waiting.pop(0))
+        if engine.step() is not None:
+            now += 1.0
+        elif waiting:
+            now = arrivals[waiting[0]]
+    return lived
+
+
+@pytest.mark.parametrize(("padded", "depth"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize("name", CASES)
+def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
+    """Every step takes a second on both plants. Answers end when the model says so, which the twin is told."""
+    config, chunks = CASES[name]
     made = [materialise(request, answer + 20, 50, BLOCK, BLOCK) for request, answer in requests(6)]
     for generation in made:
         generation.end_tokens = frozenset(range(generation.request.id % 5, 50, 7))
     arrivals = {generation: float(round(generation.request.arrival * 4000)) for generation in made}
-    waiting, now = sorted(made, key=lambda generation: arrivals[generation]), 0.0
-    while waiting or live.core.sequences:
-        while waiting and arrivals[waiting[0]] <= now:
-            live.submit(waiting.pop(0))
-        if live.step() is not None:
-            now += 1.0
-        elif waiting:
-            now = arrivals[waiting[0]]
+    lived = by_the_second(name, GraphExecutor if padded else Executor, depth, arrivals)
 
     replayed: list[tuple[object, ...]] = []
     clock = Clock()
