@@ -134,7 +134,8 @@ class GraphExecutor(Executor):
 
     def _stage_chunks(self, into: Arrays, batch: Batch, shape: StepShape) -> None:
         tables = self._tables(batch.chunks)
-        into["chunk_tables"][: len(tables), : tables.shape[1]] = tables
+        needed = tables[:, : shape.blocks]  # blocks behind these are reserved for later
+        into["chunk_tables"][: needed.shape[0], : needed.shape[1]] = needed
         into["picked"][: shape.decodes] = np.arange(shape.decodes)
         end = 0
         for i, chunk in enumerate(batch.chunks):

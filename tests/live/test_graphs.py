@@ -141,6 +141,19 @@ def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
     assert {shape.decodes for shape in executor.steps if not shape.chunks} == {1, 2, 4, 6}
 
 
+def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
+    """80 blocks are reserved, and the first chunk, of 32 tokens, is given a table of 64."""
+    config = EngineConfig(kv_blocks=200, block_tokens=1, prefix_id_tokens=BLOCK, reserve="answer")
+    told = []
+    for make in (Executor, GraphExecutor):
+        engine = Engine(decoder, config, StaticChunks(32), make_executor=make)
+        generation = ask(0, prompts()[7], 41, wish=GREEDY, block_tokens=BLOCK)
+        engine.submit(generation)
+        drain(engine)
+        told.append(generation.output)
+    assert told[0] == told[1]
+
+
 def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
     config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     kept: list[GraphExecutor] = []
