@@ -27,6 +27,7 @@ import torch
 
 from benchmarks.kernels import MISSED, Bench, about
 from kernels.sampling import Wish
+from kernels.w4_gemm import PackedWeight
 from live.engine import Engine
 from live.executor import Executor
 from live.generation import Generation, ask
@@ -137,7 +138,9 @@ def weight_bytes(weights: Weights) -> int:
     total = weights.head.nbytes
     for layer in weights.layers:
         assert isinstance(layer.ffn, DenseFFN)
-        total += sum(matrix.nbytes for matrix in (layer.qkv, layer.o, layer.ffn.gate_up, layer.ffn.down))
+        for matrix in (layer.qkv, layer.o, layer.ffn.gate_up, layer.ffn.down):
+            assert isinstance(matrix, torch.Tensor | PackedWeight)
+            total += matrix.nbytes
     return total
 
 
@@ -230,7 +233,7 @@ def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict
 def met(workload: Workload, found: dict[str, dict[str, Any]]) -> bool:
     """Whether the best of the modes reaches the aim."""
     values = [figures[workload.metric] for figures in found.values()]
-    return max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim
+    return bool(max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim)
 
 
 def told(row: dict[str, Any], judged: bool) -> str:

@@ -18,7 +18,7 @@ class Coming:
             return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)
-        self._arrived = torch.cuda.Event()
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived.record()
 
     def numpy(self) -> npt.NDArray[Any]:

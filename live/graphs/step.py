@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -70,8 +70,11 @@ class StaticStep:
         assert self._result is not None
         return self._result
 
-    def capture(self, pool: tuple[int, int]) -> None:
-        """Make a graph of it. It must have run, since a graph holds no kernel that is still to be compiled."""
+    def capture(self, pool: Any) -> None:
+        """Make a graph of it. It must have run, since a graph holds no kernel that is still to be compiled.
+
+        `pool`: of `torch.cuda.graph_pool_handle`, whose memory graphs share that are replayed one after the other.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._result = self._launch()

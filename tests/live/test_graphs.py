@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from live.graphs.executor import GraphExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
+from live.validation.plant import LivePlant
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, prompts
@@ -214,3 +216,18 @@ def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) ->
         captured = [step.captured for step in engine.executor.steps.values()]
         assert any(captured) == graphs
     assert told[0] == told[1]
+
+
+def test_a_plants_engines_share_what_was_captured() -> None:
+    plant = LivePlant(
+        Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama.json",
+        random=True, dtype="float32", device="cpu", threads=1, seed=0, ahead=True,
+    )  # fmt: skip
+    config = EngineConfig(kv_blocks=300, max_num_seqs=3)
+    engines = [Engine(plant.decoder, settings, make_executor=plant.graphs) for settings in (config, replace(config))]
+    executor = engines[0].executor
+    assert engines[1].executor is executor
+    assert isinstance(executor, GraphExecutor)
+    assert set(executor.steps) == {StepShape(n, 0, 0, blocks, True) for n in (1, 2, 3) for blocks in (64, 256)}
+    other = Engine(plant.decoder, replace(config, kv_blocks=100), make_executor=plant.graphs)
+    assert other.executor is not executor
