@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,12 +42,13 @@ class Instant:
     """A decoder that has its answers ready."""
 
     def __init__(self) -> None:
-        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8))
-        self._hidden, self._logits = torch.zeros(8192, 8), torch.zeros(512, 100)
+        self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
+        self._hidden = cache(lambda rows: torch.zeros(rows, 8))
+        self._logits = cache(lambda rows: torch.zeros(rows, 100))
 
-    def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
+    def forward(self, inputs: Inputs, kv: PagedCache) -> torch.Tensor:
         """As `Decoder.forward`."""
-        return self._hidden[: inputs.tokens.shape[0]]
+        return self._hidden(len(inputs.tokens))
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Decoder.normed`."""
@@ -54,7 +56,7 @@ class Instant:
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """As `Decoder.logits`."""
-        return self._logits[: normed.shape[0]]
+        return self._logits(len(normed))
 
 
 def step_seconds(batch: int, repeat: int) -> float:
@@ -62,7 +64,7 @@ def step_seconds(batch: int, repeat: int) -> float:
     config = EngineConfig(kv_blocks=80 * batch, max_num_seqs=batch, max_num_batched_tokens=8192)
     engine = Engine(Instant(), config)  # type: ignore[arg-type]
     for i in range(batch):
-        engine.submit(ask(i, np.arange(20 + i % 50), 1000, wish=Wish(temperature=0.0)))
+        engine.submit(ask(i, np.arange(20 + i % 50), 1000, wish=Wish(temperature=0.0), end_tokens=frozenset({99})))
     for _ in range(20):
         engine.step()
     times = []
@@ -82,8 +84,8 @@ def main() -> int:
     if not 2 <= asked.repeat <= 900:
         parser.error(f"--repeat: expected 2 to 900, found {asked.repeat}")
     torch.set_num_threads(1)
-    token, logprob = torch.ones(512, dtype=torch.int64), torch.zeros(512)
-    executor.sample = lambda logits, parameters: (token[: len(logits)], logprob[: len(logits)])  # type: ignore[assignment]
+    drawn = cache(lambda rows: (torch.ones(rows, dtype=torch.int64), torch.zeros(rows)))
+    executor.sample = lambda logits, parameters: drawn(len(logits))  # type: ignore[assignment]
     rows: list[dict[str, Any]] = []
     for batch, limit in LIMITS.items():
         seconds = step_seconds(batch, asked.repeat)

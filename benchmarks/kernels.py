@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import importlib.util
 import json
 import platform
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks import humming_peer
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.error_compensator import compensated_gemm, unfused
 from kernels.error_compensator.cases import random_layer
@@ -35,8 +35,8 @@ from kernels.rope_kv_write.cases import cases as rope_cases
 from kernels.sampling.cases import cases as sampling_cases
 from kernels.shapes import Shape
 from kernels.silu_mul.cases import cases as silu_mul_cases
-from kernels.w4_gemm import w4_gemm
-from kernels.w4_gemm.pack import GROUP
+from kernels.w4_gemm import quantise, w4_gemm
+from kernels.w4_gemm.pack import GROUP, PackedWeight
 
 TARGETS = {
     "decode attention, context ≥ 2k": (">=", 0.85, "of copy bandwidth"),
@@ -53,6 +53,7 @@ LLAMA_2_7B = Shape(32, 4096, 11008, heads=32, kv_heads=32, head_dim=128, vocabul
 LLAMA_31_8B = Shape(32, 4096, 14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128256)
 SMALL = Shape(2, 256, 512, heads=4, kv_heads=2, head_dim=64, vocabulary=1024)
 RANK = 28
+HUMMING = "humming"
 
 Rows = list[dict[str, Any]]
 
@@ -87,6 +88,11 @@ class Bench:
     def call(self, name: str, sizes: dict[str, int], make: Callable[[], Callable[[], object]], moved: int) -> Timing:
         """Measure what is no case of a kernel: a library's call."""
         return self.time(Case(name, sizes, make, moved=moved, flops=0, set_bytes=moved))
+
+    def absent(self, name: str, sizes: dict[str, int], error: Exception) -> None:
+        """Keep a row that says why there is no measurement."""
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        self.rows.append({"operation": name, "sizes": sizes, "absent": reason})
 
     def random(self, *size: int) -> torch.Tensor:
         """Values of variance 1."""
@@ -160,7 +166,7 @@ def sampling(bench: Bench) -> None:
 
 
 def four_bits(bench: Bench) -> None:
-    """Square products and those of Llama-2-7B, few tokens and many, beside cuBLAS, tinygemm and a peer."""
+    """Square products and those of Llama-2-7B, few tokens and many, beside cuBLAS, tinygemm and humming-kernels."""
     squares = [256] if bench.small else [4096, 8192, 16384]
     for size in squares:
         for tokens in [1] if bench.small else [1, 16, 512, 4096]:
@@ -169,6 +175,7 @@ def four_bits(bench: Bench) -> None:
             sizes = {"tokens": tokens, "outputs": size, "inputs": size}
             bench.call("torch linear", sizes, functools.partial(_linear, bench, tokens, size), dense)
             tiny = _tinygemm(bench, tokens, size)
+            _humming(bench, tokens, size, timing.seconds)
             if tokens > 1:
                 continue
             if tiny is not None:
@@ -216,8 +223,29 @@ def _tinygemm(bench: Bench, tokens: int, size: int) -> Timing | None:
     try:
         return bench.call("torch tinygemm", sizes, make, _packed_bytes(size, size, tokens, bench))
     except (RuntimeError, AttributeError, NotImplementedError) as error:
-        bench.rows.append({"operation": "torch tinygemm", "sizes": sizes, "absent": str(error).splitlines()[0]})
+        bench.absent("torch tinygemm", sizes, error)
         return None
+
+
+def _humming(bench: Bench, tokens: int, size: int, ours: float) -> None:
+    """The peer's product, if it is here and right, and its time over ours."""
+    sizes = {"tokens": tokens, "outputs": size, "inputs": size}
+
+    def operands() -> tuple[PackedWeight, torch.Tensor]:
+        weight = quantise(torch.randn(size, size, device=bench.device) * size**-0.5, group=GROUP)
+        return weight, torch.randn(tokens, size, device=bench.device, dtype=torch.bfloat16)
+
+    def make() -> Callable[[], object]:
+        weight, x = operands()
+        return functools.partial(humming_peer.product(weight), x)
+
+    try:
+        humming_peer.checked_product(*operands())
+        timing = bench.call(HUMMING, sizes, make, _packed_bytes(size, size, tokens, bench))
+    except Exception as error:  # a compiler of somebody else's: no reason for the rest to fail
+        bench.absent(HUMMING, sizes, error)
+        return
+    bench.rows.append({"operation": f"{HUMMING} / w4_gemm", "sizes": sizes, "ratio": timing.seconds / ours})
 
 
 def compensators(bench: Bench) -> None:
@@ -264,7 +292,6 @@ def about(bench: Bench) -> dict[str, Any]:
     """Where the figures come from."""
     told = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=Path(__file__).parent,
                           capture_output=True, text=True, check=False)  # fmt: skip
-    peer = importlib.util.find_spec("humming") is not None
     return {
         "device": torch.cuda.get_device_name() if bench.device == "cuda" else platform.processor(),
         "versions": {
@@ -275,8 +302,20 @@ def about(bench: Bench) -> dict[str, Any]:
         },
         "commit": told.stdout.strip() or None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "peers": {"humming-kernels": "installed, not compared" if peer else "not installed"},
+        "peers": {humming_peer.PACKAGE: _peer(bench)},
     }
+
+
+def _peer(bench: Bench) -> str:
+    """Whether humming-kernels was compared, and if not everywhere, why not."""
+    rows = [row for row in bench.rows if row["operation"] == HUMMING]
+    compared = sum("seconds" in row for row in rows)
+    reasons = sorted({row["absent"] for row in rows if "absent" in row})
+    try:
+        version = metadata.version(humming_peer.PACKAGE)
+    except metadata.PackageNotFoundError:
+        version = "not installed"
+    return "; ".join([version, f"compared at {compared} of {len(rows)} sizes", *reasons])
 
 
 def main(arguments: list[str] | None = None) -> int:

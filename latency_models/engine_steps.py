@@ -213,6 +213,23 @@ class EngineSteps(Estimator):
             found.append(known[seen])
         return found
 
+    def scaled(self, factor: float) -> EngineSteps:
+        """The same engine on a machine on which every step takes `factor` times as long.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        made = EngineSteps(self.page_tokens, knots=self.knots, huber=self.huber)
+        made.overhead_ = factor * self.overhead_
+        made.slopes_ = {name: factor * slope for name, slope in self.slopes_.items()}
+        made.lines_ = {
+            name: BrokenLine(knots=line.knots, values=[factor * value for value in line.values])
+            for name, line in self.lines_.items()
+        }
+        made.largest_, made.points_ = dict(self.largest_), self.points_
+        return made
+
     def in_range(self, batch: Batch) -> bool:
         """Whether every feature of the batch was measured so large."""
         step = describe(batch, self.page_tokens)

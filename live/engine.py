@@ -62,8 +62,8 @@ class Engine:
         """Take a request in.
 
         Raises:
-            ValueError: an id that is here already, a request that would not fit if it were alone, or one that is longer
-                than the model's contexts.
+            ValueError: an id that is here already, a request that would not fit if it were alone, one that is longer
+                than the model's contexts, or one for tokens where the model gives none.
         """
         request = generation.request
         longest, tokens = self.executor.decoder.config.positions, request.prompt_tokens + request.max_tokens
@@ -72,6 +72,8 @@ class Engine:
                 f"request {request.id}: expected at most the model's {longest} positions, "
                 f"{tokens} prompt and output tokens are more"
             )
+        if self.executor.decoder.weights.head is None and (request.task == "generate" or generation.prompt_top >= 0):
+            raise ValueError(f"request {request.id}: expected a task without tokens, since the model has no LM head")
         generation.submitted = self.clock()
         sequence = self.core.submit(request, generation.submitted)
         sequence.payload = generation
@@ -105,20 +107,18 @@ class Engine:
 
     def _commit(self, batch: Batch, produced: Produced, end: float) -> list[Generation]:
         """Hand out what the step gave. Returns whoever is done."""
-        stopped = [
-            batch.decodes[i]
-            for i, (generation, token) in enumerate(zip(produced.decodes, produced.tokens, strict=True))
-            if self._hand_out(generation, token, end)
-        ]
-        for sequence, token in produced.first_tokens:
-            generation = generation_of(sequence)
-            if generation.first_token < 0:
-                generation.first_token = end
-            if self._hand_out(generation, token, end):
-                stopped.append(sequence)
-        for sequence, state in produced.states.items():
-            generation = generation_of(sequence)
-            generation.pooled, generation.first_token = state, end
+        stopped = []
+        for i, (generation, token) in enumerate(zip(produced.decodes, produced.tokens, strict=True)):
+            generation.output.append(token)
+            if (token in generation.end_tokens or generation.until is not None) and generation.ends_with(token):
+                stopped.append(batch.decodes[i])
+        if self.keep_times:
+            for generation in produced.decodes:
+                generation.times.append(end)
+        if batch.chunks:
+            stopped += self._commit_prompts(produced, end)
+        for told in produced.told:
+            told.write()
         for sequence in stopped:
             generation_of(sequence).ending = "stop"
         finished = [generation_of(sequence) for sequence in self.core.end_step(batch, stopped, end)]
@@ -127,9 +127,19 @@ class Engine:
             generation.ending = generation.ending or ("length" if generation.output else "stop")
         return finished
 
-    def _hand_out(self, generation: Generation, token: int, end: float) -> bool:
-        """One token; whether the answer ends with it."""
-        generation.output.append(token)
-        if self.keep_times:
-            generation.times.append(end)
-        return token in generation.end_tokens and generation.ends_with(token)
+    def _commit_prompts(self, produced: Produced, end: float) -> list[Sequence]:
+        """The same of prompts that the step has completed. Returns those whose answer ends with its first token."""
+        stopped = []
+        for sequence, token in produced.first_tokens:
+            generation = generation_of(sequence)
+            if generation.first_token < 0:
+                generation.first_token = end
+            generation.output.append(token)
+            if self.keep_times:
+                generation.times.append(end)
+            if generation.ends_with(token):
+                stopped.append(sequence)
+        for sequence, state in produced.states.items():
+            generation = generation_of(sequence)
+            generation.pooled, generation.first_token = state, end
+        return stopped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import torch
 from kernels.sampling import Parameters, sample
 from live.block_pool import BlockPool
 from live.generation import Generation
+from live.likelihood import Told, of_given, of_prompt
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.seats import Ints, Seats, generation_of
 from schedulers.batches import Batch, Chunk
@@ -24,16 +26,17 @@ class Produced:
     """What a step gave.
 
     Attributes:
-        decodes, tokens: those who decode, and the token of each. logprobs: of these and then of `first_tokens`.
+        decodes, tokens: those who decode, and the token of each.
         first_tokens: the prompts that the step completed, each with its next token.
-        states: of prompts that asked for nothing else, the normed hidden state of their last token, by sequence.
+        states: of prompts that asked for no token, what their last one comes to (`Generation.pooled`), by sequence.
+        told: log-probabilities, of those who asked for them.
     """
 
     decodes: list[Generation]
     tokens: list[int]
     first_tokens: list[tuple[Sequence, int]]
-    logprobs: list[float]
     states: dict[Sequence, npt.NDArray[np.float32]]
+    told: list[Told]
 
 
 class Executor:
@@ -53,8 +56,7 @@ class Executor:
         blocks = pool.blocks + scratch_blocks(config)
         dtype = decoder.weights.norm.dtype
         self._known: tuple[int, Parameters] | None = None
-        nobody = self._send(np.zeros(0, dtype=np.int32))
-        self._no_chunks = self._send(np.zeros((0, 0), dtype=np.int32)), self._send(np.zeros(1, dtype=np.int32)), nobody
+        self._standing: tuple[tuple[int, int], Inputs] | None = None
         self.cache = PagedCache.allocate(decoder.config, blocks, pool.block_tokens, dtype, str(self.device))
 
     @torch.inference_mode()
@@ -64,56 +66,68 @@ class Executor:
         if batch.chunks:
             return self._mixed(batch, hidden)
         seats = self.seats
-        tokens, logprobs = sample(self.decoder.logits(self.decoder.normed(hidden)), self._decode_parameters())
-        told = tokens.tolist()
-        seats.tokens[seats.rows] = told
-        return Produced(seats.generations, told, [], logprobs.tolist(), {})
+        logits = self.decoder.logits(self.decoder.normed(hidden))
+        drawn, logprobs = sample(logits, self._decode_parameters())
+        tokens = self._noted(drawn)
+        told = of_given(seats.generations, logits, logprobs) if seats.asking else []
+        return Produced(seats.generations, tokens, [], {}, told)
 
     def _mixed(self, batch: Batch, hidden: torch.Tensor) -> Produced:
         """What is drawn of a step with prompts: a token for each decode and for prompts that are done and want one."""
-        seats, seated = self.seats, len(batch.decodes)
+        seats, seated = self.seats, len(self.seats)
+        told = self._prompts(batch, hidden)
         done = self._completed(batch)
         rows = [*range(seated), *(row for row, _ in done)]
         if not rows:
-            return Produced([], [], [], [], {})
+            return Produced([], [], [], {}, told)
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
         states = self._states(done, normed[seated:])
         drawing = [i for i, (_, sequence) in enumerate(done) if wants_token(sequence)]
         sequences = [done[i][1] for i in drawing]
         if not (seated or sequences):
-            return Produced([], [], [], [], states)
+            return Produced([], [], [], states, told)
         if len(drawing) < len(done):
             normed = normed[[*range(seated), *(seated + i for i in drawing)]]
         generations = [*seats.generations, *map(generation_of, sequences)]
-        tokens, logprobs = sample(self.decoder.logits(normed), self._parameters(generations))
-        told = tokens.tolist()
-        seats.tokens[seats.rows] = told[:seated]
-        first = list(zip(sequences, told[seated:], strict=True))
-        return Produced(seats.generations, told[:seated], first, logprobs.tolist(), states)
+        logits = self.decoder.logits(normed)
+        drawn, logprobs = sample(logits, self._parameters(generations))
+        tokens = self._noted(drawn)
+        first = list(zip(sequences, tokens[seated:], strict=True))
+        told += of_given(generations, logits, logprobs)
+        return Produced(seats.generations, tokens[:seated], first, states, told)
+
+    def _noted(self, drawn: torch.Tensor) -> list[int]:
+        """Tokens as numbers; those of the seated go into the next step. `drawn`: theirs first, (rows,)."""
+        tokens: Ints = (drawn if self._on_host else drawn.cpu()).numpy()
+        seated = len(self.seats)
+        self.seats.tokens[:seated] = tokens[:seated]
+        return cast(list[int], tokens.tolist())
 
     def _inputs(self, batch: Batch) -> Inputs:
         seats = self.seats
-        positions, slots = seats.advance(batch)
-        tokens = seats.tokens[seats.rows]
-        chunk_tables, starts, contexts = self._no_chunks
+        seats.advance(batch)
         if batch.chunks:
-            tables = self._tables(batch.chunks)
-            chunks = [self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables, strict=True)]
-            tokens = np.concatenate((tokens, *(part[0] for part in chunks)))
-            positions = np.concatenate((positions, *(part[1] for part in chunks)))
-            slots = np.concatenate((slots, *(part[2] for part in chunks)))
-            ends = np.cumsum([0, *(chunk.tokens for chunk in batch.chunks)], dtype=np.int32)
-            chunk_tables, starts = self._send(tables), self._send(ends)
-            contexts = self._send(np.array([chunk.context for chunk in batch.chunks], dtype=np.int32))
+            return self._with_chunks(batch.chunks)
+        alike = seats.changes, seats.width
+        if self._standing is None or self._standing[0] != alike or not self._on_host:
+            self._standing = alike, self._with_chunks(())
+        return self._standing[1]  # on the host its tensors are the arrays, which `advance` has changed
+
+    def _with_chunks(self, chunks: Many[Chunk]) -> Inputs:
+        seats, n = self.seats, len(self.seats)
+        tables = self._tables(chunks)
+        parts = [self._chunk(chunk, table) for chunk, table in zip(chunks, tables, strict=True)]
+        rows = [(seats.tokens[:n], seats.positions[:n], seats.slots[:n]), *parts]
+        tokens, positions, slots = (np.concatenate(each) for each in zip(*rows, strict=True)) if chunks else rows[0]
         return Inputs(
             tokens=self._send(tokens),
             positions=self._send(positions),
             slots=self._send(slots),
-            decode_tables=self._send(seats.tables[seats.rows, : seats.widest()]),
-            decode_lengths=self._send(seats.lengths[seats.rows].astype(np.int32)),
-            chunk_tables=chunk_tables,
-            chunk_starts=starts,
-            chunk_contexts=contexts,
+            decode_tables=self._send(seats.tables[:n, : seats.width]),
+            decode_lengths=self._send(seats.lengths[:n]),
+            chunk_tables=self._send(tables),
+            chunk_starts=self._send(np.cumsum([0, *(chunk.tokens for chunk in chunks)], dtype=np.int32)),
+            chunk_contexts=self._send(np.array([chunk.context for chunk in chunks], dtype=np.int32)),
         )
 
     def _chunk(self, chunk: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
@@ -151,11 +165,31 @@ class Executor:
     def _states(
         self, done: list[tuple[int, Sequence]], normed: torch.Tensor
     ) -> dict[Sequence, npt.NDArray[np.float32]]:
-        asked = [i for i, (_, sequence) in enumerate(done) if not wants_token(sequence)]
-        if not asked:
-            return {}
-        found: npt.NDArray[np.float32] = normed[asked].float().cpu().numpy()
-        return {done[i][1]: found[j] for j, i in enumerate(asked)}
+        """What `Generation.pooled` becomes of prompts that want no token; `normed`: the last row of each prompt."""
+        found = {}
+        for labelled in (False, True):
+            asked = [
+                i for i, (_, each) in enumerate(done) if not wants_token(each) and self._labelled(each) is labelled
+            ]
+            if asked:
+                rows = normed[asked]
+                arrays = (self.decoder.labels(rows) if labelled else rows).float().cpu().numpy()
+                found |= {done[i][1]: arrays[j] for j, i in enumerate(asked)}
+        return found
+
+    def _labelled(self, sequence: Sequence) -> bool:
+        """Whether a request is answered by the classification head."""
+        return bool(self.decoder.config.labels) and sequence.request.task in ("classify", "score", "rerank")
+
+    def _prompts(self, batch: Batch, hidden: torch.Tensor) -> list[Told]:
+        """Log-probabilities of prompt tokens, for those who ask."""
+        told, row = [], len(batch.decodes)
+        for chunk in batch.chunks:
+            generation = generation_of(chunk.sequence)
+            if generation.prompt_top >= 0:
+                told.append(of_prompt(self.decoder, hidden[row : row + chunk.tokens], generation, chunk.context))
+            row += chunk.tokens
+        return told
 
     def _parameters(self, generations: list[Generation]) -> Parameters:
         places = [len(each.prompt) + len(each.output) for each in generations]
@@ -167,7 +201,7 @@ class Executor:
         if self._known is None or self._known[0] != seats.changes:
             self._known = (seats.changes, self._parameters(seats.generations))
         elif not self._known[1].greedy:  # a greedy token does not ask for its place
-            self._known[1].positions.copy_(torch.from_numpy(seats.lengths[seats.rows]))
+            self._known[1].positions.copy_(torch.from_numpy(seats.lengths[: len(seats)]))
         return self._known[1]
 
     def _send(self, array: npt.NDArray[np.generic]) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Index arrays of everybody who decodes, kept from step to step: a step changes a few numbers in place.
 
 Building them anew from lists is most of what a step costs the host in engines that do (the project's notes: 645
-microseconds at batch 256).
+microseconds at batch 256). Row i is the i-th decode of the step, so that what a step needs are views of the arrays,
+which stay the same objects for as long as the members do.
 """
 
 from __future__ import annotations
@@ -21,65 +22,88 @@ class Seats:
     """A row of the arrays for each decoding sequence.
 
     Attributes:
-        tokens: the token that goes into the next step. lengths: cached tokens, with those of the step being prepared.
-        tables: (seats, blocks) int32, block ids. members, rows: who sat in the latest step, and where.
-        generations: of the members. changes: how often members have changed.
+        tokens, positions, slots: of the token that goes into the step: its id, its place in the sequence, and where its
+            key and value go (block · block size + offset). lengths: cached tokens with it, int32.
+        tables: (seats, blocks) int32, block ids. width: of its columns, those in use.
+        members: who sits, by row. generations: theirs. asking: whether any of them wants log-probabilities.
+        changes: how often members have changed.
     """
 
     def __init__(self, seats: int, blocks: int, pool: BlockPool) -> None:
         self.pool = pool
         self.tokens = np.zeros(seats, dtype=np.int64)
-        self.lengths = np.zeros(seats, dtype=np.int64)
+        self._places = np.zeros((2, seats), dtype=np.int64)
+        self.positions, self.slots = self._places
+        self.lengths = np.zeros(seats, dtype=np.int32)
         self.tables = np.zeros((seats, blocks), dtype=np.int32)
+        self.width = 0
         self.members: tuple[Sequence, ...] = ()
-        self.rows: Ints = np.zeros(0, dtype=np.int64)
         self.generations: list[Generation] = []
+        self.asking = False
         self.changes = 0
-        self._row: dict[Sequence, int] = {}
-        self._free = list(range(seats - 1, -1, -1))
+        self._moving = self._places[:, :0], self.lengths[:0]
+        self._phase = 0
+        self._starting: list[list[int]] = [[] for _ in range(pool.block_tokens)]  # rows that start a block, by phase
 
-    def advance(self, batch: Batch) -> tuple[Ints, Ints]:
-        """Seat the decodes of a step, and make room for a token more of each: its positions and slots."""
-        members = tuple(batch.decodes)
-        if members != self.members:
-            self._seat(members, batch.tick)
-        rows, size = self.rows, self.pool.block_tokens
-        positions = self.lengths[rows]
-        self.lengths[rows] = positions + 1
-        blocks, offsets = np.divmod(positions, size)
-        for i in np.flatnonzero(offsets == 0).tolist():
-            self._give(members[i], int(rows[i]), int(blocks[i]))
-        return positions, self.tables[rows, blocks].astype(np.int64) * size + offsets
+    def __len__(self) -> int:
+        return len(self.members)
 
-    def widest(self) -> int:
-        """Blocks that the longest of those seated has."""
-        return -(-int(self.lengths[self.rows].max()) // self.pool.block_tokens) if len(self.rows) else 0
+    def advance(self, batch: Batch) -> None:
+        """Seat the decodes of a step, and go to the next token of each."""
+        if batch.decodes != self.members:
+            self._seat(tuple(batch.decodes), batch.tick)
+        places, lengths = self._moving
+        places += 1
+        lengths += 1
+        self._phase = (self._phase + 1) % self.pool.block_tokens
+        for row in self._starting[self._phase]:
+            self._start_block(row)
+
+    def _start_block(self, row: int) -> None:
+        """A block for a token that is the first in it: drawn for this step, or from before with `reserve: answer`."""
+        block = int(self.positions[row]) // self.pool.block_tokens
+        holding = self.members[row].holding
+        table = self.pool.table(holding)
+        found = self.tables[row, block] = table[block] if block < len(table) else self.pool.give(holding)
+        self.slots[row] = found * self.pool.block_tokens
+        self.width = max(self.width, block + 1)
 
     def _seat(self, members: tuple[Sequence, ...], tick: int) -> None:
-        staying = set(members)
-        for sequence in self.members:
-            if sequence not in staying:
-                self._free.append(self._row.pop(sequence))
-        for sequence in members:
-            if sequence not in self._row:
-                self._enter(sequence, tick)
+        """Rows for a step with other members: those who stay move together, those who come are filled in."""
+        before = {sequence: row for row, sequence in enumerate(self.members)}
+        came = [before.get(sequence, -1) for sequence in members]
+        n = len(members)
+        for array in (self.tokens, self._places.T, self.lengths, self.tables[:, : self.width]):
+            array[:n] = array[came]
         self.members = members
         self.generations = [generation_of(sequence) for sequence in members]
+        self.asking = any(generation.top >= 0 for generation in self.generations)
         self.changes += 1
-        self.rows = np.array([self._row[sequence] for sequence in members], dtype=np.int64)
+        self._moving = self._places[:, :n], self.lengths[:n]
+        for row, old in enumerate(came):
+            if old < 0:
+                self._enter(row, tick)
+        self._expect_blocks()
 
-    def _enter(self, sequence: Sequence, tick: int) -> None:
-        row = self._row[sequence] = self._free.pop()
+    def _expect_blocks(self) -> None:
+        """When each row starts its next block, and how far tables are in use, as of the step before the one to come."""
+        size = self.pool.block_tokens
+        self._phase, self._starting = 0, [[] for _ in range(size)]
+        positions = self.positions[: len(self.members)]
+        for row, offset in enumerate((positions % size).tolist()):
+            self._starting[-offset % size].append(row)
+        self.width = int(positions.max(initial=-1)) // size + 1
+
+    def _enter(self, row: int, tick: int) -> None:
+        """As of the step before the one to come."""
+        sequence, size = self.members[row], self.pool.block_tokens
         table = self.pool.table(sequence.holding)
         self.tables[row, : len(table)] = table
-        self.lengths[row] = sequence.offset + tick - 1
+        cached = sequence.offset + tick - 1
         self.tokens[row] = generation_of(sequence).output[-1]
-
-    def _give(self, sequence: Sequence, row: int, block: int) -> None:
-        """The block that a sequence's next token starts, if it was not its own before (`reserve: answer`)."""
-        table = self.pool.table(sequence.holding)
-        if block == len(table):
-            self.tables[row, block] = self.pool.give(sequence.holding)
+        self.lengths[row], self.positions[row] = cached, cached - 1
+        block, offset = divmod(cached - 1, size)
+        self.slots[row] = int(self.tables[row, block]) * size + offset
 
 
 def generation_of(sequence: Sequence) -> Generation:

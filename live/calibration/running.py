@@ -12,6 +12,7 @@ from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
 from live.device import device_name
+from live.memory import keep_freed_memory
 from workloads.errors import BadInput
 
 __all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]
@@ -43,11 +44,15 @@ def make_plan(
 
 
 def use_threads(device: str, threads: int | None) -> None:
-    """How many threads PyTorch computes with on a CPU; default 1, whose processor time can be told from the wall's."""
+    """How many threads PyTorch computes with on a CPU; default 1, whose processor time can be told from the wall's.
+
+    Freed memory is kept there, as the live engine keeps it.
+    """
     import torch
 
     if device == "cpu":
         torch.set_num_threads(threads or 1)
+        keep_freed_memory()
 
 
 def journal_of(output: Path) -> Path:

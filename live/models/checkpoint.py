@@ -47,11 +47,13 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._home
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...] | None = None, types: tuple[torch.dtype, ...] = ()
+    ) -> torch.Tensor:
         """One tensor, on the CPU, in the type that it was written in.
 
         Raises:
-            BadInput: no tensor of that name, or of another shape than the model's config says.
+            BadInput: no tensor of that name, of another shape than the model's config says, or none of `types`.
         """
         if name not in self._home:
             raise BadInput("expected this tensor, which is missing", field=name, file=self.directory)
@@ -59,6 +61,9 @@ class Checkpoint:
         if shape is not None and tuple(found.shape) != shape:
             expected = f"expected shape {list(shape)}, as the config says"
             raise BadInput(expected, field=name, value=list(found.shape), file=self.directory)
+        if types and found.dtype not in types:
+            expected = f"expected {' or '.join(str(each).removeprefix('torch.') for each in types)}"
+            raise BadInput(expected, field=name, value=str(found.dtype).removeprefix("torch."), file=self.directory)
         return found
 
     def joined(self, names: Iterable[str], shapes: Iterable[tuple[int, ...]]) -> torch.Tensor:

@@ -23,7 +23,9 @@ class Quantisation:
 
     Attributes:
         method: "awq" or "gptq". group: weights along the inputs that share a scale; -1: a whole row.
-        symmetric: no zero points but the middle. act_order: rows were permuted by activation (GPTQ's desc_act).
+        symmetric: no zero points but the middle. act_order: inputs were quantised in order of their activations, so
+            that those of a group are spread over a row (GPTQ's desc_act).
+        zero_offset: what is added to a zero point as it is stored: GPTQ's first format takes 1 away.
     """
 
     method: Literal["awq", "gptq"]
@@ -31,6 +33,7 @@ class Quantisation:
     group: int
     symmetric: bool
     act_order: bool = False
+    zero_offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class ModelConfig:
         shape: sizes that kernels are called with. positions: longest context that the model was made for.
         tied: the LM head is the embedding. normalised_routing: the weights of the chosen experts sum to 1.
         end_tokens: token ids that end an answer.
+        labels: of a model that tells classes and gives no tokens (`…ForSequenceClassification`), their names.
     """
 
     family: Family
@@ -51,6 +55,7 @@ class ModelConfig:
     normalised_routing: bool = True
     end_tokens: tuple[int, ...] = ()
     quantisation: Quantisation | None = None
+    labels: tuple[str, ...] = ()
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -151,6 +156,7 @@ def _parse(fields: _Fields) -> ModelConfig:
         normalised_routing=fields.flag("norm_topk_prob", False) if experts else True,
         end_tokens=_end_tokens(fields),
         quantisation=_quantisation(fields.section("quantization_config")),
+        labels=_labels(fields),
     )
 
 
@@ -184,15 +190,27 @@ def _end_tokens(fields: _Fields) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def _labels(fields: _Fields) -> tuple[str, ...]:
+    """By number; two that have no names where the file says nothing, as transformers has it."""
+    made = fields.document.get("architectures")
+    if not (isinstance(made, list) and any(str(each).endswith("ForSequenceClassification") for each in made)):
+        return ()
+    names = fields.document.get("id2label", {str(i): f"LABEL_{i}" for i in range(fields.count("num_labels", 2))})
+    if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
+        raise fields.fault("id2label", names, "expected a name for each label, from 0")
+    return tuple(str(names[str(i)]) for i in range(len(names)))
+
+
 def _quantisation(fields: _Fields | None) -> Quantisation | None:
     if fields is None:
         return None
     method = fields.document.get("quant_method")
     if method not in ("awq", "gptq"):
         raise fields.fault("quant_method", method, "expected awq or gptq")
+    gptq = method == "gptq"
     bits = fields.count("bits", 4)
-    if bits not in (3, 4):
-        raise fields.fault("bits", bits, "expected 3 or 4")
+    if bits not in ((3, 4) if gptq else (4,)):
+        raise fields.fault("bits", bits, "expected 3 or 4" if gptq else "expected 4")
     group = fields.document.get("group_size", 128)
     if not isinstance(group, int) or (group != -1 and group < 1):
         raise fields.fault("group_size", group, "expected -1 or a number of weights")
@@ -200,6 +218,20 @@ def _quantisation(fields: _Fields | None) -> Quantisation | None:
         method=method,
         bits=bits,
         group=group,
-        symmetric=fields.flag("sym", method == "gptq") if method == "gptq" else not fields.flag("zero_point", True),
-        act_order=fields.flag("desc_act", False) if method == "gptq" else False,
+        symmetric=fields.flag("sym", True) if gptq else not fields.flag("zero_point", True),
+        act_order=fields.flag("desc_act", False) if gptq else False,
+        zero_offset=1 if _layout(fields, gptq) == "gptq" else 0,
     )
+
+
+def _layout(fields: _Fields, gptq: bool) -> str:
+    """How the words are laid out; older files have the first name for it, newer ones the second."""
+    names = ("checkpoint_format" if gptq else "version", "format")
+    name = next((name for name in names if fields.document.get(name) is not None), names[0])
+    found = fields.document.get(name, "gptq" if gptq else "gemm")
+    known = ("gptq", "gptq_v2") if gptq else ("gemm",)
+    if str(found).lower() not in known:
+        raise fields.fault(name, found, f"expected {' or '.join(known)}")
+    if fields.document.get("is_marlin_format"):
+        raise fields.fault("is_marlin_format", True, "expected false")
+    return str(found).lower()

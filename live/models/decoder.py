@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from kernels.decode_attention import decode_attention
 from kernels.expert_gemm import expert_mlp, route
@@ -19,6 +19,7 @@ from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write, rope_table
 from kernels.silu_mul import silu_mul
 from live.models.config import ModelConfig
+from live.models.linear import linear
 from live.models.weights import Experts, Layer, Weights
 
 
@@ -107,7 +108,13 @@ class Decoder:
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """(rows, vocabulary) of rows that have been `normed`."""
+        assert self.weights.head is not None
         return linear(normed, self.weights.head)
+
+    def labels(self, normed: torch.Tensor) -> torch.Tensor:
+        """(rows, labels) of rows that have been `normed`, where the model tells classes."""
+        assert self.weights.score is not None
+        return linear(normed, self.weights.score)
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, inputs: Inputs, keys: torch.Tensor, values: torch.Tensor

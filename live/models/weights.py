@@ -11,6 +11,9 @@ import torch
 from kernels.shapes import Shape
 from live.models.checkpoint import Checkpoint
 from live.models.config import ModelConfig
+from live.models.linear import Matrix, Rounding
+from live.models.packed import is_packed, read_joined
+from workloads.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Experts:
 class DenseFFN:
     """Attributes: `gate_up` (2 · intermediate, hidden), `down` (hidden, intermediate)."""
 
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True)
@@ -45,68 +48,103 @@ class Layer:
     """
 
     before: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Matrix
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
+    o: Matrix
     after: torch.Tensor
     ffn: DenseFFN | Experts
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole decoder. `embedding` and `head`: (vocabulary, hidden), the same tensor where they are tied."""
+    """A whole decoder.
+
+    Attributes:
+        embedding: (vocabulary, hidden). head: the same size, the same tensor where they are tied; None for a model that
+            only tells classes. score: (labels, hidden), of such a model.
+    """
 
     embedding: torch.Tensor
     layers: list[Layer]
     norm: torch.Tensor
-    head: torch.Tensor
+    head: torch.Tensor | None
+    score: torch.Tensor | None = None
 
 
-def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, device: str) -> Weights:
+def load_weights(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: str, rounding: Rounding | None = None
+) -> Weights:
     """The weights in a Hugging Face directory, in another type and place if need be.
 
+    Linear layers that the checkpoint has in few bits stay in few bits. Others are rounded if that is asked for; never
+    embedding, head, norms, or what a mixture of experts is made of.
+
     Raises:
-        BadInput: a tensor that is missing or has another shape than the config says, or a file that cannot be read.
+        BadInput: a tensor that is missing or has another shape than the config says, a file that cannot be read,
+            experts in few bits, or rounding of what is rounded already.
     """
-    shape = config.shape
+    shape, kind = config.shape, config.quantisation
+    _can_round(config, rounding)
+    if rounding is not None and kind is not None:
+        raise BadInput(f"expected none: the checkpoint is {kind.method}'s already", field="quantise", file=directory)
     with Checkpoint(directory) as checkpoint:
 
         def vector(name: str, size: int) -> torch.Tensor:
             return checkpoint.tensor(name, (size,)).to(device, dtype)
 
         def joined(names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
+            for name in names:
+                if is_packed(checkpoint, module := name.removesuffix(".weight")):
+                    raise BadInput("expected this one dense", field=f"{module}.qweight", file=directory)
             return checkpoint.joined(names, shapes).to(device, dtype)
+
+        def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+            if kind is not None:
+                modules = [name.removesuffix(".weight") for name in names]
+                return read_joined(checkpoint, modules, shapes, kind, dtype, device)
+            return joined(names, shapes) if rounding is None else rounding(checkpoint.joined(names, shapes).to(device))
 
         table = (shape.vocabulary, shape.hidden)
         embedding = joined(["model.embed_tokens.weight"], [table])
+        labels = len(config.labels)
+        if labels:
+            head, score = None, joined(["score.weight"], [(labels, shape.hidden)])
+        else:
+            head, score = embedding if config.tied else joined(["lm_head.weight"], [table]), None
         return Weights(
             embedding=embedding,
-            layers=[_layer(f"model.layers.{i}", shape, vector, joined) for i in range(shape.layers)],
+            layers=[_layer(f"model.layers.{i}", shape, vector, joined, matrix) for i in range(shape.layers)],
             norm=vector("model.norm.weight", shape.hidden),
-            head=embedding if config.tied else joined(["lm_head.weight"], [table]),
+            head=head,
+            score=score,
         )
 
 
-def _layer(name, shape: Shape, vector, joined) -> Layer:  # type: ignore[no-untyped-def]
+def _can_round(config: ModelConfig, rounding: Rounding | None) -> None:
+    if rounding is not None and config.shape.experts:
+        raise BadInput("expected dense weights: no experts are served in few bits", field="quantise", value=rounding)
+
+
+def _layer(name, shape: Shape, vector, joined, matrix) -> Layer:  # type: ignore[no-untyped-def]
     query, key = (shape.heads * shape.head_dim, shape.hidden), (shape.kv_heads * shape.head_dim, shape.hidden)
     attention = f"{name}.self_attn"
     return Layer(
         before=vector(f"{name}.input_layernorm.weight", shape.hidden),
-        qkv=joined([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
+        qkv=matrix([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
         q_norm=vector(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
         k_norm=vector(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        o=joined([f"{attention}.o_proj.weight"], [query[::-1]]),
+        o=matrix([f"{attention}.o_proj.weight"], [query[::-1]]),
         after=vector(f"{name}.post_attention_layernorm.weight", shape.hidden),
-        ffn=_experts(f"{name}.mlp", shape, joined) if shape.experts else _dense(f"{name}.mlp", shape, joined),
+        ffn=_experts(f"{name}.mlp", shape, joined) if shape.experts else _dense(f"{name}.mlp", shape, matrix),
     )
 
 
-def _dense(name: str, shape: Shape, joined) -> DenseFFN:  # type: ignore[no-untyped-def]
+def _dense(name: str, shape: Shape, matrix) -> DenseFFN:  # type: ignore[no-untyped-def]
     up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
     return DenseFFN(
-        gate_up=joined([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
-        down=joined([f"{name}.down_proj.weight"], [down]),
+        gate_up=matrix([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
+        down=matrix([f"{name}.down_proj.weight"], [down]),
     )
 
 
@@ -120,13 +158,28 @@ def _experts(name: str, shape: Shape, joined) -> Experts:  # type: ignore[no-unt
     )
 
 
-def random_weights(config: ModelConfig, dtype: torch.dtype, device: str, seed: int = 0) -> Weights:
-    """Weights of the right shapes that say nothing: matrices as initialised before training, norms near 1."""
+def random_weights(
+    config: ModelConfig, dtype: torch.dtype, device: str, seed: int = 0, rounding: Rounding | None = None
+) -> Weights:
+    """Weights of the right shapes that say nothing: matrices as initialised before training, norms near 1.
+
+    They are rounded as asked for, or else to what the config says of the model's own weights.
+
+    Raises:
+        BadInput: experts in few bits, or a config's groups that weights cannot be rounded to.
+    """
+    kind = config.quantisation
+    if rounding is None and kind is not None:
+        rounding = Rounding(kind.bits, kind.group, kind.symmetric)
+    _can_round(config, rounding)
     shape, generator = config.shape, torch.Generator(device).manual_seed(seed)
 
     def matrix(*size: int) -> torch.Tensor:
         scale = 1 / math.sqrt(size[-1])
         return (torch.randn(size, generator=generator, device=device) * scale).to(dtype)
+
+    def linear(*size: int) -> Matrix:
+        return matrix(*size) if rounding is None else rounding(matrix(*size))
 
     def norm(size: int) -> torch.Tensor:
         return (1 + 0.1 * torch.randn(size, generator=generator, device=device)).to(dtype)
@@ -136,10 +189,10 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: str, seed: i
         inner = shape.expert_intermediate
         return Layer(
             before=norm(shape.hidden),
-            qkv=matrix(*sizes["qkv"]),
+            qkv=linear(*sizes["qkv"]),
             q_norm=norm(shape.head_dim) if shape.qk_norm else None,
             k_norm=norm(shape.head_dim) if shape.qk_norm else None,
-            o=matrix(*sizes["o"]),
+            o=linear(*sizes["o"]),
             after=norm(shape.hidden),
             ffn=Experts(
                 matrix(shape.experts, shape.hidden),
@@ -147,13 +200,12 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: str, seed: i
                 matrix(shape.experts, shape.hidden, inner),
             )
             if shape.experts
-            else DenseFFN(matrix(*sizes["gate_up"]), matrix(*sizes["down"])),
+            else DenseFFN(linear(*sizes["gate_up"]), linear(*sizes["down"])),
         )
 
     embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator, device=device).to(dtype)
-    return Weights(
-        embedding=embedding,
-        layers=[layer() for _ in range(shape.layers)],
-        norm=norm(shape.hidden),
-        head=embedding if config.tied else matrix(shape.vocabulary, shape.hidden),
-    )
+    layers = [layer() for _ in range(shape.layers)]
+    last = norm(shape.hidden)
+    if config.labels:
+        return Weights(embedding, layers, last, None, matrix(len(config.labels), shape.hidden))
+    return Weights(embedding, layers, last, embedding if config.tied else matrix(shape.vocabulary, shape.hidden))

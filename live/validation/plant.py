@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from latency_models.engine_steps import Step
 from live.device import device_name, versions
 from live.engine import Engine
 from live.memory import keep_freed_memory
 from live.models.config import read_config
 from live.models.decoder import Decoder
+from live.models.linear import Rounding
 from live.models.weights import load_weights, random_weights
+from live.validation.play import Played, play
+from live.validation.probe import Reach, probe
+from live.validation.prompts import materialise
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
+from workloads.request import Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -25,13 +32,17 @@ class LivePlant:
 
     Args:
         path: a Hugging Face directory, or with `random` weights a config.json.
-        threads: of the CPU that one operation may use.
+        threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
+            rounded; None for none.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
     """
 
-    def __init__(self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
+        quantise: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if device == "cuda" and not torch.cuda.is_available():
             raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
         torch.set_num_threads(threads)
@@ -39,7 +50,11 @@ class LivePlant:
             keep_freed_memory()
         config = read_config(path)
         kind = DTYPES[dtype]
-        weights = random_weights(config, kind, device, seed) if random else load_weights(path, config, kind, device)
+        rounding = None if quantise is None else Rounding(**quantise)
+        if random:
+            weights = random_weights(config, kind, device, seed, rounding)
+        else:
+            weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
 
@@ -51,6 +66,37 @@ class LivePlant:
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine with nothing in it."""
         return Engine(self.decoder, config, chunks)
+
+    def probe(
+        self,
+        config: EngineConfig,
+        *,
+        rounds: int,
+        steps: int,
+        prompt: int,
+        answer: int,
+        seed: int,
+        advance: Callable[[str], None],
+    ) -> list[list[Step]]:
+        """Timed steps, as `live.validation.probe` makes them.
+
+        Raises:
+            ValueError: sizes that the engine refuses.
+        """
+        reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
+        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance)
+
+    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
+        """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+        generations = [
+            materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
+            for request, answer in requests
+        ]
+        return play(self.engine(config, chunks), generations)
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

@@ -43,6 +43,15 @@ class Played:
     followed: list[bool]
 
     @property
+    def spans(self) -> list[tuple[Batch, float, float]]:
+        """Every step as its batch, its begin, and its end or, where another followed at once, the begin of that."""
+        ends = [step.end for step in self.steps]
+        for i, followed in enumerate(self.followed[:-1]):
+            if followed:
+                ends[i] = self.steps[i + 1].begin
+        return [(step.batch, step.begin, end) for step, end in zip(self.steps, ends, strict=True)]
+
+    @property
     def late(self) -> list[float]:
         """Seconds by which requests reached the engine after their time."""
         return [now - each.request.arrival for now, each in zip(self.noticed, self.sent, strict=True)]

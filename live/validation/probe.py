@@ -9,7 +9,6 @@ scenario's engine allows.
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,28 +90,9 @@ def _round(
         engine.watch = None
         for number in list(engine.core.sequences):
             engine.abort(number)
-    return [describe(batch, block, end - begin) for batch, begin, end in seen]
+    ends = [*(begin for _, begin, _ in seen[1:]), *(end for _, _, end in seen[-1:])]
+    return [describe(batch, block, after - begin) for (batch, begin, _), after in zip(seen, ends, strict=True)]
 
 
 def _log_uniform(rng: np.random.Generator, most: int) -> int:
     return min(most, int(math.exp(rng.uniform(0, math.log(most + 1)))))
-
-
-def repeat_spread(rounds: list[list[Step]]) -> float:
-    """Relative deviation between steps that follow on each other and are alike in all that is described."""
-    ratios = [
-        math.log(after.seconds / before.seconds)
-        for steps in rounds
-        for before, after in itertools.pairwise(steps)
-        if _alike(before, after)
-    ]
-    if len(ratios) < 2:
-        return 0.0
-    low, high = np.quantile(ratios, [0.25, 0.75])
-    return float((high - low) / 1.349 / math.sqrt(2))
-
-
-def _alike(one: Step, other: Step) -> bool:
-    return (one.rows, one.decode_attention, one.chunks, one.decodes) == (
-        other.rows, other.decode_attention, other.chunks, other.decodes,
-    ) and not one.chunks  # fmt: skip

@@ -45,7 +45,16 @@ def headline(document: Document) -> list[str]:
 
 
 def _metrics(load: Document) -> Any:
-    made = table("", "measured", "repeats differ by", "predicted", "error", "95 % interval", "goal")
+    made = table(
+        "",
+        "measured",
+        "repeats differ by",
+        "predicted",
+        "error",
+        "95 % interval",
+        "goal",
+        "error at the run's own pace",
+    )
     for name in SHOWN:
         entry = load["metrics"].get(name)
         if entry is None:
@@ -59,6 +68,7 @@ def _metrics(load: Document) -> Any:
             percent(entry["error"]),
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
+            percent(entry["error_at_own_pace"]),
         )
     return made
 

@@ -100,3 +100,9 @@ def test_a_broken_line_by_hand() -> None:
     line = BrokenLine(knots=[10, 20], values=[1.0, 4.0])
     assert [line.at(x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.5, 4.0, 7.0]
     assert BrokenLine(knots=[], values=[]).at(7) == 0.0
+
+
+def test_a_slower_machine_takes_so_many_times_as_long() -> None:
+    model, steps = EngineSteps().fit(drawn(500, 9, 0.05)), drawn(50, 10, 0.0)
+    np.testing.assert_allclose(model.scaled(1.25).predict(steps), 1.25 * model.predict(steps), rtol=1e-12)
+    assert model.scaled(1.25).largest_ == model.largest_

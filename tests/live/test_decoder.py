@@ -48,9 +48,13 @@ def models(request: pytest.FixtureRequest, checkpoint: Callable[[str], tuple[Pat
     return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer
 
 
-@torch.inference_mode()
 def test_logits_agree_with_transformers(models: tuple[Decoder, Any]) -> None:
-    decoder, peer = models
+    assert_logits_agree(*models)
+
+
+@torch.inference_mode()
+def assert_logits_agree(decoder: Decoder, peer: Any) -> None:
+    """Prompts whole and in chunks, decodes beside them and alone."""
     cache = PagedCache.allocate(decoder.config, 64, BLOCK, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(11)
     texts = [torch.randint(0, 199, (size,), generator=generator).tolist() for size in (23, 9, 41, 2)]

@@ -24,7 +24,7 @@ workload:
 engine: {kv_blocks: 64, max_num_seqs: 4, max_num_batched_tokens: 32}
 loads: [0.5, 0.8]
 repeats: 2
-probe: {rounds: 10, steps: 30, prompt: 24, answer: 8}
+probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_rounds: 2}
 """
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -50,7 +50,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     assert [load["load"] for load in document["loads"]] == [0.5, 0.8]
     for load in document["loads"]:
         assert load["rate"] == pytest.approx(load["load"] * document["capacity"])
-        assert len(load["measured"]) == len(load["predicted"]) == 2
+        assert len(load["measured"]) == len(load["predicted"]) == len(load["pace"]) == 2
         for live, twin in zip(load["measured"], load["predicted"], strict=True):
             tokens = live["output_throughput"] / live["request_throughput"]
             assert tokens == pytest.approx(twin["output_tokens"] / twin["requests"]) == pytest.approx(6)
@@ -74,6 +74,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("kv_blocks: 64", "kv_blocks: 0", "kv_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),
+        ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -107,7 +108,8 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         }
         return summary(columns)
 
-    found = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)])
+    found = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], [one(1.01), one(2.02)])
+    assert found["ttft.mean"]["error_at_own_pace"] == pytest.approx(0.01)
     assert found["ttft.mean"]["error"] == pytest.approx(0.09)
     assert found["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])
     assert found["tpot.mean"]["measured"] == pytest.approx(0.15)

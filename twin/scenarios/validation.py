@@ -14,6 +14,18 @@ from workloads.errors import BadInput
 Load = Annotated[float, Field(gt=0, lt=1)]
 
 
+class QuantiseSpec(Strict):
+    """Linear layers rounded to nearest when the model is loaded.
+
+    Attributes:
+        group: inputs that share a scale; -1 for a whole row. symmetric: without zero points.
+    """
+
+    bits: Literal[3, 4] = 4
+    group: Literal[-1, 128] = 128
+    symmetric: bool = True
+
+
 class LiveModelSpec(Strict):
     """The model that is run.
 
@@ -26,6 +38,7 @@ class LiveModelSpec(Strict):
     weights: Literal["loaded", "random"] = "loaded"
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: PositiveInt = 1
+    quantise: QuantiseSpec | None = None
 
 
 class ProbeSpec(Strict):
@@ -34,12 +47,14 @@ class ProbeSpec(Strict):
     Attributes:
         rounds: how many; a fifth of them is held out. steps: of a round at most.
         prompt, answer: tokens at most.
+        pace_rounds: before and after each repeat, which say how fast the machine is then; 0: it is taken to hold still.
     """
 
     rounds: int = Field(default=150, ge=10)
     steps: int = Field(default=100, ge=10)
     prompt: PositiveInt
     answer: PositiveInt
+    pace_rounds: int = Field(default=10, ge=0)
 
 
 class ValidationScenario(Strict):

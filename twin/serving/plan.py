@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from latency_models.engine_steps import EngineSteps
 from latency_models.step_time import StepTime
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -19,7 +20,12 @@ from workloads.traces import Trace
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """A run to be made. `trace_digest` identifies the trace's content, None without one."""
+    """A run to be made.
+
+    Attributes:
+        trace_digest: identifies the trace's content; None without one.
+        policy_step_time: what chunk policies are built with, where that is not `step_time`.
+    """
 
     scenario: ServingScenario
     base: Path
@@ -30,11 +36,23 @@ class ServingPlan:
     decode_step_time: StepTime
     trace_name: str | None
     trace_digest: str | None
+    policy_step_time: StepTime | None = None
 
     def chunks(self) -> ChunkPolicy | None:
         """A chunk policy of an engine's own."""
         spec = self.scenario.engine.chunking
-        return spec.build(self.step_time) if spec else None
+        return spec.build(self.policy_step_time or self.step_time) if spec else None
+
+    def at_pace(self, factor: float) -> ServingPlan:
+        """The same where every step takes `factor` times as long, which the chunk policy does not know.
+
+        Raises:
+            TypeError: step times that are not those of a measured engine (`EngineSteps`).
+        """
+        if not isinstance(self.step_time, EngineSteps):
+            raise TypeError(f"expected EngineSteps, found {type(self.step_time).__name__}")
+        scaled = self.step_time.scaled(factor)
+        return replace(self, step_time=scaled, decode_step_time=scaled, policy_step_time=self.step_time)
 
 
 def make_plan(scenario: ServingScenario, base: Path, trace: Trace | None) -> ServingPlan:

@@ -45,14 +45,19 @@ class StepTimes:
     batches: list[str]
 
     @classmethod
-    def of(cls, steps: Sequence[tuple[Batch, float, float]], model: StepTime) -> StepTimes:
-        """Of (batch, begin, end), each predicted by itself."""
+    def of(cls, steps: Sequence[tuple[Batch, float, float]], model: StepTime, pace: float = 1.0) -> StepTimes:
+        """Of (batch, begin, end), each predicted by itself, on a machine that takes `pace` times as long."""
         return cls(
             [kind_of(batch) for batch, _, _ in steps],
             np.array([end - begin for _, begin, end in steps]),
-            np.array([model.seconds(batch) for batch, _, _ in steps]),
+            np.array([pace * model.seconds(batch) for batch, _, _ in steps]),
             [_describe(batch) for batch, _, _ in steps],
         )
+
+    @property
+    def slowness(self) -> float:
+        """Measured over predicted, of all steps together."""
+        return float(self.measured.sum() / self.predicted.sum())
 
 
 def kind_of(batch: Batch) -> str:
@@ -90,11 +95,16 @@ def summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
     return told
 
 
-def compare_load(measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare_load(
+    measured: Sequence[Mapping[str, Any]],
+    predicted: Sequence[Mapping[str, Any]],
+    at_own_pace: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     """Each metric over the repeats: means, what repeats differ by, and the error with its confidence interval.
 
     Measured and predicted of one repeat had the same requests, so the error is taken repeat by repeat: its mean is the
-    error reported, its scatter gives the interval, and `repeat_spread` is the live run's own.
+    error reported, its scatter gives the interval, and `repeat_spread` is the live run's own. `at_own_pace`: predicted
+    again, with step times scaled to what the run's steps took in all, which no prediction could know.
     """
     found = {}
     for name in _names(measured[0]):
@@ -104,12 +114,14 @@ def compare_load(measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapp
         n = len(errors)
         half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
         error = float(errors.mean())
+        own = np.array([_pick(each, name) for each in at_own_pace])
         goal = GOALS.get(name)
         found[name] = {
             "measured": float(live.mean()),
             "predicted": float(twin.mean()),
             "error": error,
             "interval": [error - half, error + half],
+            "error_at_own_pace": float((own / live - 1).mean()),
             "repeat_spread": float(live.std(ddof=1) / live.mean()),
             "goal": goal,
         }

@@ -1,0 +1,73 @@
+"""What a linear layer multiplies with, dense or in 3 or 4 bits, and the product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional
+
+from kernels.w4_gemm import PackedWeight, quantise, w4_gemm
+from kernels.w4_gemm.pack import GROUP, STEPS
+from workloads.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A packed weight whose inputs were sorted, so that those of a group lie side by side.
+
+    Attributes:
+        order: (inputs,) int64; column i of `weight` is multiplied with input order[i].
+    """
+
+    weight: PackedWeight
+    order: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Weights of the same inputs, one below the other, that no single product takes."""
+
+    parts: tuple[Matrix, ...]
+
+
+Matrix: TypeAlias = torch.Tensor | PackedWeight | Reordered | Stacked
+"""(outputs, inputs)."""
+
+
+def linear(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
+    """y = x · Ŵᵀ, (..., inputs) to (..., outputs)."""
+    if isinstance(weight, torch.Tensor):
+        return functional.linear(x, weight)
+    if isinstance(weight, PackedWeight):
+        return w4_gemm(x, weight)
+    if isinstance(weight, Reordered):
+        return w4_gemm(x[..., weight.order], weight.weight)
+    return torch.cat([linear(x, part) for part in weight.parts], dim=-1)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounding to nearest, of linear layers that are dense in the checkpoint.
+
+    Attributes:
+        bits: 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row. symmetric: without zero points.
+
+    Raises:
+        BadInput: a width or a group that the kernels have no form for.
+    """
+
+    bits: int = 4
+    group: int = GROUP
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in STEPS:
+            raise BadInput("expected 3 or 4", field="quantise.bits", value=self.bits)
+        if self.group not in (-1, GROUP):
+            raise BadInput(f"expected {GROUP}, or -1 for whole rows", field="quantise.group", value=self.group)
+
+    def __call__(self, weight: torch.Tensor) -> PackedWeight:
+        """(outputs, inputs), of any floating type."""
+        return quantise(weight, self.bits, max(self.group, 0), self.symmetric)

@@ -1,0 +1,184 @@
+"""Linear layers as AWQ and GPTQ checkpoints hold them, read as codes and packed anew for the kernels.
+
+A matrix of (outputs, inputs) is three tensors, all with inputs or their groups first. Words are int32 and are filled
+from their lowest bits.
+
+            qweight                         qzeros                            scales
+    AWQ     (inputs, outputs · bits / 32)   (groups, outputs · bits / 32)     (groups, outputs)
+    GPTQ    (inputs · bits / 32, outputs)   (groups, outputs · bits / 32)     (groups, outputs)
+
+AWQ interleaves the eight codes of a word (`AWQ_ORDER`). GPTQ's 3-bit codes run on from word to word. GPTQ also has
+`g_idx`, (inputs,): the group of each input. Quantised in order of activations, the inputs of a group are spread over
+the row; they are sorted here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from kernels.w4_gemm import from_codes
+from kernels.w4_gemm.pack import GROUP
+from live.models.checkpoint import Checkpoint
+from live.models.config import Quantisation
+from live.models.linear import Matrix, Reordered, Stacked
+from workloads.errors import BadInput
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Of eight neighbouring outputs, the one that each code of a word belongs to, lowest bits first."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Ŵ[n, order[i]] = scales[n, i // group] · (codes[n, i] − zeros[n, i // group]).
+
+    Attributes:
+        codes: (outputs, inputs) uint8. scales: (outputs, groups) float16. zeros: (outputs, groups) uint8.
+        order: (inputs,) int64; None where inputs are as they were.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    order: torch.Tensor | None
+
+
+def is_packed(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a module (a tensor's name without `.weight`) is in the checkpoint in few bits."""
+    return f"{name}.qweight" in checkpoint
+
+
+def read_joined(
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    kind: Quantisation,
+    dtype: torch.dtype,
+    device: str,
+) -> Matrix:
+    """Modules that are multiplied with the same inputs, one below the other: in one product as far as they are alike.
+
+    Modules that were left in full precision stay so; those with unlike orders of inputs have products of their own.
+
+    Raises:
+        BadInput: a tensor that is missing, or of another shape or type than the format has.
+    """
+    parts = [
+        _read(checkpoint, name, shape, kind, device)
+        if is_packed(checkpoint, name)
+        else checkpoint.tensor(f"{name}.weight", shape).to(device, dtype)
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    found = [_one(list(alike), kind, dtype) for _, alike in groupby(parts, key=_order_of)]
+    return found[0] if len(found) == 1 else Stacked(tuple(found))
+
+
+def _order_of(part: torch.Tensor | Codes) -> list[int] | None:
+    """What parts of one product have in common; None for dense ones."""
+    if isinstance(part, torch.Tensor):
+        return None
+    return [] if part.order is None else part.order.tolist()
+
+
+def _one(parts: list[torch.Tensor | Codes], kind: Quantisation, dtype: torch.dtype) -> Matrix:
+    packed = [part for part in parts if isinstance(part, Codes)]
+    if not packed:
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    names = ("codes", "scales", "zeros")
+    return _matrix(Codes(*(torch.cat([getattr(p, n) for p in packed]) for n in names), packed[0].order), kind, dtype)
+
+
+def _matrix(made: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
+    """As the kernels have it; where they know no such groups, Ŵ itself."""
+    inputs = made.codes.shape[1]
+    span = _span(kind, inputs)
+    scales, zeros = made.scales, made.zeros
+    if span < inputs and span % GROUP:
+        return _dense(made, span).to(dtype)
+    if GROUP < span < inputs:
+        scales, zeros = (each.repeat_interleave(span // GROUP, 1)[:, : -(-inputs // GROUP)] for each in (scales, zeros))
+    middle = bool((zeros == 2 ** (kind.bits - 1)).all())
+    group = GROUP if span < inputs else 0
+    weight = from_codes(made.codes, scales, None if middle else zeros, kind.bits, group)
+    return weight if made.order is None else Reordered(weight, made.order)
+
+
+def _dense(made: Codes, span: int) -> torch.Tensor:
+    """Ŵ, (outputs, inputs) in float32, inputs as they were."""
+    inputs = made.codes.shape[1]
+    scales, zeros = (each.repeat_interleave(span, 1)[:, :inputs] for each in (made.scales, made.zeros))
+    weight = scales.float() * (made.codes.float() - zeros.float())
+    return weight if made.order is None else weight[:, made.order.argsort()]
+
+
+def _span(kind: Quantisation, inputs: int) -> int:
+    """Inputs that share a scale."""
+    return inputs if kind.group == -1 else min(kind.group, inputs)
+
+
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], kind: Quantisation, device: str) -> Codes:
+    outputs, inputs = shape
+    span = _span(kind, inputs)
+    if outputs * kind.bits % 32 or (kind.method == "gptq" and inputs * kind.bits % 32):
+        raise BadInput("expected sizes that fill whole words", field=name, value=[*shape], file=checkpoint.directory)
+    groups, words = -(-inputs // span), outputs * kind.bits // 32
+    size = (inputs, words) if kind.method == "awq" else (inputs * kind.bits // 32, outputs)
+    codes = checkpoint.tensor(f"{name}.qweight", size, (torch.int32,)).to(device)
+    zeros = checkpoint.tensor(f"{name}.qzeros", (groups, words), (torch.int32,)).to(device)
+    floats = (torch.float16, torch.bfloat16, torch.float32)
+    scales = checkpoint.tensor(f"{name}.scales", (groups, outputs), floats).to(device).half()
+    if not scales.isfinite().all():
+        raise BadInput("expected values that float16 can hold", field=f"{name}.scales", file=checkpoint.directory)
+    _no_bias(checkpoint, name, outputs)
+    order = _order(checkpoint, name, inputs, span, kind)
+    codes = unpack_interleaved(codes).T if kind.method == "awq" else unpack(codes.T, kind.bits)
+    zeros = unpack_interleaved(zeros) if kind.method == "awq" else unpack(zeros, kind.bits)
+    if order is not None:
+        order = order.to(device)
+        codes = codes[:, order]
+    return Codes(codes, scales.T, zeros.T + kind.zero_offset, order)
+
+
+def _no_bias(checkpoint: Checkpoint, name: str, outputs: int) -> None:
+    """GPTQ writers put zeros where the model has no bias."""
+    bias = f"{name}.bias"
+    if bias in checkpoint and checkpoint.tensor(bias, (outputs,)).any():
+        raise BadInput(
+            "expected zeros: linear layers with a bias are not served", field=bias, file=checkpoint.directory
+        )
+
+
+def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quantisation) -> torch.Tensor | None:
+    """Inputs sorted by their groups; None where they are so as they stand."""
+    field = f"{name}.g_idx"
+    if field not in checkpoint and not kind.act_order:
+        return None
+    groups = checkpoint.tensor(field, (inputs,), (torch.int32, torch.int64)).long()
+    regular = torch.arange(inputs) // span
+    if torch.equal(groups, regular):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order], regular):
+        raise BadInput(f"expected {span} inputs in each group", field=field, file=checkpoint.directory)
+    return order
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """(rows, words) int32 to (rows, words · 32 / bits) uint8: codes one after the other, also from word to word."""
+    if bits == 4:
+        octets = words.contiguous().view(torch.uint8)
+        return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
+    wide = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))
+    first = torch.arange(words.shape[1] * 32 // bits, device=words.device) * bits
+    word, shift = first // 32, first % 32
+    codes = (wide[:, word] >> shift) | (wide[:, word + 1] << (32 - shift))
+    return (codes & (2**bits - 1)).to(torch.uint8)
+
+
+def unpack_interleaved(words: torch.Tensor) -> torch.Tensor:
+    """(rows, words) int32 to (rows, 8 · words) uint8, in AWQ's order."""
+    place = torch.tensor(AWQ_ORDER, device=words.device).argsort()
+    return unpack(words, 4).unflatten(1, (-1, 8))[..., place].flatten(1)
