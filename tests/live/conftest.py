@@ -62,3 +62,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
         return made[name]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a byte-level tokenizer of 320 ids, a chat template and an end token, as `making` describes."""
+    pytest.importorskip("tokenizers", reason="text needs the extra [live]")
+    from tests.live.text.making import write_byte_level
+
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_byte_level(directory)
+    return directory

@@ -1,0 +1,154 @@
+"""What text costs: encoding a prompt, rendering a conversation, and streaming an answer.
+
+    python -m benchmarks.tokenizer --tokenizer DIR [--repeat 15] [--json] [--out FILE]
+
+DIR is a model's directory with tokenizer.json. Texts are windows of this repository's documentation, one by one. The
+baseline is `tokenizers` on the same texts, for streaming its `DecodeStream`; both take turns in this process, and a
+ratio is the median over turns of that turn's ratio, above 1 where ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from benchmarks.scheduling_decision import in_turns, machine
+from live.text.chat import ChatTemplate
+from live.text.stream import TextStream
+from live.text.tokenizer import FILE, Tokenizer
+from twin.cli.manifest import manifest
+from workloads.errors import BadInput
+
+DOCUMENTATION = Path(__file__).parent.parent / "docs"
+LENGTHS = (128, 2048)
+CALLS = 40
+"""Calls a turn."""
+
+STOPS = ("\n\nUser:", "</answer>", "<|stop|>", "END")
+
+
+def windows(tokenizer: Tokenizer, tokens: int) -> list[list[int]]:
+    """Ids of pieces of documentation, so many each."""
+    text = "\n".join(file.read_text() for file in sorted(DOCUMENTATION.rglob("*.md")))
+    ids = tokenizer.encode(text, special=False)
+    return [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
+
+
+def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], float]:
+    """A measure: mean seconds of `CALLS` calls, each with the next item."""
+    following = cycle(items)
+
+    def measure() -> float:
+        chosen = [next(following) for _ in range(CALLS)]
+        start = time.perf_counter()
+        for item in chosen:
+            call(item)
+        return (time.perf_counter() - start) / CALLS
+
+    return measure
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> None:
+    """An answer, token by token."""
+    stream = TextStream(tokenizer, stops)
+    for token in ids:
+        stream.push(token)
+    stream.finish()
+
+
+def streamed_by_peer(peer: tokenizers.Tokenizer, ids: list[int]) -> None:
+    """The same, by `tokenizers`."""
+    stream = DecodeStream(skip_special_tokens=True)
+    for token in ids:
+        stream.step(peer, token)
+
+
+def row(operation: str, tokens: int, seconds: list[list[float]], per: int = 1) -> dict[str, Any]:
+    """Medians, seconds; with a second list, that of the baseline and the ratio."""
+    found: dict[str, Any] = {"operation": operation, "tokens": tokens, "seconds": statistics.median(seconds[0]) / per}
+    if len(seconds) > 1:
+        found["tokenizers"] = statistics.median(seconds[1]) / per
+        found["ratio"] = statistics.median(theirs / ours for ours, theirs in zip(*seconds, strict=True))
+    return found
+
+
+def measured(directory: Path, repeat: int) -> dict[str, Any]:
+    """Every operation."""
+    start = time.perf_counter()
+    tokenizer = Tokenizer(directory)
+    loading = time.perf_counter() - start
+    peer, template = tokenizers.Tokenizer.from_file(str(directory / FILE)), ChatTemplate.read(directory)
+    rows = []
+    for tokens in LENGTHS:
+        texts = [tokenizer.decode(ids) for ids in windows(tokenizer, tokens)]
+        pair = [each_call(tokenizer.encode, texts), each_call(lambda text: peer.encode(text).ids, texts)]
+        rows.append(row("encode", tokens, in_turns(repeat, pair)))
+        if template:
+            talks = [[{"role": "user", "content": text}] for text in texts]
+            rows.append(row("chat template", tokens, in_turns(repeat, [each_call(template.render, talks)])))
+    answers = windows(tokenizer, LENGTHS[0])
+    theirs = each_call(lambda ids: streamed_by_peer(peer, ids), answers)
+    for name, stops in (("push", ()), (f"push, {len(STOPS)} stops", STOPS)):
+        ours = each_call(lambda ids, stops=stops: streamed(tokenizer, ids, stops), answers)
+        rows.append(row(name, 1, in_turns(repeat, [ours, theirs]), per=LENGTHS[0]))
+    return {"fast": tokenizer.fast, "loading": loading, "operations": rows}
+
+
+def show(document: dict[str, Any]) -> None:
+    """For people, microseconds."""
+    print(f"{document['machine']['device']}, Python {document['python']}, medians of {document['repeat']} turns")
+    encoder = "fastokens" if document["fast"] else "tokenizers (no other encoder agrees or is installed)"
+    print(f"loaded in {document['loading']:.2f} s, encoding with {encoder}")
+    for each in document["operations"]:
+        line = f"{each['operation']:>14}, {each['tokens']:>4} tokens: {1e6 * each['seconds']:8.2f} µs"
+        if "ratio" in each:
+            line += f", tokenizers {1e6 * each['tokenizers']:8.2f} µs, × {each['ratio']:.1f}"
+        print(line)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", type=Path, required=True, metavar="DIR", help="a directory with tokenizer.json")
+    parser.add_argument("--repeat", type=int, default=15, help="turns")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    parser.add_argument("--out", type=Path, help="write the document to this file")
+    asked = parser.parse_args()
+    if asked.repeat < 1:
+        parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
+    told = manifest({})
+    try:
+        results = measured(asked.tokenizer, asked.repeat)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    document = {
+        "schema": "twin.benchmark-tokenizer/1",
+        "date": datetime.now(UTC).date().isoformat(),
+        **{name: told[name] for name in ("version", "commit", "python")},
+        "machine": machine(),
+        "repeat": asked.repeat,
+        **results,
+    }
+    if asked.json:
+        print(json.dumps(document, indent=1))
+    else:
+        show(document)
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Conversations as the text that a model was trained on: Hugging Face's chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from live.text.files import SETTINGS, read_object, read_text, special_tokens
+from workloads.errors import BadInput
+
+Message: TypeAlias = Mapping[str, Any]
+
+FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
+DEFAULT, TOOLS = "default", "tool_use"
+
+
+class ChatTemplate:
+    """The templates of a directory, and the special tokens that they may ask for.
+
+    A template is code that came with a model, so it runs in Jinja's sandbox.
+
+    Attributes:
+        templates: by name; a directory with a single one calls it "default", and "tool_use" is for requests with tools.
+        tokens: texts by name, such as "bos_token".
+    """
+
+    def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
+        self.templates, self.tokens = templates, tokens
+
+    @classmethod
+    def read(cls, directory: Path) -> ChatTemplate | None:
+        """From chat_template.jinja, or else from `chat_template` of tokenizer_config.json; None where there is none.
+
+        Raises:
+            BadInput: a file that cannot be read, or a template that is not one.
+        """
+        environment = _environment()
+        templates = {}
+        for name, (source, file) in _sources(directory).items():
+            try:
+                templates[name] = environment.from_string(source)
+            except TemplateError as error:
+                raise BadInput(f"expected a Jinja template ({error})", field="chat_template", file=file) from None
+        return cls(templates, special_tokens(directory)) if templates else None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> str:
+        """The text of a conversation, special tokens included.
+
+        Args:
+            messages: with `role` and `content`: a string, a list of text parts (joined by newlines), or none.
+            tools: JSON schemas of functions. extra: what else the template may ask for, `enable_thinking` for one.
+
+        Raises:
+            BadInput: no messages, content that is not text, or a conversation that the template refuses.
+        """
+        if not messages:
+            raise BadInput("expected at least one message", field="messages")
+        plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        known = {**self.tokens, **extra, "messages": plain, "tools": list(tools) if tools else None}
+        template = self._template(bool(tools))
+        try:
+            return template.render(**known, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template can raise whatever Python can
+            raise BadInput(f"expected messages that the chat template takes ({error})", field="messages") from None
+
+    def _template(self, with_tools: bool) -> Template:
+        chosen = (with_tools and self.templates.get(TOOLS)) or self.templates.get(DEFAULT)
+        if not chosen:
+            names = ", ".join(self.templates)
+            raise BadInput(f"expected a chat template named {DEFAULT}, found {names}", field="chat_template")
+        return chosen
+
+
+def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
+    """Each template and its file, by name."""
+    if (directory / FILE).exists():
+        files = {DEFAULT: directory / FILE}
+        files |= {file.stem: file for file in sorted((directory / FOLDER).glob("*.jinja"))}
+        return {name: (read_text(file), file) for name, file in files.items()}
+    file = directory / SETTINGS
+    value = read_object(file).get("chat_template")
+    if value is None:
+        return {}
+    try:
+        named = {DEFAULT: value} if isinstance(value, str) else {each["name"]: each["template"] for each in value}
+    except (TypeError, KeyError):
+        named = {"": None}
+    if not all(isinstance(part, str) for pair in named.items() for part in pair):
+        raise BadInput("expected text, or a list of objects with name and template", field="chat_template", file=file)
+    return {name: (source, file) for name, source in named.items()}
+
+
+def _plain(message: Message, where: str) -> dict[str, Any]:
+    """A message whose content is a string and whose tool calls have their arguments as objects, as templates expect."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise BadInput("expected a message with a role", field=where, value=message)
+    plain = {**message, "content": _text(message.get("content"), f"{where}.content")}
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
+    return plain
+
+
+def _text(content: Any, where: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise BadInput("expected a string or a list of parts", field=where, value=content)
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise BadInput("expected a part of type text", field=f"{where}[{i}]", value=kind or part)
+    return "\n".join(part["text"] for part in content)
+
+
+def _with_arguments(call: Any) -> Any:
+    """Clients send arguments as JSON in a string; templates print them as JSON once more."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+class _Generation(Extension):
+    """{% generation %} … {% endgeneration %} marks answers for training; to a server it is what it contains."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """As Jinja asks an extension."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _inside(caller: Macro) -> str:
+        return str(caller())
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What templates count on being there, as transformers gives it to them."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes what would be HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,139 @@
+"""Streamed text against the whole answer's, decoded at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from live.text.stops import Stops
+from live.text.stream import TextStream
+from live.text.tokenizer import Tokenizer
+from tests.live.text.making import write_byte_fallback
+from workloads.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def known(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    directory = tmp_path_factory.mktemp("fallback")
+    write_byte_fallback(directory)
+    return {"byte-level": Tokenizer(tokenizer_folder), "byte-fallback": Tokenizer(directory)}
+
+
+def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The definition: the shortest beginning of the text that ends with a stop, and of several the longest stop."""
+    for end in range(len(text) + 1):
+        met = [stop for stop in stops if text[:end].endswith(stop)]
+        if met:
+            stop = max(met, key=len)
+            return (text[:end] if include else text[: end - len(stop)]), stop
+    return text, None
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
+@given(data=st.data(), include=st.booleans(), skip=st.booleans())
+def test_pushes_add_up_to_the_whole_answer_cut_at_its_first_stop(
+    known: dict[str, Tokenizer], kind: str, data: st.DataObject, include: bool, skip: bool
+) -> None:
+    tokenizer = known[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.size + 2), max_size=60))
+    whole = tokenizer.decode(ids, skip_special=skip)
+    parts = st.integers(0, max(len(whole) - 1, 0)).flatmap(
+        lambda start: st.integers(start + 1, start + 6).map(lambda end: whole[start:end])
+    )
+    stops = data.draw(st.lists((st.text("ab é", max_size=3) | parts).filter(bool), max_size=3))
+    stream = TextStream(tokenizer, stops, include, skip)
+    expected, stop = cut(whole, stops, include)
+    sent = ""
+    for token in ids:
+        sent += stream.push(token)
+        assert expected.startswith(sent)
+    assert sent + stream.finish() == expected
+    assert stream.stopped == stop
+    if stop is not None:
+        assert (stream.push(ids[0]), stream.finish()) == ("", "")
+
+
+@given(text=st.text("ab", max_size=40), stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
+def test_exactly_what_may_become_a_stop_is_held(text: str, stops: list[str]) -> None:
+    search = Stops(stops)
+    for i, character in enumerate(text, start=1):
+        if search.feed(character) is not None:
+            break
+        begun = [size for stop in stops for size in range(len(stop)) if text[:i].endswith(stop[:size])]
+        assert search.begun == max(begun)
+
+
+@given(
+    text=st.text("ab", max_size=40),
+    stops=st.lists(st.text("ab", min_size=1, max_size=6), max_size=3),
+    part=st.integers(1, 9),
+)
+def test_a_stop_does_not_depend_on_how_the_text_comes(text: str, stops: list[str], part: int) -> None:
+    search = Stops(stops)
+    for start in range(0, len(text), part):
+        if (met := search.feed(text[start : start + part])) is not None:
+            assert (text[: start + met[0]], met[1]) == cut(text, stops, include=True)
+            return
+    assert cut(text, stops, include=True) == (text, None)
+
+
+def test_a_character_waits_for_its_last_byte(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-level"]
+    ids = tokenizer.encode("a今b")
+    stream = TextStream(tokenizer)
+    assert [stream.push(token) for token in ids] == ["a", "", "", "今", "b"]
+    stream = TextStream(tokenizer)
+    assert [stream.push(token) for token in ids[:2]] == ["a", ""]
+    assert stream.finish() == "�"
+
+
+def test_a_run_of_bytes_waits_for_what_ends_it(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-fallback"]
+    run = [3 + byte for byte in "é水".encode()]
+    after = tokenizer.encode("a", special=False)[-1]
+    stream = TextStream(tokenizer)
+    assert [stream.push(token) for token in [*run, after]] == ["", "", "", "", "", "é水a"]
+    broken = [*run, 3 + 0xFF, after]
+    stream = TextStream(tokenizer)
+    assert "".join(map(stream.push, broken)) == tokenizer.decode(broken) == "������a"
+
+
+def test_one_space_at_the_beginning_is_left_out(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-fallback"]
+    space, letter = 3 + 0x20, tokenizer.encode("a", special=False)[-1]
+    for ids in ([space, letter], [space, space, letter], [letter, space, letter], [1, space, space]):
+        stream = TextStream(tokenizer)
+        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_a_stop_over_token_boundaries(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-level"]
+    ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]
+    stream = TextStream(tokenizer, ["END"])
+    assert [stream.push(token) for token in ids] == ["x", "", "", "EN", "E ", "", "", "", ""]
+    assert (stream.stopped, stream.finish()) == ("END", "")
+    stream = TextStream(tokenizer, ["END"], include_stop=True)
+    assert "".join(map(stream.push, ids)) == "xENE END"
+
+
+def test_what_was_held_for_a_stop_comes_at_the_end(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-level"]
+    stream = TextStream(tokenizer, ["\n\nUser"])
+    sent = [stream.push(tokenizer.encode(character)[0]) for character in "a\n\nU"]
+    assert (sent, stream.finish(), stream.stopped) == (["a", "", "", ""], "\n\nU", None)
+
+
+def test_special_tokens_are_text_only_if_asked_for(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-level"]
+    ids = tokenizer.encode("a<|im_end|><think>")
+    assert "".join(map(TextStream(tokenizer).push, ids)) == "a<think>"
+    stream = TextStream(tokenizer, ["_end|>"], skip_special=False)
+    assert "".join(map(stream.push, ids)) == "a<|im"
+
+
+def test_an_empty_stop_is_refused(known: dict[str, Tokenizer]) -> None:
+    with pytest.raises(BadInput, match=r"stop: got .* expected strings of at least one character"):
+        TextStream(known["byte-level"], ["a", ""])
