@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from live.block_pool import BlockPool
 from live.executor import Executor, Produced, Ticket
@@ -33,16 +33,14 @@ Watch = Callable[[Batch, float, float], None]
 """Called with each step that has run, its start and its end, seconds of the engine's clock. It only looks."""
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one step changed: who was given a token or a state, and who of all is done."""
 
     produced: Produced
     finished: list[Generation]
 
 
-@dataclass(frozen=True)
-class Flight:
+class Flight(NamedTuple):
     """A step that has been launched; and when its deciding began, or from when on it is the oldest."""
 
     batch: Batch
@@ -112,7 +110,7 @@ class Engine:
         produced, seated = flight.ticket(), flight.batch.decodes
         end = self.clock()
         if flying:  # it runs from now on
-            flying[0] = replace(flying[0], begin=end)
+            flying[0] = flying[0]._replace(begin=end)
         if self._depth > 1:
             seated, produced = _alive(flight.batch, produced)
         finished = self._commit(flight.batch, seated, produced, end)
@@ -186,8 +184,7 @@ def _alive(batch: Batch, produced: Produced) -> tuple[Many[Sequence], Produced]:
     kept = [i for i, generation in enumerate(produced.decodes) if not generation.ending]
     if len(kept) == len(produced.decodes) and not batch.chunks:
         return batch.decodes, produced
-    return [batch.decodes[i] for i in kept], replace(
-        produced,
+    return [batch.decodes[i] for i in kept], produced._replace(
         decodes=[produced.decodes[i] for i in kept],
         tokens=[produced.tokens[i] for i in kept],
         first_tokens=[each for each in produced.first_tokens if not generation_of(each[0]).ending],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Produced:
+class Produced(NamedTuple):
     """What a step gave.
 
     Attributes:
