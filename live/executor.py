@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import torch
 
 from kernels.sampling import Parameters, sample
 from live.block_pool import BlockPool
+from live.coming import Coming
 from live.generation import Generation
 from live.likelihood import Told, of_given, of_prompt
 from live.models.decoder import Decoder, Inputs, PagedCache
@@ -21,8 +22,7 @@ from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Produced:
+class Produced(NamedTuple):
     """What a step gave.
 
     Attributes:
@@ -39,8 +39,15 @@ class Produced:
     told: list[Told]
 
 
+States: TypeAlias = list[tuple[list[tuple[int, Sequence]], Coming]]
+"""Rows on their way from the device: which of them are wanted, and whose they are."""
+
+Ticket: TypeAlias = Callable[[], Produced]
+"""Of a step that has been launched: called, it waits for what the step gives."""
+
+
 class Executor:
-    """One model on one device.
+    """One model on one device. Steps are launched in the order in which the scheduler began them.
 
     Attributes:
         decoder, cache: the model, and keys and values: of `pool`'s blocks, then of scratch blocks, where one-shot work
@@ -60,11 +67,14 @@ class Executor:
         self.cache = PagedCache.allocate(decoder.config, blocks, pool.block_tokens, dtype, str(self.device))
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Produced:
-        """One step, as its batch says. Returns when the tokens are known on the host."""
+    def launch(self, batch: Batch) -> Ticket:
+        """One step, as its batch says. Here it has run when this returns."""
         hidden = self.decoder.forward(self._inputs(batch), self.cache)
-        if batch.chunks:
-            return self._mixed(batch, hidden)
+        produced = self._mixed(batch, hidden) if batch.chunks else self._decoded(hidden)
+        return lambda: produced
+
+    def _decoded(self, hidden: torch.Tensor) -> Produced:
+        """A token for each decode."""
         seats = self.seats
         logits = self.decoder.logits(self.decoder.normed(hidden))
         drawn, logprobs = sample(logits, self._decode_parameters())
@@ -75,13 +85,13 @@ class Executor:
     def _mixed(self, batch: Batch, hidden: torch.Tensor) -> Produced:
         """What is drawn of a step with prompts: a token for each decode and for prompts that are done and want one."""
         seats, seated = self.seats, len(self.seats)
-        told = self._prompts(batch, hidden)
+        told = self._prompts(batch, hidden[seated:])
         done = self._completed(batch)
         rows = [*range(seated), *(row for row, _ in done)]
         if not rows:
             return Produced([], [], [], {}, told)
         normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
-        states = self._states(done, normed[seated:])
+        states = read_states(self._states([(i, each) for i, (_, each) in enumerate(done)], normed[seated:]))
         drawing = [i for i, (_, sequence) in enumerate(done) if wants_token(sequence)]
         sequences = [done[i][1] for i in drawing]
         if not (seated or sequences):
@@ -90,9 +100,11 @@ class Executor:
             normed = normed[[*range(seated), *(seated + i for i in drawing)]]
         generations = [*seats.generations, *map(generation_of, sequences)]
         logits = self.decoder.logits(normed)
-        drawn, logprobs = sample(logits, self._parameters(generations))
+        places = [*seats.lengths[:seated].tolist(), *(place_after(each) for each in sequences)]
+        drawn, logprobs = sample(logits, self._parameters(generations, places))
         tokens = self._noted(drawn)
         first = list(zip(sequences, tokens[seated:], strict=True))
+        seats.first = dict(first)
         told += of_given(generations, logits, logprobs)
         return Produced(seats.generations, tokens[:seated], first, states, told)
 
@@ -162,19 +174,14 @@ class Executor:
                 done.append((end - 1, chunk.sequence))
         return done
 
-    def _states(
-        self, done: list[tuple[int, Sequence]], normed: torch.Tensor
-    ) -> dict[Sequence, npt.NDArray[np.float32]]:
-        """What `Generation.pooled` becomes of prompts that want no token; `normed`: the last row of each prompt."""
-        found = {}
+    def _states(self, done: Many[tuple[int, Sequence]], normed: torch.Tensor) -> States:
+        """What `Generation.pooled` becomes of prompts that want no token; `done`: rows of `normed`, and whose."""
+        found: States = []
         for labelled in (False, True):
-            asked = [
-                i for i, (_, each) in enumerate(done) if not wants_token(each) and self._labelled(each) is labelled
-            ]
+            asked = [(row, each) for row, each in done if not wants_token(each) and self._labelled(each) is labelled]
             if asked:
-                rows = normed[asked]
-                arrays = (self.decoder.labels(rows) if labelled else rows).float().cpu().numpy()
-                found |= {done[i][1]: arrays[j] for j, i in enumerate(asked)}
+                pooled = self.decoder.labels(normed) if labelled else normed
+                found.append((asked, Coming(pooled.float())))
         return found
 
     def _labelled(self, sequence: Sequence) -> bool:
@@ -182,8 +189,8 @@ class Executor:
         return bool(self.decoder.config.labels) and sequence.request.task in ("classify", "score", "rerank")
 
     def _prompts(self, batch: Batch, hidden: torch.Tensor) -> list[Told]:
-        """Log-probabilities of prompt tokens, for those who ask."""
-        told, row = [], len(batch.decodes)
+        """Log-probabilities of prompt tokens, for those who ask. `hidden`: rows of the chunks."""
+        told, row = [], 0
         for chunk in batch.chunks:
             generation = generation_of(chunk.sequence)
             if generation.prompt_top >= 0:
@@ -191,15 +198,15 @@ class Executor:
             row += chunk.tokens
         return told
 
-    def _parameters(self, generations: list[Generation]) -> Parameters:
-        places = [len(each.prompt) + len(each.output) for each in generations]
+    def _parameters(self, generations: Many[Generation], places: Many[int]) -> Parameters:
         return Parameters.of([each.wish for each in generations], places, self.device)
 
     def _decode_parameters(self) -> Parameters:
         """Of those who sit: made anew when they change, and otherwise one place further."""
         seats = self.seats
         if self._known is None or self._known[0] != seats.changes:
-            self._known = (seats.changes, self._parameters(seats.generations))
+            places = seats.lengths[: len(seats)].tolist()
+            self._known = (seats.changes, self._parameters(seats.generations, places))
         elif not self._known[1].greedy:  # a greedy token does not ask for its place
             self._known[1].positions.copy_(torch.from_numpy(seats.lengths[: len(seats)]))
         return self._known[1]
@@ -216,6 +223,22 @@ def scratch_blocks(config: EngineConfig) -> int:
         return 0
     tokens = min(budget.most_tokens(), config.max_num_batched_tokens)
     return -(-tokens // config.block_tokens) + min(budget.sequences, tokens)
+
+
+def read_states(coming: States) -> dict[Sequence, npt.NDArray[np.float32]]:
+    """`Produced.states`; waits for them."""
+    found: dict[Sequence, npt.NDArray[np.float32]] = {}
+    for asked, rows in coming:
+        found |= {sequence: rows.numpy()[row] for row, sequence in asked}
+    return found
+
+
+def place_after(sequence: Sequence) -> int:
+    """The position of the token that follows on a prompt that has just been computed.
+
+    The scheduler's number: how many tokens have come by now is not known while a step is under way.
+    """
+    return sequence.goal
 
 
 def wants_token(sequence: Sequence) -> bool:

@@ -25,6 +25,7 @@ class Seats:
         tokens, positions, slots: of the token that goes into the step: its id, its place in the sequence, and where its
             key and value go (block · block size + offset). lengths: cached tokens with it, int32.
         tables: (seats, blocks) int32, block ids. width: of its columns, those in use.
+        first: the token of whoever completed a prompt with the latest step that had any: it goes into the next.
         members: who sits, by row. generations: theirs. asking: whether any of them wants log-probabilities.
         changes: how often members have changed.
     """
@@ -37,6 +38,7 @@ class Seats:
         self.lengths = np.zeros(seats, dtype=np.int32)
         self.tables = np.zeros((seats, blocks), dtype=np.int32)
         self.width = 0
+        self.first: dict[Sequence, int] = {}
         self.members: tuple[Sequence, ...] = ()
         self.generations: list[Generation] = []
         self.asking = False
@@ -100,10 +102,15 @@ class Seats:
         table = self.pool.table(sequence.holding)
         self.tables[row, : len(table)] = table
         cached = sequence.offset + tick - 1
-        self.tokens[row] = generation_of(sequence).output[-1]
+        self.tokens[row] = self._last_token(sequence)
         self.lengths[row], self.positions[row] = cached, cached - 1
         block, offset = divmod(cached - 1, size)
         self.slots[row] = int(self.tables[row, block]) * size + offset
+
+    def _last_token(self, sequence: Sequence) -> int:
+        """Which may not have been handed out yet, where the plant is a step ahead; 0 where only the device knows it."""
+        output = generation_of(sequence).output
+        return self.first.get(sequence, output[-1] if output else 0)
 
 
 def generation_of(sequence: Sequence) -> Generation:

@@ -57,7 +57,7 @@ class Parameters:
         """One row for each wish; `positions` are those of the tokens to be drawn."""
         real = [[wish.temperature for wish in wishes], [wish.top_p for wish in wishes], [wish.min_p for wish in wishes]]
         temperature, top_p, min_p = torch.tensor(real, dtype=torch.float32).to(device)
-        signed = [_signed(wish.seed) for wish in wishes]
+        signed = [signed_seed(wish.seed) for wish in wishes]
         seeds, places, top_k = torch.tensor([signed, list(positions), [wish.top_k for wish in wishes]]).to(device)
         return cls(
             temperature,
@@ -71,6 +71,6 @@ class Parameters:
         )
 
 
-def _signed(seed: int) -> int:
+def signed_seed(seed: int) -> int:
     """The same 64 bits as a signed number."""
     return (seed + 2**63) % 2**64 - 2**63

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -145,7 +145,7 @@ def _with_arguments(call: Any) -> Any:
 class _Generation(Extension):
     """{% generation %} … {% endgeneration %} marks answers for training; to a server it is what it contains."""
 
-    tags = frozenset({"generation"})
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         """As Jinja asks an extension."""

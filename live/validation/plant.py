@@ -1,4 +1,4 @@
-"""A model on this machine, and engines around it."""
+"""A model on this machine, and engines around it: on a GPU with graphs, which are captured once for all engines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from latency_models.engine_steps import Step
+from live.block_pool import BlockPool
 from live.device import device_name, versions
 from live.engine import Engine
+from live.executor import Executor
+from live.graphs.executor import GraphExecutor
 from live.memory import keep_freed_memory
 from live.models.config import read_config
 from live.models.decoder import Decoder
@@ -34,6 +37,7 @@ class LivePlant:
         path: a Hugging Face directory, or with `random` weights a config.json.
         threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
             rounded; None for none.
+        ahead: engines decide a step while the one before still runs.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
@@ -41,7 +45,7 @@ class LivePlant:
 
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
-        quantise: Mapping[str, Any] | None = None,
+        quantise: Mapping[str, Any] | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
         if device == "cuda" and not torch.cuda.is_available():
             raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
@@ -57,6 +61,8 @@ class LivePlant:
             weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
+        self._depth = 2 if ahead else 1
+        self._kept: dict[EngineConfig, GraphExecutor] = {}
 
     @property
     def vocabulary(self) -> int:
@@ -64,8 +70,19 @@ class LivePlant:
         return self.decoder.config.shape.vocabulary
 
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
-        """An engine with nothing in it."""
-        return Engine(self.decoder, config, chunks)
+        """An engine with nothing in it; on a GPU there is one of the same settings at a time."""
+        make = Executor if self.device == "cpu" else self.graphs
+        return Engine(self.decoder, config, chunks, make_executor=make, depth=self._depth)
+
+    def graphs(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
+        """An executor whose decode steps are captured, kept for the next engine of the same settings."""
+        kept = self._kept.get(config)
+        if kept is not None:
+            return kept.renewed(pool)
+        made = self._kept[config] = GraphExecutor(decoder, pool, config)
+        if decoder.weights.head is not None:
+            made.warm(made.buckets.decoding())
+        return made
 
     def probe(
         self,

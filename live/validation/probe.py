@@ -90,6 +90,8 @@ def _round(
         engine.watch = None
         for number in list(engine.core.sequences):
             engine.abort(number)
+        while engine.step() is not None:  # what was begun ahead
+            pass
     ends = [*(begin for _, begin, _ in seen[1:]), *(end for _, _, end in seen[-1:])]
     return [describe(batch, block, after - begin) for (batch, begin, _), after in zip(seen, ends, strict=True)]
 

@@ -57,8 +57,9 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         assert load["steps"]["all"]["steps"] == sum(kind["steps"] for kind in load["steps"]["by_kind"].values())
         assert max(load["timeline"]["live"]) > 0
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
-    # What was learnt serves again, and is not learnt anew.
+    # What was learnt serves again, and is not learnt anew; also a step ahead.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
+    again += ["--set", "engine.async_scheduling=true"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     told = capsys.readouterr()
     assert "probing" not in told.err
@@ -70,7 +71,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     [
         ("{process: poisson}", "{process: poisson, rate: 3}", "workload.arrivals.rate: got 3, expected none"),
         ("config.json", "nothing.json", "nothing.json: expected a readable file"),
-        ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "engine.async_scheduling"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, data_parallel: 2", "engine.data_parallel"),
         ("kv_blocks: 64", "kv_blocks: 0", "kv_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),

@@ -4,6 +4,7 @@ gives the identical sequence of batches.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from kernels.shapes import Shape  # noqa: E402
 from latency_models.engine_steps import describe  # noqa: E402
 from live.block_pool import BlockPool  # noqa: E402
 from live.engine import Engine  # noqa: E402
+from live.executor import Executor  # noqa: E402
 from live.generation import Generation  # noqa: E402
+from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
@@ -141,5 +144,65 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
         clock.call(arrival, 0, lambda number, which=generation: send(which))
     clock.run()
     assert replayed == lived
+    if name == "preemption":
+        assert twin.cores[0].preemptions > 0
+
+
+def by_the_second(
+    name: str, make: type[Executor], depth: int, arrivals: dict[Generation, float]
+) -> list[tuple[object, ...]]:
+    """What a live engine decides whose every step takes a second."""
+    torch.set_num_threads(1)
+    config, chunks = CASES[name]
+    decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
+    engine = Engine(decoder, config, chunks, make_executor=make, depth=depth)
+    lived: list[tuple[object, ...]] = []
+    begin = engine.core.begin_step
+
+    def noted(now: float) -> Batch | None:
+        batch = begin(now)
+        if batch is not None:
+            lived.append(trace(batch))
+        return batch
+
+    engine.core.begin_step = noted  # type: ignore[method-assign]
+    waiting, now = sorted(arrivals, key=lambda generation: arrivals[generation]), 0.0
+    while waiting or engine.core.sequences:
+        while waiting and arrivals[waiting[0]] <= now:
+            engine.submit(waiting.pop(0))
+        if engine.step() is not None:
+            now += 1.0
+        elif waiting:
+            now = arrivals[waiting[0]]
+    return lived
+
+
+@pytest.mark.parametrize(("padded", "depth"), [(False, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize("name", CASES)
+def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
+    """Every step takes a second on both plants. Answers end when the model says so, which the twin is told."""
+    config, chunks = CASES[name]
+    made = [materialise(request, answer + 20, 50, BLOCK, BLOCK) for request, answer in requests(6)]
+    for generation in made:
+        generation.end_tokens = frozenset(range(generation.request.id % 5, 50, 7))
+    arrivals = {generation: float(round(generation.request.arrival * 4000)) for generation in made}
+    lived = by_the_second(name, GraphExecutor if padded else Executor, depth, arrivals)
+
+    replayed: list[tuple[object, ...]] = []
+    clock = Clock()
+    twin = SimulatedEngine(
+        clock, lambda: EngineCore(config, chunks), Recorded(itertools.repeat(1.0)), name="twin", index=0, depth=depth,
+        fast_forward=False, watch=lambda engine, batch, start, end: replayed.append(trace(batch)),
+    )  # fmt: skip
+
+    def send(generation: Generation) -> None:
+        answer = len(generation.output) if generation.request.max_tokens else 0
+        twin.submit(RequestRecord(generation.request, answer), generation.request)
+
+    for generation in sorted(made, key=lambda generation: arrivals[generation]):
+        clock.call(arrivals[generation], 0, lambda number, which=generation: send(which))
+    clock.run()
+    assert replayed == lived
+    assert any(generation.ending == "stop" for generation in made if generation.request.max_tokens)
     if name == "preemption":
         assert twin.cores[0].preemptions > 0

@@ -105,6 +105,7 @@ def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
     return LivePlant(
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=backend, threads=spec.threads,
         seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
+        ahead=bool(scenario.engine.get("async_scheduling")),
     )  # fmt: skip
 
 

@@ -86,9 +86,8 @@ class ValidationScenario(Strict):
         arrivals = self.workload.get("arrivals")
         if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
             raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
-        for name in ("async_scheduling", "data_parallel"):
-            if self.engine.get(name):
-                raise BadInput("expected none: the live engine has one step under way", field=f"engine.{name}")
+        if self.engine.get("data_parallel"):
+            raise BadInput("expected none: the live engine is alone", field="engine.data_parallel")
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
         return self

@@ -23,7 +23,7 @@ from latency_models.step_time import StepTime, group_decode_seconds, group_secon
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import GroupBatch, LockstepGroup
-from schedulers.sequence import DECODING, Sequence
+from schedulers.sequence import DECODING, WAITING, Sequence
 from twin.clock import Clock
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, EngineLog, RequestRecord
 from workloads.errors import BadInput
@@ -291,11 +291,11 @@ class Engine:
         log.changes.extend((log.ends[-1], core.admitted, core.waiting, self.free_blocks))
 
     def _due(self, tick: int) -> list[Sequence]:
-        """Whose answers end with the step of that tick."""
+        """Whose answers end with the step of that tick: also of those who lost their cache while it was under way."""
         due, stops = [], self._stops
         while stops and stops[0][0] <= tick:
-            _, _, sequence, joined = heappop(stops)
-            if sequence.joined == joined:
+            when, _, sequence, joined = heappop(stops)
+            if sequence.joined == joined or (sequence.state == WAITING and sequence.lost == when):
                 due.append(sequence)
         return due
 

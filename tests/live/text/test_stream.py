@@ -101,6 +101,14 @@ def test_a_run_of_bytes_waits_for_what_ends_it(known: dict[str, Tokenizer]) -> N
     assert "".join(map(stream.push, broken)) == tokenizer.decode(broken) == "������a"
 
 
+def test_one_space_at_the_beginning_is_left_out(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-fallback"]
+    space, letter = 3 + 0x20, tokenizer.encode("a", special=False)[-1]
+    for ids in ([space, letter], [space, space, letter], [letter, space, letter], [1, space, space]):
+        stream = TextStream(tokenizer)
+        assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
+
+
 def test_a_stop_over_token_boundaries(known: dict[str, Tokenizer]) -> None:
     tokenizer = known["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]

@@ -1,0 +1,283 @@
+"""How fast the live engine serves, beside what the device could do and what others have published.
+
+    python -m benchmarks.live --device cuda [--out FILE]
+
+Weights are random at real shapes. Every workload runs three ways on the same model in the same process: kernels
+launched one by one, steps replayed as graphs, and graphs with the next step launched before the last is known. Figures
+are medians over repeats. Floors are bytes and operations over ceilings measured in the same run. Exit code 4 when an
+aim is missed. `--device cpu --tiny` goes the same way on a tiny model to see that it runs; nothing is judged there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from benchmarks.kernels import MISSED, Bench, about
+from kernels.sampling import Wish
+from kernels.w4_gemm import PackedWeight
+from live.engine import Engine
+from live.executor import Executor
+from live.generation import Generation, ask
+from live.graphs.executor import GraphExecutor
+from live.models.config import read_config
+from live.models.decoder import Decoder
+from live.models.linear import Rounding
+from live.models.weights import DenseFFN, Weights, random_weights
+from schedulers.engine_config import EngineConfig, OneShotBudget
+
+MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
+BLOCK = 16
+GREEDY = Wish(temperature=0.0)
+
+MODES: dict[str, tuple[Callable[..., Executor], int]] = {
+    "eager": (Executor, 1),
+    "graphs": (GraphExecutor, 1),
+    "graphs, a step ahead": (GraphExecutor, 2),
+}
+
+Metric = Literal["ttft", "tpot", "requests"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others report: seconds, or requests a second."""
+
+    system: str
+    value: float
+    device: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Closed loop: so many requests at once, each of so many tokens in and out.
+
+    Attributes:
+        bits: of the linear layers' weights: 16, or 4 in groups of 128.
+        metric: what is judged: median seconds to the first token, median seconds a token after it, or requests a
+            second. aim: of it.
+    """
+
+    name: str
+    model: str
+    bits: int
+    prompt: int
+    answer: int
+    concurrency: int
+    requests: int
+    metric: Metric
+    aim: float
+    published: tuple[Published, ...] = ()
+
+
+PRELUDE = "Prelude, tables 4 to 6; over HTTP"
+SPEAR = "SPEAR, figure 8; prompt 128, 64 tokens"
+
+WORKLOADS = [
+    Workload(
+        "Qwen3-0.6B, 128 in, 1 out, alone", "qwen3-0.6b", 16, 128, 1, 1, 100, "ttft", 1.5e-3,
+        (Published("Prelude", 5.1e-3, "H200", PRELUDE), Published("vLLM", 13.3e-3, "H200", PRELUDE),
+         Published("SGLang", 28.2e-3, "H200", PRELUDE)),
+    ),
+    Workload(
+        "Qwen3-4B, 512 in, 1 out, 96 at once", "qwen3-4b", 16, 512, 1, 96, 400, "requests", 190.0,
+        (Published("Prelude", 186.7, "H200", PRELUDE), Published("vLLM", 134.5, "H200", PRELUDE),
+         Published("SGLang", 151.5, "H200", PRELUDE)),
+    ),
+    Workload(
+        "Qwen3-4B, 512 in, 1 out, alone", "qwen3-4b", 16, 512, 1, 1, 100, "ttft", 7e-3,
+        (Published("Prelude", 15.4e-3, "H200", PRELUDE), Published("vLLM", 18.1e-3, "H200", PRELUDE)),
+    ),
+    Workload(
+        "Qwen3-0.6B, 128 in, 32 out, 4 at once", "qwen3-0.6b", 16, 128, 32, 4, 100, "tpot", 0.75e-3,
+        (Published("vLLM", 1.7e-3, "H200", PRELUDE), Published("Prelude", 2.1e-3, "H200", PRELUDE)),
+    ),
+    Workload(
+        "Llama-2-7B in 4 bits, 128 in, 64 out, alone", "llama-2-7b", 4, 128, 64, 1, 12, "tpot", 1.25e-3,
+        (Published("MARLIN", 3.8e-3, "GH200", SPEAR), Published("SPEAR, with compensators", 4.7e-3, "GH200", SPEAR)),
+    ),
+    Workload(
+        "Llama-3.1-8B, 128 in, 64 out, alone", "llama-3.1-8b", 16, 128, 64, 1, 12, "tpot", 3.9e-3,
+        (Published("torchao", 7.44e-3, "H100", "torchao, quoted in this project's notes and not looked up again"),),
+    ),
+    Workload("Llama-3.1-8B in 4 bits, 128 in, 64 out, alone", "llama-3.1-8b", 4, 128, 64, 1, 12, "tpot", 1.4e-3),
+]  # fmt: skip
+
+
+def tiny(workload: Workload) -> Workload:
+    """The same on a model that a CPU runs at once."""
+    return replace(
+        workload, model="tiny-llama", prompt=workload.prompt // 16, answer=min(workload.answer, 4),
+        concurrency=min(workload.concurrency, 3), requests=6,
+    )  # fmt: skip
+
+
+def model(workload: Workload, device: str, dtype: torch.dtype) -> Decoder:
+    """With random weights."""
+    config = read_config(MODELS / f"{workload.model}.json")
+    rounding = None if workload.bits == 16 else Rounding(bits=workload.bits)
+    return Decoder(config, random_weights(config, dtype, device, 0, rounding))
+
+
+def weight_bytes(weights: Weights) -> int:
+    """Read by every step: all matrices but the embedding's, of which it looks up rows."""
+    assert weights.head is not None
+    total = weights.head.nbytes
+    for layer in weights.layers:
+        assert isinstance(layer.ffn, DenseFFN)
+        for matrix in (layer.qkv, layer.o, layer.ffn.gate_up, layer.ffn.down):
+            assert isinstance(matrix, torch.Tensor | PackedWeight)
+            total += matrix.nbytes
+    return total
+
+
+def floor(workload: Workload, decoder: Decoder, ceilings: dict[str, float]) -> float:
+    """What the workload's metric would be, were bytes and operations everything."""
+    shape, weights = decoder.config.shape, decoder.weights
+    read = weight_bytes(weights) / ceilings["copy"]
+    if workload.metric == "tpot":
+        context = workload.prompt + workload.answer / 2
+        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * weights.norm.element_size()
+        return read + workload.concurrency * context * token / ceilings["copy"]
+    linear = 2 * shape.layers * sum(outputs * inputs for outputs, inputs in shape.linear().values())
+    pairs = workload.prompt * (workload.prompt + 1) / 2
+    attention = 4 * shape.layers * shape.heads * shape.head_dim * pairs
+    computed = (workload.prompt * linear + attention + 2 * shape.hidden * shape.vocabulary) / ceilings["matmul"]
+    return max(computed, read) if workload.metric == "ttft" else 1 / computed
+
+
+def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
+    """With room for all that is under way at once; a request for one token keeps no cache."""
+    blocks = -(-(workload.prompt + workload.answer) // BLOCK) + 1
+    config = EngineConfig(
+        kv_blocks=workload.concurrency * blocks, block_tokens=BLOCK, max_num_seqs=workload.concurrency,
+        max_num_batched_tokens=8192, prefix_caching=False, one_shot=OneShotBudget() if workload.answer == 1 else None,
+    )  # fmt: skip
+    make, depth = MODES[mode]
+    return Engine(decoder, config, make_executor=make, depth=depth)
+
+
+def requests(workload: Workload, vocabulary: int, seed: int) -> list[Generation]:
+    """All different, and none of them known to the engine."""
+    prompts = np.random.default_rng(seed).integers(vocabulary, size=(workload.requests, workload.prompt))
+    return [ask(i, prompt, workload.answer, wish=GREEDY) for i, prompt in enumerate(prompts)]
+
+
+def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
+    """One run: medians of seconds to the first token and between tokens, and requests a second."""
+    asked = requests(workload, engine.executor.decoder.config.shape.vocabulary, seed)
+    waiting = iter(asked)
+    begin = time.perf_counter()
+    for _ in range(workload.concurrency):
+        engine.submit(next(waiting))
+    while (result := engine.step()) is not None:
+        for _ in result.finished:
+            if (following := next(waiting, None)) is not None:
+                engine.submit(following)
+    elapsed = time.perf_counter() - begin
+    found = {
+        "ttft": statistics.median(each.first_token - each.submitted for each in asked),
+        "requests": len(asked) / elapsed,
+    }
+    if workload.answer > 1:
+        found["tpot"] = statistics.median((g.last_token - g.first_token) / (workload.answer - 1) for g in asked)
+    return found
+
+
+def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> dict[str, Any]:
+    """Medians over repeats; before them the same is served twice, for what is compiled and captured on the way."""
+    gc.collect()  # what the mode before has left on the device
+    if decoder.weights.norm.is_cuda:
+        torch.cuda.empty_cache()
+    serving = engine(workload, decoder, mode)
+    for seed in (1, 2):
+        serve(serving, workload, seed)
+    gc.disable()  # a pause of its own in the middle of a step
+    try:
+        runs = [serve(serving, workload, 10 + seed) for seed in range(repeats)]
+    finally:
+        gc.enable()
+    values = [run[workload.metric] for run in runs]
+    found: dict[str, Any] = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    return found | {"spread": (max(values) - min(values)) / found[workload.metric]}
+
+
+def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict[str, Any]]:
+    """One for each workload: floor, every mode's figures, and whether the aim was met."""
+    loaded = functools.lru_cache(maxsize=1)(lambda name, bits, workload: model(workload, bench.device, bench.dtype))
+    for workload in sorted(workloads, key=lambda each: (each.model, each.bits)):
+        print(f"benchmarks.live: {workload.name}", file=sys.stderr, flush=True)
+        decoder = loaded(workload.model, workload.bits, replace(workload, name="", requests=0))
+        best = floor(workload, decoder, bench.ceilings)
+        found = {}
+        for mode in MODES:
+            found[mode] = measure(workload, decoder, mode, repeats)
+            value = found[mode][workload.metric]
+            found[mode]["of_floor"] = value / best if workload.metric == "requests" else best / value
+        yield {**asdict(workload), "floor": best, "modes": found, "met": met(workload, found)}
+
+
+def met(workload: Workload, found: dict[str, dict[str, Any]]) -> bool:
+    """Whether the best of the modes reaches the aim."""
+    values = [figures[workload.metric] for figures in found.values()]
+    return bool(max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim)
+
+
+def told(row: dict[str, Any], judged: bool) -> str:
+    """One line of the table."""
+    metric, scale, unit = row["metric"], *((1.0, "req/s") if row["metric"] == "requests" else (1e3, "ms"))
+    modes = ", ".join(
+        f"{mode} {scale * each[metric]:.2f} ({each['of_floor']:.0%})" for mode, each in row["modes"].items()
+    )
+    others = ", ".join(f"{each['system']} {scale * each['value']:g}" for each in row["published"])
+    verdict = "" if not judged else "met: " if row["met"] else "MISSED: "
+    return (
+        f"{verdict}{row['name']}, {metric} in {unit}: {modes}; floor {scale * row['floor']:.2f}, "
+        f"aim {scale * row['aim']:g}{f'; published: {others}' if others else ''}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model in place of the real ones")
+    parser.add_argument("--only", default="", help="workloads whose names contain this")
+    parser.add_argument("--repeats", type=int, default=5, help="of every workload")
+    parser.add_argument("--out", type=Path, help="file for the JSON document")
+    asked = parser.parse_args(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: got cuda, expected a device that is here")
+    chosen = [each for each in WORKLOADS if asked.only in each.name]
+    if not chosen:
+        parser.error(f"--only: got {asked.only!r}, expected part of a workload's name")
+    if asked.repeats < 1:
+        parser.error(f"--repeats: got {asked.repeats}, expected at least 1")
+    bench = Bench(asked.device)
+    judged = asked.device == "cuda" and not asked.tiny
+    document = {"schema": "twin.benchmark.live/1", **about(bench), "ceilings": bench.ceilings, "judged": judged}
+    found = []
+    for row in rows(bench, [tiny(each) for each in chosen] if asked.tiny else chosen, asked.repeats):
+        found.append(row)
+        print(told(row, judged), flush=True)
+        if asked.out:  # after each, so that a run that is cut short leaves what it had
+            asked.out.write_text(json.dumps(document | {"workloads": found}, indent=1) + "\n", encoding="utf-8")
+    return MISSED if judged and not all(row["met"] for row in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

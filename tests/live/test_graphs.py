@@ -1,0 +1,233 @@
+"""Padded steps give what unpadded ones give, and an engine a step ahead gives what one does that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.sampling import Wish
+from kernels.shapes import Shape
+from live.block_pool import BlockPool
+from live.engine import Engine
+from live.executor import Executor
+from live.generation import Generation, ask
+from live.graphs.buckets import Buckets, StepShape, powers, sizes
+from live.graphs.executor import GraphExecutor
+from live.models.config import ModelConfig, read_config
+from live.models.decoder import Decoder
+from live.models.weights import load_weights, random_weights
+from live.validation.plant import LivePlant
+from schedulers.chunking import StaticChunks
+from schedulers.engine_config import EngineConfig, OneShotBudget
+from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, prompts
+
+ONE_SHOT = EngineConfig(
+    kv_blocks=40, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=5, one_shot=OneShotBudget(64, 8)
+)
+ANSWERS = EngineConfig(kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8, reserve="answer")
+ENGINES = CONFIGS | {"one-shot": ONE_SHOT, "whole answers reserved": ANSWERS}
+MAKERS: dict[str, tuple[Callable[..., Executor], int]] = {
+    "a step ahead": (Executor, 2),
+    "padded": (GraphExecutor, 1),
+    "padded, a step ahead": (GraphExecutor, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoint: Callable[[str], tuple[Path, Any]]) -> Decoder:
+    directory, _ = checkpoint("qwen3")
+    config = read_config(directory)
+    return Decoder(config, load_weights(directory, config, torch.float32, "cpu"))
+
+
+def drain(engine: Engine, each_step: Callable[[int], None] = lambda number: None) -> None:
+    number = 0
+    while engine.step() is not None:
+        engine.core.check_integrity()
+        each_step(number)
+        number += 1
+    assert engine.core.kv.free == engine.core.kv.blocks
+
+
+def asked(style: str) -> list[Generation]:
+    """Twelve requests, of which some stop early; all greedy and for tokens alone, or of every kind."""
+    made = []
+    for i, prompt in enumerate(prompts()):
+        more: dict[str, Any] = {"end_tokens": frozenset(range(i, 199, 9))} if i % 2 else {}
+        if style == "mixed":
+            drawn = Wish(temperature=0.9, top_k=40 * (i % 2), top_p=0.95, seed=i)
+            more |= {"wish": drawn if i % 4 == 0 else GREEDY, "task": "embed" if i % 6 == 5 else "generate"}
+            more |= {"top": i % 4 - 1, "prompt_top": 2 if i % 4 == 3 else -1}
+            if i % 5 == 1:
+                more |= {"until": lambda token: token % 7 == 0, "fewest": 3}
+        most = 0 if more.get("task") == "embed" else 3 + 2 * i
+        made.append(ask(i, prompt, most, block_tokens=BLOCK, **({"wish": GREEDY} | more)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def waited_for(decoder: Decoder) -> Callable[[str, str], list[Generation]]:
+    """What an engine gives that waits for each step, and pads none; kept."""
+    return cache(lambda name, style: answers(decoder, name, style, Executor, 1))
+
+
+def answers(decoder: Decoder, name: str, style: str, make: Callable[..., Executor], depth: int) -> list[Generation]:
+    engine = Engine(decoder, ENGINES[name], StaticChunks(32), make_executor=make, depth=depth)
+    requests = asked(style)
+    for generation in requests[:8]:
+        engine.submit(generation)
+
+    def later(number: int) -> None:
+        if number == 3:
+            for generation in requests[8:]:
+                engine.submit(generation)
+        if number in (5, 9):
+            engine.abort(7 + number % 2)
+
+    drain(engine, later)
+    if name.startswith("few"):
+        assert engine.core.preemptions > 0
+    if name == "leaders":
+        assert engine.core.cached_tokens > 0
+    return [each for each in requests if each.request.id not in (7, 8)]  # when these were taken back may differ
+
+
+@pytest.mark.parametrize("style", ["greedy", "mixed"])
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("name", ENGINES)
+def test_answers_do_not_depend_on_how_steps_are_run(
+    name: str, kind: str, style: str, decoder: Decoder, waited_for: Callable[[str, str], list[Generation]]
+) -> None:
+    for found, exact in zip(answers(decoder, name, style, *MAKERS[kind]), waited_for(name, style), strict=True):
+        assert (found.output, found.ending) == (exact.output, exact.ending)
+        assert [[token for token, _ in each] for each in found.tops] == [[t for t, _ in each] for each in exact.tops]
+        assert found.logprobs == pytest.approx(exact.logprobs, abs=1e-4)
+        assert found.prompt_logprobs[1:] == pytest.approx(exact.prompt_logprobs[1:], abs=1e-4)
+        assert (found.pooled is None) == (exact.pooled is None)
+        if exact.pooled is not None:
+            np.testing.assert_allclose(found.pooled, exact.pooled, atol=1e-4)
+
+
+def test_sizes_grow_by_a_bounded_part() -> None:
+    assert sizes(100, 2) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
+    assert sizes(40, 4) == [1, 2, 4, 8, 16, 20, 24, 28, 32, 40]
+    assert sizes(3, 2) == [1, 2, 3]
+    assert powers(64, 4, 1000) == [64, 256, 1000]
+
+
+def test_a_batch_gets_the_smallest_shape_that_holds_it() -> None:
+    buckets = Buckets(100, 120, 4096, 2000, most_captured=512)
+    assert buckets.shape(0, 3, 130, 9, True) == StepShape(0, 4, 160, 64, True)
+    assert buckets.shape(9, 1, 1, 65, False) == StepShape(32, 1, 16, 256, False)
+    assert buckets.shape(17, 0, 0, 2000, True) == StepShape(24, 0, 0, 2000, True)
+    assert buckets.shape(17, 2, 513, 70, True) == StepShape(17, 2, 513, 70, True, captured=False)
+
+
+def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
+    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    engine = Engine(decoder, config, make_executor=GraphExecutor, depth=2)
+    executor = engine.executor
+    assert isinstance(executor, GraphExecutor)
+    executor.warm([executor.buckets.shape(n, 0, 0, 1, True) for n in (1, 2, 3, 6)])
+    assert not executor.cache.keys.any()
+    for i in range(3):
+        engine.submit(ask(i, prompts()[i], 9, wish=GREEDY, block_tokens=BLOCK))
+    drain(engine)
+    assert {shape.decodes for shape in executor.steps if not shape.chunks} == {1, 2, 4, 6}
+
+
+def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
+    """80 blocks are reserved, and the first chunk, of 32 tokens, is given a table of 64."""
+    config = EngineConfig(kv_blocks=200, block_tokens=1, prefix_id_tokens=BLOCK, reserve="answer")
+    told = []
+    for make in (Executor, GraphExecutor):
+        engine = Engine(decoder, config, StaticChunks(32), make_executor=make)
+        generation = ask(0, prompts()[7], 41, wish=GREEDY, block_tokens=BLOCK)
+        engine.submit(generation)
+        drain(engine)
+        told.append(generation.output)
+    assert told[0] == told[1]
+
+
+def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
+    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    kept: list[GraphExecutor] = []
+
+    def make(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
+        kept.append(kept[0].renewed(pool) if kept else GraphExecutor(decoder, pool, config))
+        return kept[0]
+
+    told = []
+    for _ in range(2):
+        engine = Engine(decoder, config, make_executor=make, depth=2)
+        requests = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+        for generation in requests:
+            engine.submit(generation)
+        for _ in range(4):
+            engine.step()
+        told.append([len(generation.output) for generation in requests])  # given up in the middle of everything
+    assert told[0] == told[1]
+    assert kept[0] is kept[1]
+    drain(engine)
+    waiting = Engine(decoder, config)
+    others = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+    for generation in others:
+        waiting.submit(generation)
+    drain(waiting)
+    assert [generation.output for generation in requests] == [generation.output for generation in others]
+
+
+def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:
+    """Three decodes in a step of four, and a prompt of five in one of sixteen: what is cached is what is theirs."""
+    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    written = []
+    for make in (Executor, GraphExecutor):
+        engine = Engine(decoder, config, make_executor=make)
+        for i in range(3):
+            engine.submit(ask(i, prompts()[i], 6, wish=GREEDY, block_tokens=BLOCK))
+        drain(engine)
+        written.append(engine.executor.cache)
+    torch.testing.assert_close(written[0].keys, written[1].keys)
+    torch.testing.assert_close(written[0].values, written[1].values)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are a GPU's")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) -> None:
+    shape = Shape(2, 128, 256, heads=4, kv_heads=2, head_dim=64, vocabulary=512)
+    config = ModelConfig("llama", shape, positions=512, tied=True)
+    decoder = Decoder(config, random_weights(config, torch.bfloat16, "cuda"))
+    engine_config = EngineConfig(kv_blocks=200, max_num_seqs=8)
+    told = []
+    for graphs in (False, True):
+        engine = Engine(decoder, engine_config, make_executor=partial(GraphExecutor, graphs=graphs), depth=depth)
+        requests = [ask(i, range(1, 30 + i), 40, wish=GREEDY) for i in range(12)]
+        for generation in requests:
+            engine.submit(generation)
+        drain(engine)
+        told.append([generation.output for generation in requests])
+        captured = [step.captured for step in engine.executor.steps.values()]
+        assert any(captured) == graphs
+    assert told[0] == told[1]
+
+
+def test_a_plants_engines_share_what_was_captured() -> None:
+    plant = LivePlant(
+        Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama.json",
+        random=True, dtype="float32", device="cpu", threads=1, seed=0, ahead=True,
+    )  # fmt: skip
+    config = EngineConfig(kv_blocks=300, max_num_seqs=3)
+    engines = [Engine(plant.decoder, settings, make_executor=plant.graphs) for settings in (config, replace(config))]
+    executor = engines[0].executor
+    assert engines[1].executor is executor
+    assert isinstance(executor, GraphExecutor)
+    assert set(executor.steps) == {StepShape(n, 0, 0, blocks, True) for n in (1, 2, 3) for blocks in (64, 256)}
+    other = Engine(plant.decoder, replace(config, kv_blocks=100), make_executor=plant.graphs)
+    assert other.executor is not executor
