@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 KEY = "SERVING_TWIN_API_KEY"
 """The variable of the environment that a key is taken from."""
@@ -15,7 +17,7 @@ KEY = "SERVING_TWIN_API_KEY"
 def serve_live(
     *,
     model: Path,
-    random_weights: bool = False,
+    random_weights: Annotated[bool, Parameter(negative=())] = False,
     tokenizer: Path | None = None,
     served_model_name: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",

@@ -57,7 +57,13 @@ def build_engine(wanted: Model, cache: Cache, sequences: int, tokens: int, one_s
         BadInput: a model that cannot be read, or settings that contradict each other.
     """
     plant = LivePlant(
-        wanted.path, random=wanted.random, dtype=wanted.dtype, device=wanted.device, threads=wanted.threads, seed=0
+        wanted.path,
+        random=wanted.random,
+        dtype=wanted.dtype,
+        device=wanted.device,
+        threads=wanted.threads,
+        seed=0,
+        ahead=wanted.device == "cuda",
     )
     blocks = _blocks(cache, plant.decoder.config, DTYPES[wanted.dtype].itemsize, sequences)
     try:

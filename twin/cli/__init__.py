@@ -1,8 +1,8 @@
 """The command line: one verb for one question.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
-Exit codes: 0 done; 1 a server cut somebody off; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a threshold was missed; 130
-interrupted.
+Exit codes: 0 done; 1 a server cut somebody off; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a
+threshold was missed; 130 interrupted.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def test_an_engine_that_fails_is_told_to_everybody(
         def broken(batch: object) -> None:
             raise RuntimeError("out of memory, say")
 
-        setting.on_engine(lambda: setattr(setting.service.engine.executor, "run", broken))
+        setting.on_engine(lambda: setattr(setting.service.engine.executor, "launch", broken))
         for response in streams:
             *_, last = read_events(response)
             assert "out of memory, say" in last["error"]["message"]
@@ -124,8 +124,9 @@ def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder,
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_a_drain_that_takes_too_long_is_cut_short_and_said(decoder: Decoder, folder: Path, how: str) -> None:
     with running(decoder, folder, drain_seconds=0.1 if how == "timeout" else 60) as setting:
-        slow = setting.service.engine.executor.run
-        setting.service.engine.executor.run = lambda batch: (time.sleep(0.05), slow(batch))[1]  # type: ignore[method-assign]
+        executor = setting.service.engine.executor
+        launch = executor.launch
+        executor.launch = lambda batch: (time.sleep(0.05), launch(batch))[1]  # type: ignore[method-assign]
         with open_stream(setting.client.port) as response:
             setting.on_loop(setting.stopping.stop)
             if how == "second signal":
