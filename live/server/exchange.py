@@ -48,7 +48,7 @@ class Exchange:
         announced = self.header(b"content-length")
         if announced.isdecimal() and int(announced) > most:
             raise _too_large(most)
-        body = b""
+        body: bytes = b""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

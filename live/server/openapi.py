@@ -55,7 +55,9 @@ def document(version: str, secured: bool) -> dict[str, Any]:
 
 
 def _operation(route: Route, body: Any, reply: Any, error: Any) -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}} if reply is None else {JSON: {"schema": reply}}
+    content: dict[str, Any] = (
+        {"text/plain": {"schema": {"type": "string"}}} if reply is None else {JSON: {"schema": reply}}
+    )
     if route.streams:
         content["text/event-stream"] = {"schema": EVENT}
     statuses = ERRORS if route.method == "POST" else OF_GET

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import any_schema, no_info_after_validator_function
 
 MOST_LOGPROBS = 20
 """Alternatives that a client may ask for at each token, as in vLLM."""
@@ -35,17 +37,26 @@ Stop: TypeAlias = Annotated[str, Field(min_length=1)]
 Top: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_whole)]
 
 
-def unserved(*neutral: Any) -> Any:
-    """The type of a field that this server knows and does not serve: None, or a value that asks for nothing."""
-    accepted = [None, *neutral]
+class Unserved:
+    """Of a field that this server knows and does not serve: None, or one of these values, which ask for nothing."""
 
-    def check(value: Any) -> Any:
-        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in accepted):
+    def __init__(self, *neutral: Any) -> None:
+        self.accepted = [None, *neutral]
+
+    def check(self, value: Any) -> Any:
+        """Refuse any other; true is not 1 here."""
+        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.accepted):
             return value
-        choices = " or ".join("null" if each is None else repr(each) for each in accepted)
+        choices = " or ".join("null" if each is None else repr(each) for each in self.accepted)
         raise ValueError(f"not served, expected {choices}")
 
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": accepted})]
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        """How pydantic checks it."""
+        return no_info_after_validator_function(self.check, any_schema())
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """How the OpenAPI document tells it."""
+        return {"enum": self.accepted}
 
 
 class Body(BaseModel):
@@ -85,23 +96,23 @@ class Generating(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    frequency_penalty: unserved(0) = None
-    presence_penalty: unserved(0) = None
-    repetition_penalty: unserved(1) = None
-    length_penalty: unserved(1) = None
-    logit_bias: unserved({}) = None
-    best_of: unserved(1) = None
-    use_beam_search: unserved(False) = None
-    response_format: unserved({"type": "text"}) = None
-    guided_json: unserved() = None
-    guided_regex: unserved() = None
-    guided_choice: unserved() = None
-    guided_grammar: unserved() = None
-    structured_outputs: unserved() = None
-    allowed_token_ids: unserved() = None
-    bad_words: unserved([]) = None
-    truncate_prompt_tokens: unserved() = None
-    priority: unserved(0) = None
+    frequency_penalty: Annotated[Any, Unserved(0)] = None
+    presence_penalty: Annotated[Any, Unserved(0)] = None
+    repetition_penalty: Annotated[Any, Unserved(1)] = None
+    length_penalty: Annotated[Any, Unserved(1)] = None
+    logit_bias: Annotated[Any, Unserved({})] = None
+    best_of: Annotated[Any, Unserved(1)] = None
+    use_beam_search: Annotated[Any, Unserved(False)] = None
+    response_format: Annotated[Any, Unserved({"type": "text"})] = None
+    guided_json: Annotated[Any, Unserved()] = None
+    guided_regex: Annotated[Any, Unserved()] = None
+    guided_choice: Annotated[Any, Unserved()] = None
+    guided_grammar: Annotated[Any, Unserved()] = None
+    structured_outputs: Annotated[Any, Unserved()] = None
+    allowed_token_ids: Annotated[Any, Unserved()] = None
+    bad_words: Annotated[Any, Unserved([])] = None
+    truncate_prompt_tokens: Annotated[Any, Unserved()] = None
+    priority: Annotated[Any, Unserved(0)] = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -117,7 +128,7 @@ class CompletionRequest(Generating):
     echo: bool | None = None
     logprobs: Top | None = None
     add_special_tokens: bool | None = None
-    suffix: unserved("") = None
+    suffix: Annotated[Any, Unserved("")] = None
 
 
 class TextPart(BaseModel):
@@ -146,8 +157,8 @@ class Templated(Body):
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: unserved(False) = None
-    chat_template: unserved() = None
+    continue_final_message: Annotated[Any, Unserved(False)] = None
+    chat_template: Annotated[Any, Unserved()] = None
 
 
 class ChatRequest(Generating, Templated):
@@ -157,11 +168,11 @@ class ChatRequest(Generating, Templated):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
-    tool_choice: unserved("none", "auto") = None
-    functions: unserved([]) = None
-    function_call: unserved("none", "auto") = None
-    modalities: unserved(["text"]) = None
-    audio: unserved() = None
+    tool_choice: Annotated[Any, Unserved("none", "auto")] = None
+    functions: Annotated[Any, Unserved([])] = None
+    function_call: Annotated[Any, Unserved("none", "auto")] = None
+    modalities: Annotated[Any, Unserved(["text"])] = None
+    audio: Annotated[Any, Unserved()] = None
 
 
 class EmbeddingRequest(Body):
@@ -170,7 +181,7 @@ class EmbeddingRequest(Body):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
-    truncate_prompt_tokens: unserved() = None
+    truncate_prompt_tokens: Annotated[Any, Unserved()] = None
 
 
 class ClassifyRequest(Body):

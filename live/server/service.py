@@ -68,7 +68,8 @@ class Service:
         self.id_tokens = core.config.prefix_id_tokens
         self.version = versions().get("serving-twin", "unknown")
         self.page = Page(self.tally, self.engine, self.name)
-        self.end_tokens = frozenset(config.end_tokens) | (self.tokenizer.end_tokens if self.tokenizer else frozenset())
+        known = self.tokenizer.end_tokens if self.tokenizer is not None else frozenset()
+        self.end_tokens = frozenset([*config.end_tokens, *(each for each in known if each is not None)])
 
     def check(self, model: str | None) -> None:
         """Refuse a request that is not for this model, or that comes at a bad moment.
@@ -134,7 +135,7 @@ class Service:
             ApiError: 400: a prompt without tokens or with ids that the model does not have.
         """
         batch = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-        return [self._ids(each, name, special) for each in batch]  # type: ignore[arg-type]
+        return [self._ids(each, name, special) for each in batch]
 
     def _ids(self, prompt: str | list[int], name: str, special: bool) -> list[int]:
         ids = self.words.encode(prompt, special) if isinstance(prompt, str) else prompt
@@ -229,7 +230,7 @@ class Service:
         return TextStream(self.tokenizer, asked.stops, bool(asked.include_stop_str_in_output), skip)
 
     def _ends(self, asked: Generating) -> frozenset[int]:
-        own = frozenset() if asked.ignore_eos else self.end_tokens
+        own: frozenset[int] = frozenset() if asked.ignore_eos else self.end_tokens
         return own | frozenset(asked.stop_token_ids or ())
 
     def _until(self, asked: Generating) -> Callable[[int], bool] | None:
