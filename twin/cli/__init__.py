@@ -1,8 +1,8 @@
 """The command line: one verb for one question.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
-Exit codes: 0 done; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a threshold was missed; 130
-interrupted.
+Exit codes: 0 done; 1 a server cut somebody off; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a
+threshold was missed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from twin import __version__
 from twin.cli.calibrate import calibrate
 from twin.cli.report import report
 from twin.cli.reproduce import reproduce
+from twin.cli.serve_live import serve_live
 from twin.cli.simulate import simulate
 from twin.cli.sweep import sweep
 from twin.cli.validate import validate
@@ -34,6 +35,7 @@ app.command(sweep)
 app.command(reproduce)
 app.command(calibrate)
 app.command(validate)
+app.command(serve_live)
 app.command(report)
 
 

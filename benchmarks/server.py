@@ -1,0 +1,209 @@
+"""What the HTTP server adds to the engine's time to the first token: streaming chat, one client, over the loopback.
+
+    python -m benchmarks.server [--pairs 500] [--out FILE]
+
+The client is a process of its own that writes a request and reads until the first content. The engine is then called
+directly, on its own thread, with the tokens of a message as long. The two take turns; every request has another text,
+so that no prompt is found in the cache. Exit code 4 when the median of the differences is above 0.3 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from benchmarks.scheduling_decision import machine
+from kernels.sampling import Wish
+from kernels.shapes import Shape
+from live.engine import Engine
+from live.generation import ask
+from live.models.config import ModelConfig
+from live.models.decoder import Decoder
+from live.models.weights import random_weights
+from live.server.running import Front, Stopping, listen, serve
+from live.server.service import Service
+from live.text.chat import ChatTemplate
+from live.text.tokenizer import Tokenizer
+from schedulers.engine_config import EngineConfig, OneShotBudget
+from twin.cli.manifest import manifest
+
+LIMIT = 0.3e-3
+TOKENS = 8
+"""Of each answer: enough for a stream, and the first of them is what is waited for."""
+
+SHAPE = Shape(2, 64, 128, 4, 2, 16, 512)
+"""Of the model: small, so that what differs from step to step does not hide what the server adds."""
+
+WARM = 30
+"""Pairs that are not counted."""
+
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}[assistant]"
+
+
+def write_text_layer(directory: Path) -> None:
+    """A tokenizer of single bytes, and a chat template."""
+    from tokenizers import Tokenizer as Making
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    making = Making(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    making.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    making.decoder = decoders.ByteLevel()
+    making.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+def messages(number: int) -> list[dict[str, str]]:
+    """About 64 tokens, of which the first say which request it is."""
+    return [{"role": "user", "content": f"{number:06d} tell me a story about a machine"}]
+
+
+def body(number: int) -> bytes:
+    """The request."""
+    fields = {"messages": messages(number), "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
+    return json.dumps({"model": "tiny", **fields}).encode()
+
+
+def over_http(connection: socket.socket, number: int) -> float:
+    """Seconds to the first content."""
+    sent = body(number)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
+    start, first, received = time.perf_counter(), -1.0, b""
+    connection.sendall(request)
+    while not received.endswith(b"0\r\n\r\n"):
+        received += connection.recv(65536)
+        if first < 0 and b'"delta":{"content"' in received:
+            first = time.perf_counter() - start
+    assert received.count(b'"finish_reason":"length"') == 1, received
+    return first
+
+
+def client(port: int, orders: Connection) -> None:
+    """A process: sends each request that it is told the number of, until it is told None; one connection for all."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (number := orders.recv()) is not None:
+            orders.send(over_http(connection, number))
+
+
+def direct(service: Service, number: int) -> float:
+    """Seconds to the first token of a request, on the engine's thread with nobody else there."""
+    words, template = service.words, service.template
+    assert template is not None
+    prompt = words.encode(template.render(messages(number)), special=False)
+    seconds: SimpleQueue[float] = SimpleQueue()
+
+    def measure() -> None:
+        start = time.perf_counter()
+        generation = ask(-1 - number, prompt, TOKENS, wish=Wish(temperature=0.0))
+        service.engine.submit(generation)
+        while not generation.output:
+            service.engine.step()
+        first = time.perf_counter() - start
+        while service.engine.step() is not None:
+            pass
+        seconds.put(first)
+
+    service.worker.inbox.put(measure)
+    return seconds.get()
+
+
+def measure(pairs: int) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Times of both, and what was run."""
+    torch.set_num_threads(1)
+    engine = _engine()
+    made = listen("127.0.0.1", 0)
+    port = made.getsockname()[1]
+    found: dict[str, list[float]] = {"server": [], "engine": []}
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=client, args=(port, theirs))
+    process.start()
+    theirs.close()
+
+    def in_turns(service: Service, stop: Callable[[], object]) -> None:
+        try:
+            for i in range(-WARM, pairs):
+                ours.send(2 * (i + WARM))
+                over, straight = ours.recv(), direct(service, 2 * (i + WARM) + 1)
+                if i >= 0:
+                    found["server"].append(over)
+                    found["engine"].append(straight)
+            ours.send(None)
+        finally:
+            stop()
+
+    def ready(service: Service, stopping: Stopping) -> None:
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=in_turns, args=(service, lambda: loop.call_soon_threadsafe(stopping.stop))).start()
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_text_layer(Path(folder))
+        text = Tokenizer(Path(folder)), ChatTemplate.read(Path(folder))
+        asyncio.run(serve(engine, Front("tiny"), made, tokenizer=text[0], template=text[1], ready=ready, signals=False))
+    process.join()
+    return found["server"], found["engine"], {"fast_tokenizer": text[0].fast}
+
+
+def _engine() -> Engine:
+    config = ModelConfig("llama", SHAPE, positions=4096, tied=False)
+    decoder = Decoder(config, random_weights(config, torch.float32, "cpu"))
+    return Engine(decoder, EngineConfig(kv_blocks=4096, one_shot=OneShotBudget()))
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Seconds."""
+    quantiles = statistics.quantiles(times, n=100)
+    return {"p10": quantiles[9], "p50": quantiles[49], "p90": quantiles[89]}
+
+
+def main() -> int:
+    """Measure, print, and say whether the limit was kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=500, help="requests each way, at least 100")
+    parser.add_argument("--out", type=Path, help="write the document to this file")
+    asked = parser.parse_args()
+    if asked.pairs < 100:
+        parser.error(f"--pairs: expected at least 100, found {asked.pairs}")
+    server, engine, told = measure(asked.pairs)
+    rows = {"engine": summary(engine), "server": summary(server)}
+    added = summary([over - straight for over, straight in zip(server, engine, strict=True)])
+    print("time to first token, ms    p10     p50     p90")
+    for name, row in (*rows.items(), ("added", added)):
+        print(f"{name:<22}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
+    if asked.out:
+        run = manifest({})
+        document = {
+            "schema": "twin.benchmark-server/1",
+            "date": datetime.now(UTC).date().isoformat(),
+            **{name: run[name] for name in ("version", "commit", "python")},
+            "torch": str(torch.__version__),
+            "machine": machine(),
+            "pairs": asked.pairs,
+            **told,
+            "seconds": {**rows, "added": added},
+            "limit": LIMIT,
+        }
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 4 if added["p50"] > LIMIT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""An answer as it is read off its ticket, piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from live.generation import Likely
+from live.server.protocol import Generating
+from live.server.replies import Alternative, FinishReason, TokenLogprob, Usage
+from live.server.service import Service
+from live.server.worker import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is new of an answer: its text, and where the tokens lie that it is of. `last`: no more will come."""
+
+    text: str
+    begin: int
+    end: int
+    last: bool
+
+
+class Answer:
+    """One choice of a reply.
+
+    Attributes:
+        index: of the choice. ticket: what it is read off. seen: tokens read so far.
+    """
+
+    def __init__(self, service: Service, asked: Generating, ticket: Ticket, index: int) -> None:
+        self.service, self.ticket, self.index, self.seen = service, ticket, index, 0
+        self.told_last = False
+        self._stream = service.text_stream(asked)
+        self._stop_tokens = frozenset(asked.stop_token_ids or ())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a piece to read."""
+        return self.ticket.known > self.seen or (self.ticket.over and not self.told_last)
+
+    def read(self) -> Piece:
+        """All that has come since the last call."""
+        begin, end, last = self.seen, self.ticket.known, self.ticket.over
+        text, stream = "", self._stream
+        if stream is not None:
+            for token in self.ticket.generation.output[begin:end]:
+                if stream.stopped is None:
+                    text += stream.push(token)
+            if last and stream.stopped is None:
+                text += stream.finish()
+        self.seen, self.told_last = end, last
+        return Piece(text, begin, end, last)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of an answer that is over."""
+        generation = self.ticket.generation
+        if self._stream is not None and self._stream.stopped is not None:
+            return "stop"
+        return "stop" if generation.ending == "stop" and generation.output else "length"
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or the token of `stop_token_ids` that ended it."""
+        if self._stream is not None and self._stream.stopped is not None:
+            return self._stream.stopped
+        generation = self.ticket.generation
+        ended = generation.ending == "stop" and generation.output and generation.output[-1] in self._stop_tokens
+        return generation.output[-1] if ended else None
+
+    def token_logprobs(self, piece: Piece) -> list[TokenLogprob]:
+        """Of a piece, as chats tell them."""
+        generation = self.ticket.generation
+        told: list[TokenLogprob] = []
+        for i in range(piece.begin, piece.end):
+            tops = [self._alternative(*pair) for pair in generation.tops[i]]
+            told.append({**self._alternative(generation.output[i], generation.logprobs[i]), "top_logprobs": tops})
+        return told
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        tokenizer = self.service.tokenizer
+        raw = b"" if tokenizer is None else tokenizer.piece_bytes(token)
+        return {"token": self.service.piece(token), "logprob": logprob, "bytes": list(raw)}
+
+    def prompt_logprobs(self) -> list[dict[str, Any] | None]:
+        """Of each prompt token, as vLLM tells them: the token's and the likeliest, by id; of the first, nothing."""
+        generation = self.ticket.generation
+        told: list[dict[str, Any] | None] = []
+        for token, logprob, tops in zip(
+            generation.prompt.tolist(), generation.prompt_logprobs, generation.prompt_tops, strict=True
+        ):
+            told.append(None if logprob is None else self._ranked(token, logprob, tops))
+        return told
+
+    def _ranked(self, token: int, logprob: float, tops: Likely) -> dict[str, Any]:
+        ranked = {token: {"logprob": logprob, "rank": None, "decoded_token": self.service.piece(token)}}
+        for rank, (other, value) in enumerate(tops, 1):
+            ranked[other] = {"logprob": value, "rank": rank, "decoded_token": self.service.piece(other)}
+        return {str(each): told for each, told in ranked.items()}
+
+
+def usage(prompts: list[list[int]], answers: list[Answer]) -> Usage:
+    """Tokens of a request: a prompt with several answers counts once."""
+    asked, given = sum(map(len, prompts)), sum(answer.ticket.known for answer in answers)
+    return {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}

@@ -1,0 +1,127 @@
+"""/v1/chat/completions, as OpenAI's own client sees it and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live.models.decoder import Decoder
+from live.text.tokenizer import Tokenizer
+from tests.live.server.conftest import Setting, alone
+
+openai = pytest.importorskip("openai", reason="the extra [test] has OpenAI's client")
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+RENDERED = "[system]Be brief.\n[user]Why?\n[assistant]"
+
+
+@pytest.fixture
+def client(server: Setting) -> Iterator[Any]:
+    """OpenAI's."""
+    with openai.OpenAI(base_url=f"{server.client.base}/v1", api_key="none", max_retries=0, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def expected(decoder: Decoder, folder: Path) -> str:
+    """The greedy answer to `MESSAGES`, of 20 tokens."""
+    words = Tokenizer(folder)
+    return words.decode(alone(decoder, words.encode(RENDERED), 20).output)
+
+
+def test_a_chat(client: Any, expected: str) -> None:
+    told = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=20, temperature=0)
+    assert told.choices[0].message.content == expected
+    assert told.choices[0].message.role == "assistant"
+    assert told.choices[0].finish_reason == "length"
+    assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (len(RENDERED), 20)
+
+
+def test_a_streamed_chat_with_usage(client: Any, expected: str) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=20, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    *chunks, last = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert last.choices == []
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(RENDERED), 20)
+
+
+def test_logprobs_of_a_chat(client: Any, decoder: Decoder, folder: Path) -> None:
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    told = client.chat.completions.create(**asked, top_logprobs=3).choices[0].logprobs.content
+    words = Tokenizer(folder)
+    direct = alone(decoder, words.encode(RENDERED), 5, top=3)
+    assert [each.logprob for each in told] == pytest.approx(direct.logprobs, abs=1e-5)
+    assert [each.token for each in told] == [words.piece(token) for token in direct.output]
+    assert [bytes(each.bytes) for each in told] == [words.piece_bytes(token) for token in direct.output]
+    for each, tops in zip(told, direct.tops, strict=True):
+        assert [top.logprob for top in each.top_logprobs] == pytest.approx([value for _, value in tops], abs=1e-5)
+    stream = client.chat.completions.create(**asked, stream=True)
+    told = [chunk.choices[0].logprobs for chunk in stream]
+    pieces = [each for logprobs in told if logprobs is not None for each in logprobs.content]
+    assert [each.logprob for each in pieces] == pytest.approx(direct.logprobs, abs=1e-5)
+    assert all(each.top_logprobs == [] for each in pieces)
+
+
+def test_content_in_parts_and_several_answers(server: Setting, expected: str) -> None:
+    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]
+    joined = server.client.post("/tokenize", messages=[{"role": "user", "content": parts}]).document
+    plain = server.client.post("/tokenize", messages=[{"role": "user", "content": "Wh\ny?"}]).document
+    assert joined["tokens"] == plain["tokens"]
+    told = server.client.post("/v1/chat/completions", messages=MESSAGES, n=3, max_tokens=20, temperature=0).document
+    assert [choice["message"]["content"] for choice in told["choices"]] == [expected] * 3
+    assert told["usage"]["completion_tokens"] == 60
+
+
+def test_without_a_limit_an_answer_fills_the_context(server: Setting) -> None:
+    asked = {"messages": MESSAGES, "temperature": 0, "ignore_eos": True, "prompt_logprobs": 0, "return_token_ids": True}
+    told = server.client.post("/v1/chat/completions", **asked).document
+    assert told["usage"]["total_tokens"] == 256
+    assert len(told["prompt_logprobs"]) == len(told["prompt_token_ids"]) == len(RENDERED)
+
+
+def test_the_clients_own_completions_models_and_embeddings(client: Any) -> None:
+    told = client.completions.create(model="tiny", prompt="go on", max_tokens=3, seed=1)
+    assert told.usage.completion_tokens == 3
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    (vector,) = client.embeddings.create(model="tiny", input="a text").data  # the client asks for base64
+    (floats,) = client.embeddings.create(model="tiny", input="a text", encoding_format="float").data
+    assert vector.embedding == pytest.approx(floats.embedding, abs=1e-5)
+    assert len(floats.embedding) == 32
+
+
+def test_the_client_raises_its_own_errors(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="expected tiny"):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, frequency_penalty=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 240}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"continue_final_message": True}, "continue_final_message"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_cannot_be_served_is_refused_by_name(server: Setting, fields: dict[str, Any], param: str) -> None:
+    answer = server.client.post("/v1/chat/completions", **{"messages": MESSAGES, **fields})
+    assert (answer.status, answer.error["param"]) == (400, param)

@@ -1,0 +1,221 @@
+"""How requests and the server end: clients that leave, engines that fail, signals, sudden death."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live.models.decoder import Decoder
+from tests.live.server.conftest import alone, running
+from tests.live.server.wire import Client, read_events
+
+LONG = {"prompt": [1, 2, 3], "max_tokens": 250, "ignore_eos": True, "stream": True, "temperature": 0}
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something comes to hold."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if holds():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@contextlib.contextmanager
+def open_stream(port: int, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+    """A stream of which the head and an event have come; its client leaves at the end of the block."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        body = json.dumps({**LONG, **fields})
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        with connection.getresponse() as response:
+            assert response.status == 200
+            assert response.readline().startswith(b"data: ")
+            yield response
+
+
+def test_a_client_that_leaves_frees_its_blocks(decoder: Decoder, folder: Path) -> None:
+    with running(decoder, folder) as setting:
+        core = setting.service.engine.core
+        with contextlib.ExitStack() as held:
+            for _ in range(3):
+                held.enter_context(open_stream(setting.client.port))
+            assert core.kv.free < core.kv.blocks
+        assert eventually(lambda: not core.sequences)
+        assert setting.settled()
+        assert setting.service.tally.reasons["abort"] == 3
+
+
+def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder: Path) -> None:
+    with running(decoder, folder) as setting:
+        body = json.dumps({**LONG, "stream": False, "n": 4}).encode()
+        with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+            connection.sendall(whole)
+            assert eventually(lambda: len(setting.service.engine.core.sequences) == 4)
+        assert eventually(lambda: not setting.service.engine.core.sequences)
+        with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
+            connection.sendall(whole[:-10])
+        assert eventually(lambda: setting.settled())
+        assert setting.service.tally.reasons == {"abort": 4}
+
+
+def test_an_engine_that_fails_is_told_to_everybody(
+    decoder: Decoder, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(decoder, folder) as setting, contextlib.ExitStack() as held:
+        streams = [held.enter_context(open_stream(setting.client.port)) for _ in range(2)]
+        answers: list[Any] = []
+        plain = threading.Thread(
+            target=lambda: answers.append(setting.client.post("/v1/completions", prompt=[4], max_tokens=250, n=2))
+        )
+        plain.start()
+        assert eventually(lambda: len(setting.service.engine.core.sequences) == 4)
+
+        def broken(batch: object) -> None:
+            raise RuntimeError("out of memory, say")
+
+        setting.on_engine(lambda: setattr(setting.service.engine.executor, "launch", broken))
+        for response in streams:
+            *_, last = read_events(response)
+            assert "out of memory, say" in last["error"]["message"]
+            assert last["error"]["code"] == "engine_failed"
+        plain.join(10)
+        assert (answers[0].status, answers[0].error["code"]) == (503, "engine_failed")
+        for answer in (setting.client.get("/health"), setting.client.post("/v1/completions", prompt=[1])):
+            assert (answer.status, answer.error["code"]) == (503, "engine_failed")
+        assert setting.service.tally.reasons["error"] == 4
+        assert not setting.service.worker.tickets
+    assert "out of memory" in caplog.text
+
+
+def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder, folder: Path) -> None:
+    first = alone(decoder, LONG["prompt"], 250).output
+    with (
+        running(decoder, folder, drain_seconds=20) as setting,
+        open_stream(setting.client.port, return_token_ids=True) as response,
+    ):
+        setting.on_loop(setting.stopping.stop)
+        for answer in (setting.client.post("/v1/completions", prompt=[1]), setting.client.get("/health")):
+            assert answer.status == 503
+            assert "shutting down" in answer.error["message"]
+        rest = [token for piece in read_events(response) for token in piece["choices"][0]["token_ids"]]
+        assert rest == first[len(first) - len(rest) :]
+        assert len(rest) >= 240
+        setting.thread.join(10)
+        assert setting.ended == [0]
+
+
+@pytest.mark.parametrize("how", ["timeout", "second signal"])
+def test_a_drain_that_takes_too_long_is_cut_short_and_said(decoder: Decoder, folder: Path, how: str) -> None:
+    with running(decoder, folder, drain_seconds=0.1 if how == "timeout" else 60) as setting:
+        executor = setting.service.engine.executor
+        launch = executor.launch
+        executor.launch = lambda batch: (time.sleep(0.05), launch(batch))[1]  # type: ignore[method-assign]
+        with open_stream(setting.client.port) as response:
+            setting.on_loop(setting.stopping.stop)
+            if how == "second signal":
+                setting.on_loop(setting.stopping.stop)
+            *_, last = read_events(response)
+        assert "stopped before" in last["error"]["message"]
+        setting.thread.join(10)
+        assert setting.ended == [1]
+
+
+# -- a process of its own ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    """A server, its port, and the line that it printed."""
+
+    process: subprocess.Popen[str]
+    port: int
+    line: str
+
+
+@contextlib.contextmanager
+def started(folder: Path, port: int = 0, *flags: str) -> Iterator[Process]:
+    """`python -m live.server`."""
+    command = [sys.executable, "-m", "live.server", "--model", str(folder / "config.json"), "--random-weights"]
+    root = Path(__file__).resolve().parents[3]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--kv-blocks", "200", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("http://127.0.0.1:"), process.stderr.read() if process.stderr else line
+        yield Process(process, int(line.split(":")[2].split()[0]), line)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_finishes_what_is_under_way(folder: Path) -> None:
+    with started(folder) as server, open_stream(server.port) as response:
+        assert server.line.endswith("serves config: 200 blocks of 16 tokens, contexts of up to 256; token ids only\n")
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = read_events(response)
+        assert last["choices"][0]["finish_reason"] == "length"
+        out, err = server.process.communicate(timeout=20)
+        assert (server.process.returncode, out, err) == (0, "", "")
+
+
+def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: Path) -> None:
+    with started(folder) as server:
+        with open_stream(server.port) as response:
+            server.process.kill()
+            with pytest.raises((ConnectionResetError, http.client.IncompleteRead)):
+                response.read()
+        server.process.wait(timeout=10)
+        with pytest.raises(ConnectionRefusedError):
+            Client(server.port).get("/health")
+    with started(folder, server.port) as again:
+        assert again.port == server.port
+        assert Client(again.port).post("/v1/completions", prompt=[1], max_tokens=3).status == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model", "/nowhere"], "expected a readable file"),
+        (["--kv-gib", "0"], "--kv-gib"),
+        (["--kv-blocks", "0"], "--kv-blocks"),
+        (["--kv-blocks", "5", "--kv-gib", "1"], "found both"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-queue", "0"], "--max-queue"),
+        (["--drain-seconds", "0"], "--drain-seconds"),
+        (["--tokenizer", "/nowhere"], "tokenizer.json"),
+        (["--host", "192.0.2.1"], "--host, --port"),
+        (["--port", "99999"], "--host, --port"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_started_is_said_in_one_line(
+    folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from twin.cli import run
+
+    base = ["--random-weights", *([] if "--model" in flags else ["--model", str(folder / "config.json")])]
+    assert run(["serve-live", *base, *flags]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert told.err.count("\n") == 1
+    assert told.out == ""

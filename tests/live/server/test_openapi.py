@@ -1,0 +1,64 @@
+"""/openapi.json says what the server does: Schemathesis sends what it allows and what it forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from live.models.decoder import Decoder
+from live.server.errors import INVALID
+from live.server.routes import ROUTES, Route
+from tests.live.server.conftest import config, running
+
+schemathesis = pytest.importorskip("schemathesis", reason="the extra [test] has it")
+
+import hypothesis  # noqa: E402
+
+CHECKS = {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}
+"""400 too, since no schema can tell that a prompt and its answer fit the context; but not for what cannot be read."""
+
+KEY = {"Authorization": "Bearer a-key"}
+SETTINGS = hypothesis.settings(
+    max_examples=12, deadline=None, derandomize=True, database=None, phases=[hypothesis.Phase.generate],
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def schema(decoder: Decoder, folder: Path) -> Iterator[Any]:
+    """The document of a server that wants a key."""
+    with running(decoder, folder, api_key="a-key", engine=config(kv_blocks=16)) as setting:  # short contexts
+        settings = schemathesis.Config.from_dict({"checks": CHECKS})
+        yield schemathesis.openapi.from_url(f"{setting.client.base}/openapi.json", config=settings)
+        assert setting.settled()
+
+
+def drive(operation: Any, mode: Any) -> None:
+    """Send what the document allows, or what it forbids, and check all that Schemathesis knows to check."""
+    positive = mode is schemathesis.GenerationMode.POSITIVE
+
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    @SETTINGS
+    def holds(case: Any) -> None:
+        response = case.call_and_validate(headers=KEY)
+        if positive and response.status_code == 400:
+            assert response.json()["error"]["code"] != INVALID, "the schema allows what the server cannot read"
+
+    holds()
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+def test_the_server_does_what_its_document_says(schema: Any, route: Route) -> None:
+    operation = schema[route.path][route.method]
+    drive(operation, schemathesis.GenerationMode.POSITIVE)
+    if route.accepts is not None:
+        drive(operation, schemathesis.GenerationMode.NEGATIVE)
+
+
+def test_every_path_is_there(schema: Any) -> None:
+    assert {(route.path, route.method.lower()) for route in ROUTES} == {
+        (path, method) for path, operations in schema.raw_schema["paths"].items() for method in operations
+    }
