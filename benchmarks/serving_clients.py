@@ -1,0 +1,184 @@
+"""Others' load generators against our server, offline: how many of their requests failed.
+
+    python -m benchmarks.serving_clients --model DIR [--guidellm PATH] [--genai-bench PATH] [--out FILE]
+
+A server of the model is started on a free port, and each generator is run against it with the tokenizer in DIR and
+nothing fetched. Give them as paths of commands, or have them on the PATH; install each into an environment of its own
+(`pip install guidellm genai-bench`), since they ask for much. Exit code 4 when a request failed or a generator did,
+2 when neither is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scheduling_decision import machine
+from twin.cli.manifest import manifest
+
+NAME = "served"
+START, RUN = 120, 600
+"""Seconds that a server may take to come up, and a generator to end."""
+
+TASKS = {
+    "text-to-text": ("openai", "D(64,16)"),
+    "text-to-embeddings": ("openai", "E(64)"),
+    "text-to-rerank": ("vllm", "R(32,32)"),
+}
+"""What genai-bench asks for: its name of the server, and the sizes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of a generator came to. fault: why there are no numbers, "" where there are."""
+
+    client: str
+    version: str
+    task: str
+    requests: int = 0
+    failed: int = 0
+    fault: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether it ran and nothing failed."""
+        return not self.fault and self.requests > 0 and self.failed == 0
+
+
+@contextlib.contextmanager
+def server(model: Path) -> Iterator[str]:
+    """Its address, while it runs."""
+    command = [sys.executable, "-m", "live.server", "--model", str(model), "--port", "0", "--served-model-name", NAME]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield _address(running)
+    finally:
+        running.terminate()
+        running.wait(60)
+
+
+def _address(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    until, said = time.monotonic() + START, ""
+    while time.monotonic() < until and (line := running.stdout.readline()):
+        said += line
+        if found := re.match(r"(http://\S+) serves", line):
+            return found[1]
+    raise SystemExit(f"expected a server, found: {said.strip() or 'nothing'}")
+
+
+def drive_guidellm(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
+    """Forty chats of four at once."""
+    report = folder / "guidellm.json"
+    version = _version(command, "guidellm")
+    fault = _run(
+        [
+            command, "run", "--backend", f"kind=openai_http,target={address}", "--profile", "kind=concurrent,streams=4",
+            "--constraint", "kind=max_requests,count=40", "--tokenizer", f"kind=hf_auto,model={tokenizer}",
+            "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16", "--disable-progress",
+            "--output", f"kind=json,path={report}",
+        ],
+        folder,
+    )  # fmt: skip
+    if fault or not report.exists():
+        return [Outcome("guidellm", version, "text-to-text", fault=fault or "no report")]
+    told = json.loads(report.read_text())["benchmarks"][0]["requests"]
+    failed = len(told["errored"]) + len(told["incomplete"])
+    return [Outcome("guidellm", version, "text-to-text", len(told["successful"]) + failed, failed)]
+
+
+def drive_genai_bench(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
+    """A minute of each task at most, four at once."""
+    version = _version(command, "genai-bench")
+    found = []
+    for task, (backend, sizes) in TASKS.items():
+        fault = _run(
+            [
+                command, "benchmark", "--api-backend", backend, "--api-base", address, "--api-key", "none",
+                "--task", task, "--api-model-name", NAME, "--model-tokenizer", str(tokenizer),
+                "--traffic-scenario", sizes, "--num-concurrency", "4", "--max-time-per-run", "1",
+                "--max-requests-per-run", "40", "--experiment-base-dir", str(folder),
+                "--experiment-folder-name", task,
+            ],
+            folder,
+        )  # fmt: skip
+        found.append(_genai_bench_outcome(folder / task, task, version, fault))
+    return found
+
+
+def _genai_bench_outcome(folder: Path, task: str, version: str, fault: str) -> Outcome:
+    documents = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    totals = [each["aggregated_metrics"] for each in documents if "aggregated_metrics" in each]
+    if fault or not totals:
+        return Outcome("genai-bench", version, task, fault=fault or "no report")
+    requests, failed = (sum(each[name] for each in totals) for name in ("num_requests", "num_error_requests"))
+    return Outcome("genai-bench", version, task, requests, failed)
+
+
+def _run(command: list[str], folder: Path) -> str:
+    """Why it failed, in one line; "" where it did not."""
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True, timeout=RUN)
+    except subprocess.TimeoutExpired:
+        return f"not done after {RUN} s"
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return "" if done.returncode == 0 else f"exit code {done.returncode}: {lines[-1].strip() if lines else ''}"
+
+
+def _version(command: str, name: str) -> str:
+    """Of the environment that a command belongs to."""
+    homes = Path(command).resolve().parent.parent.glob("lib/python*/site-packages")
+    found = [each.version for each in metadata.distributions(name=name, path=[str(home) for home in homes])]
+    return found[0] if found else "unknown"
+
+
+def main() -> int:
+    """Start, drive, count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a model with a tokenizer")
+    parser.add_argument("--guidellm", default=shutil.which("guidellm"), metavar="PATH")
+    parser.add_argument("--genai-bench", default=shutil.which("genai-bench"), metavar="PATH")
+    parser.add_argument("--out", type=Path, help="write the document to this file")
+    asked = parser.parse_args()
+    drivers = {drive_guidellm: asked.guidellm, drive_genai_bench: asked.genai_bench}
+    if not any(drivers.values()):
+        parser.error("expected --guidellm, --genai-bench, or one of them on the PATH")
+    if not (asked.model / "tokenizer.json").exists():
+        parser.error(f"--model: expected a directory with tokenizer.json, found {asked.model}")
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder, server(asked.model) as address:
+        for drive, command in drivers.items():
+            if command:
+                outcomes += drive(str(Path(command).absolute()), address, asked.model.absolute(), Path(folder))
+    for each in outcomes:
+        print(f"{each.client} {each.version}, {each.task}: {each.fault or f'{each.failed} of {each.requests} failed'}")
+    if asked.out:
+        told = manifest({})
+        document: dict[str, Any] = {
+            "schema": "twin.benchmark-serving-clients/1",
+            "date": datetime.now(UTC).date().isoformat(),
+            **{name: told[name] for name in ("version", "commit", "python")},
+            "machine": machine(),
+            "outcomes": [asdict(each) for each in outcomes],
+        }
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(each.good for each in outcomes) else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
