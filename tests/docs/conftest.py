@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a copy of examples/ in it as a reader has; commands use one process."""
-    (tmp_path / "examples").mkdir()
-    for file in sorted((ROOT / "examples").glob("*.yaml")):
-        (tmp_path / "examples" / file.name).write_text(file.read_text())
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parallel, "usable_cores", lambda: 1)
     return tmp_path
