@@ -23,10 +23,6 @@ from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from workloads.errors import BadInput
 
-SWITCH_SECONDS = 0.0005
-"""How long the engine's thread keeps the interpreter from the event loop, which has little to do each time but is late
-for a client when it waits; Python's own 5 ms are half a step of a small model."""
-
 LAST_WORDS = 1.0
 """Seconds in which clients that are cut off are told so."""
 
@@ -105,18 +101,11 @@ async def serve(
     stopping = Stopping(app, server, front.drain_seconds)
     if signals:
         stopping.listen()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    worker.start()
-    try:
-        serving = asyncio.ensure_future(server.serve(sockets=[made]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        ready(service, stopping)
-        await serving
-    finally:
-        worker.stop()
-        sys.setswitchinterval(before)
+    serving = asyncio.ensure_future(server.serve(sockets=[made]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    ready(service, stopping)
+    await serving
     return stopping.code
 
 

@@ -1,4 +1,4 @@
-"""What the endpoints share: the model, its text layer, the engine's thread, and what a request may ask of them."""
+"""What the endpoints share: the model, its text layer, the engine, and what a request may ask of them."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ class Service:
         return own | frozenset(asked.stop_token_ids or ())
 
     def _until(self, asked: Generating) -> Callable[[int], bool] | None:
-        """Looks for stop strings on the engine's thread, in a text of its own: the one that is sent is the loop's."""
+        """Looks for stop strings as the engine hands out tokens, in a text of its own: what is sent may lag behind."""
         if not asked.stops:
             return None
         if self.tokenizer is None:

@@ -1,8 +1,8 @@
-"""The thread that owns the engine, and what the event loop knows of the answers.
+"""The engine on the event loop: a step, its news, whatever has come in meanwhile, the next step.
 
-The event loop puts what is to be done into an inbox; the thread does it between two steps, and sleeps when there is
-nothing to do. What a step has given goes to the loop by one call, however many requests it was for. Everything that is
-said of an answer's progress is said on the loop, in order: a `Ticket` ends exactly once.
+Between two steps the loop does what its clients are waiting for: it writes tokens, and reads and parses requests, which
+could not have run before the next step anyway. Nothing is handed from thread to thread and nothing waits for the
+interpreter (docs/decisions/0019). A `Ticket` ends exactly once.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 import time
-from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Literal, TypeAlias
 
 from live.engine import Engine, StepResult
@@ -31,8 +28,8 @@ class Ticket:
     """One generation, as the event loop sees it.
 
     Attributes:
-        generation: the engine's while it runs: of its lists no more than `known` entries may be read before it is over.
-        known: tokens that have come. over: no more will. failure: what went wrong.
+        generation: the engine's while it runs. known: tokens that have come. over: no more will.
+        failure: what went wrong.
         arrived, first, latest: seconds of `time.perf_counter`: of the request, its first and its latest token.
     """
 
@@ -56,10 +53,10 @@ class Group:
         self._waiter: asyncio.Future[None] | None = None
 
     def submit(self, generation: Generation) -> Ticket:
-        """Have a generation run."""
+        """Have a generation run. Raises as `Worker.submit`."""
         ticket = Ticket(generation, self, self.arrived)
-        self.tickets.append(ticket)
         self.worker.submit(ticket)
+        self.tickets.append(ticket)
         return ticket
 
     def ring(self) -> None:
@@ -72,7 +69,7 @@ class Group:
         """Wait until something has happened since the last call.
 
         Raises:
-            ApiError: a generation was refused or has failed.
+            ApiError: a generation has failed.
             ClientGone: nobody waits for the answer.
         """
         if not self._rung:
@@ -103,97 +100,72 @@ class Group:
 
 
 class Worker:
-    """An engine in a thread of its own. All methods are called on the event loop, but for those said not to be.
+    """An engine that is stepped by the event loop for as long as it has anything to run.
 
     Attributes:
         engine: to be looked at, not touched. tickets: of the generations that are not over, by their number.
-        failure: why the engine no longer runs. inbox: what its thread is to do next.
+        failure: why the engine no longer runs.
     """
 
     def __init__(self, engine: Engine, tally: Tally, loop: asyncio.AbstractEventLoop) -> None:
         self.engine, self.tally, self.loop = engine, tally, loop
         self.tickets: dict[int, Ticket] = {}
         self.failure: ApiError | None = None
-        self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._numbers = itertools.count()
-        self._broken: str | None = None  # the thread's own: what its engine died of
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread, after the step that it is in. Nobody is told: `fail_all` comes first."""
-        self.inbox.put(None)
-        self._thread.join(timeout=10)
+        self._at_work = False  # the next step is in the loop's queue
 
     def number(self) -> int:
         """A number for a request, that no other had."""
         return next(self._numbers)
 
     def submit(self, ticket: Ticket) -> None:
-        """Have a generation run."""
+        """Have a generation run.
+
+        Raises:
+            ApiError: 400 for one that the engine refuses, 503 when it no longer runs.
+        """
         if self.failure is not None:
             raise self.failure
+        try:
+            self.engine.submit(ticket.generation)
+        except ValueError as error:
+            raise bad_request(None, str(error)) from None
         self.tickets[ticket.generation.request.id] = ticket
-        self.inbox.put(lambda: self._take_in(ticket.generation))
+        if not self._at_work:
+            self._at_work = True
+            self.loop.call_soon(self._step)
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a generation back; its ticket is over at once."""
-        number = ticket.generation.request.id
         self._end(ticket, "abort")
-        self.inbox.put(lambda: self._take_back(number))
+        if self.failure is None:
+            self.engine.abort(ticket.generation.request.id)
 
     def fail_all(self, failure: ApiError) -> None:
         """Everybody is told of an error."""
         for ticket in list(self.tickets.values()):
-            self._fail(ticket, failure)
-            number = ticket.generation.request.id
-            self.inbox.put(lambda number=number: self._take_back(number))  # type: ignore[misc]
+            ticket.failure = failure
+            self._end(ticket, "error")
+            if self.failure is None:
+                self.engine.abort(ticket.generation.request.id)
 
-    # -- what the thread does ----------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        idle = True
-        while True:
-            while idle or not self.inbox.empty():
-                job = self.inbox.get()
-                if job is None:
-                    return
-                job()
-                idle = False
-            idle = self._broken is not None or not self._step()
-
-    def _step(self) -> bool:
-        """Run a step if there is anything to run."""
+    def _step(self) -> None:
+        """Run a step if there is anything to run, tell of it, and have the next one follow on what that leads to."""
         try:
             result = self.engine.step()
             if result is None and self.engine.core.sequences:
                 raise RuntimeError(f"{len(self.engine.core.sequences)} requests are here and none of them can run")
         except Exception as error:
             log.exception("the engine has failed")
-            self._broken = f"the engine has failed: {type(error).__name__}: {error}"
-            self.loop.call_soon_threadsafe(self._broke, self._broken)
-            return False
-        if result is not None:
-            self.loop.call_soon_threadsafe(self._deliver, result, time.perf_counter())
-        return result is not None
-
-    def _take_in(self, generation: Generation) -> None:
-        if self._broken is not None:
-            self.loop.call_soon_threadsafe(self._broke, self._broken)
+            self.failure = ApiError(
+                503, f"the engine has failed: {type(error).__name__}: {error}", code="engine_failed"
+            )
+            self.fail_all(self.failure)
             return
-        try:
-            self.engine.submit(generation)
-        except ValueError as error:
-            self.loop.call_soon_threadsafe(self._refuse, generation.request.id, str(error))
-
-    def _take_back(self, number: int) -> None:
-        if self._broken is None:
-            self.engine.abort(number)
-
-    # -- what the loop is told ---------------------------------------------------------------------------------------
+        self._at_work = result is not None
+        if result is not None:
+            self._deliver(result, time.perf_counter())
+            self.loop.call_soon(self._step)
 
     def _deliver(self, result: StepResult, now: float) -> None:
         """What a step gave: a token more for some, and some are done."""
@@ -214,20 +186,6 @@ class Worker:
             if ticket is not None:
                 ticket.latest = now
                 self._end(ticket, "length" if generation.ending == "length" else "stop")
-
-    def _refuse(self, number: int, message: str) -> None:
-        ticket = self.tickets.get(number)
-        if ticket is not None:
-            self._fail(ticket, bad_request(None, message))
-
-    def _broke(self, message: str) -> None:
-        self.failure = ApiError(503, message, code="engine_failed")
-        for ticket in list(self.tickets.values()):
-            self._fail(ticket, self.failure)
-
-    def _fail(self, ticket: Ticket, failure: ApiError) -> None:
-        ticket.failure = failure
-        self._end(ticket, "error")
 
     def _end(self, ticket: Ticket, reason: Reason) -> None:
         assert not ticket.over

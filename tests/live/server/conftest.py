@@ -111,14 +111,14 @@ class Setting:
         return asyncio.run_coroutine_threadsafe(doing(), self.loop).result(10)
 
     def on_engine(self, do: Callable[[], Any]) -> Any:
-        """Have something done by the engine's thread, between steps."""
+        """Have something done on the loop, between steps."""
         done, told = threading.Event(), []
 
         def job() -> None:
             told.append(do())
             done.set()
 
-        self.service.worker.inbox.put(job)
+        self.loop.call_soon_threadsafe(job)
         assert done.wait(10)
         return told[0]
 
