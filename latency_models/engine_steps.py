@@ -123,7 +123,7 @@ class EngineSteps(Estimator):
 
     Args:
         page_tokens: tokens of a KV block.
-        knots: broken lines have at most so many, at quantiles of the data.
+        support: steps that a piece of a broken line is learnt from, at least.
         huber: steps further than this many deviations off count by their distance, no longer by its square.
     """
 
@@ -131,8 +131,8 @@ class EngineSteps(Estimator):
     slopes_: dict[str, float]
     lines_: dict[str, BrokenLine]
 
-    def __init__(self, page_tokens: int = 16, *, knots: int = 8, huber: float = 1.5) -> None:
-        self.page_tokens, self.knots, self.huber = page_tokens, knots, huber
+    def __init__(self, page_tokens: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
+        self.page_tokens, self.support, self.huber = page_tokens, support, huber
 
     def fit(self, steps: Sequence[Step]) -> Self:
         """Learn from timed steps.
@@ -148,18 +148,20 @@ class EngineSteps(Estimator):
         if not (seconds > 0).all():
             raise CannotFit("expected durations above 0", field="steps", value=float(seconds.min()))
         columns = {name: np.array([getattr(step, name) for step in steps], float) for name in (*LINES, *SLOPES)}
-        knots = {name: _knots(columns[name], self.knots) for name in LINES}
+        knots = {name: _knots(columns[name], self.support) for name in LINES}
         design = [np.ones(len(steps)), *(columns[name] for name in SLOPES)]
         for name in LINES:
             design += _rises(columns[name], knots[name])
         x = np.stack(design, axis=1)
         scale = np.maximum(x.max(axis=0), 1e-300)
-        x = x / scale / seconds[:, None]
-        weight = np.ones(len(steps))
+        x = x / scale
+        weight, expected = np.ones(len(steps)), seconds
         for _ in range(30):
-            root = np.sqrt(weight)
-            solution = nnls(x * root[:, None], root)[0]
-            residual = 1 - x @ solution
+            # Relative to what is expected, not to what was measured: of equal steps the fast ones would weigh more.
+            root = np.sqrt(weight) / expected
+            solution = nnls(x * root[:, None], seconds * root)[0]
+            expected = np.maximum(x @ solution, 1e-3 * seconds)
+            residual = seconds / expected - 1
             deviation = max(1.4826 * float(np.median(np.abs(residual))), 1e-9)
             weight = np.minimum(1.0, self.huber * deviation / np.maximum(np.abs(residual), 1e-300))
         found = iter((solution / scale).tolist())
@@ -220,7 +222,7 @@ class EngineSteps(Estimator):
             NotFitted: before `fit`.
         """
         self._require_fit()
-        made = EngineSteps(self.page_tokens, knots=self.knots, huber=self.huber)
+        made = EngineSteps(self.page_tokens, support=self.support, huber=self.huber)
         made.overhead_ = factor * self.overhead_
         made.slopes_ = {name: factor * slope for name, slope in self.slopes_.items()}
         made.lines_ = {
@@ -292,13 +294,25 @@ def read_engine_steps(path: Path) -> EngineSteps:
     return EngineSteps.from_file(checked(EngineStepsFile, read_yaml(path), path))
 
 
-def _knots(column: Floats, most: int) -> list[int]:
-    """Where a broken line may bend: quantiles of what was measured, each once, the largest last."""
-    above = np.unique(column[column > 0])
+def _knots(column: Floats, support: int) -> list[int]:
+    """Where a broken line may bend: 1, 2, 3, 4, 6, 8, 12, … as far as the data go, each with enough data before it.
+
+    Dense where numbers are small, since products of one, two and four rows may be computed in quite different ways.
+    """
+    above = np.sort(column[column > 0])
     if not len(above):
         return []
-    chosen = np.quantile(above, np.linspace(0, 1, most + 1)[1:], method="nearest")
-    return [int(knot) for knot in np.unique(chosen)]
+    most, known = int(above[-1]), 0
+    knots: list[int] = []
+    for octave in (1 << i for i in range(most.bit_length())):
+        for knot in (octave, octave * 3 // 2):
+            below = int(np.searchsorted(above, knot, side="right"))
+            if knot < most and knot not in knots and below - known >= support:
+                knots.append(knot)
+                known = below
+    if knots and len(above) - known < support:
+        knots.pop()
+    return [*knots, most]
 
 
 def _rises(column: Floats, knots: Sequence[int]) -> list[Floats]:

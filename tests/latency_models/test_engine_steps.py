@@ -45,10 +45,34 @@ def drawn(count: int, seed: int, noise: float) -> list[Step]:
 
 
 def test_a_known_law_with_a_knee_is_recovered_from_noisy_steps() -> None:
-    model = EngineSteps(knots=12).fit(drawn(4000, 1, 0.05))
+    model = EngineSteps().fit(drawn(4000, 1, 0.05))
     errors = np.abs(model.errors(drawn(1000, 2, 0.0)))
     assert np.median(errors) < 0.01
     assert np.quantile(errors, 0.9) < 0.03
+
+
+def test_what_one_two_and_three_rows_take_is_told_apart() -> None:
+    # As small products are on a CPU: a vector, a few rows, and from there on by the row.
+    known = {1: 0.008, 2: 0.015, 3: 0.020}
+    rng = np.random.default_rng(11)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, known.get(rows, 0.020 + 0.0006 * (rows - 3)) * rng.lognormal(0, 0.1))
+        for rows in rng.integers(1, 17, 3000).tolist()
+    ]
+    model = EngineSteps().fit(steps)
+    for rows, seconds in known.items():
+        assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(seconds, rel=0.03)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_noise_does_not_make_it_too_fast(noise: float) -> None:
+    # Uniform noise has its mean where it has its median, so that stalls' being discounted changes nothing.
+    rng = np.random.default_rng(12)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, 0.01 * rng.uniform(1 - noise, 1 + noise))
+        for rows in rng.integers(1, 17, 4000).tolist()
+    ]
+    assert EngineSteps().fit(steps).predict(steps).mean() == pytest.approx(0.01, rel=0.01)
 
 
 def test_stalls_do_not_bend_it() -> None:
