@@ -19,7 +19,7 @@ def device_name(device: str) -> str:
     """
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise BadInput("expected a CUDA device, found none", field="--device", value=device)
+            raise BadInput("expected a CUDA device, found none", field="device", value=device)
         return torch.cuda.get_device_name()
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from live.generation import Likely
 from live.server.protocol import Generating
 from live.server.replies import Alternative, FinishReason, TokenLogprob, Usage
 from live.server.service import Service
-from live.server.worker import Ticket
+from live.server.worker import Group, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,11 @@ class Answer:
     @property
     def has_news(self) -> bool:
         """Whether there is a piece to read."""
-        return self.ticket.known > self.seen or (self.ticket.over and not self.told_last)
+        return len(self.ticket.generation.output) > self.seen or (self.ticket.over and not self.told_last)
 
     def read(self) -> Piece:
         """All that has come since the last call."""
-        begin, end, last = self.seen, self.ticket.known, self.ticket.over
+        begin, end, last = self.seen, len(self.ticket.generation.output), self.ticket.over
         text, stream = "", self._stream
         if stream is not None:
             for token in self.ticket.generation.output[begin:end]:
@@ -101,7 +102,15 @@ class Answer:
         return {str(each): told for each, told in ranked.items()}
 
 
+async def news(group: Group, answers: list[Answer]) -> AsyncIterator[list[Answer]]:
+    """Those with a piece to read, whenever there are any, until all are read to the end. Raises as `Group.news`."""
+    while not all(answer.told_last for answer in answers):
+        await group.news()
+        if told := [answer for answer in answers if answer.has_news]:
+            yield told
+
+
 def usage(prompts: list[list[int]], answers: list[Answer]) -> Usage:
     """Tokens of a request: a prompt with several answers counts once."""
-    asked, given = sum(map(len, prompts)), sum(answer.ticket.known for answer in answers)
+    asked, given = sum(map(len, prompts)), sum(len(answer.ticket.generation.output) for answer in answers)
     return {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}

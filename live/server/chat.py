@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from live.server.answers import Answer, Piece, usage
+from live.server.answers import Answer, Piece, news, usage
 from live.server.errors import bad_request
 from live.server.exchange import Exchange, event
 from live.server.protocol import ChatRequest
@@ -19,11 +19,7 @@ class Chatting:
 
     def __init__(self, service: Service, asked: ChatRequest) -> None:
         self.service, self.asked = service, asked
-        service.check_speaks()
-        if asked.stream and asked.prompt_logprobs is not None:
-            raise bad_request("prompt_logprobs", "not served in a stream")
-        if asked.stream_options is not None and not asked.stream:
-            raise bad_request("stream_options", "expected stream to be true")
+        service.check_generating(asked)
         if asked.top_logprobs is not None and not asked.logprobs:
             raise bad_request("top_logprobs", "expected logprobs to be true")
         self.prompt = service.rendered(asked)
@@ -115,19 +111,15 @@ async def chat(service: Service, asked: ChatRequest, exchange: Exchange) -> Chat
 
 
 async def _stream(chatting: Chatting, exchange: Exchange) -> AsyncIterator[bytes]:
-    options = chatting.asked.stream_options
-    counted = options is not None and bool(options.include_usage)
+    counted = chatting.asked.counts_usage
     extra = {"usage": None} if counted else {}
-    answers = chatting.answers
     with chatting.service.group(exchange) as group:
         chatting.submit(group)
-        while not all(answer.told_last for answer in answers):
-            await group.news()
-            choices = [choice for answer in answers if answer.has_news for choice in chatting.delta(answer)]
-            if choices:
-                yield b"".join([event({**chatting.chunk([choice]), **extra}) for choice in choices])
+        async for answers in news(group, chatting.answers):
+            choices = [choice for answer in answers for choice in chatting.delta(answer)]
+            yield b"".join([event({**chatting.chunk([choice]), **extra}) for choice in choices])
     if counted:
-        yield event({**chatting.chunk([]), "usage": usage([chatting.prompt], answers)})
+        yield event({**chatting.chunk([]), "usage": usage([chatting.prompt], chatting.answers)})
 
 
 def _choice(answer: Answer, delta: dict[str, str]) -> dict[str, Any]:

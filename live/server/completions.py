@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from live.server.answers import Answer, Piece, usage
-from live.server.errors import bad_request
+from live.server.answers import Answer, Piece, news, usage
 from live.server.exchange import Exchange, event
 from live.server.protocol import CompletionRequest
 from live.server.replies import Completion, CompletionChoice, CompletionLogprobs
@@ -21,11 +20,7 @@ class Completing:
 
     def __init__(self, service: Service, asked: CompletionRequest) -> None:
         self.service, self.asked = service, asked
-        service.check_speaks()
-        if asked.stream and asked.prompt_logprobs is not None:
-            raise bad_request("prompt_logprobs", "not served in a stream")
-        if asked.stream_options is not None and not asked.stream:
-            raise bad_request("stream_options", "expected stream to be true")
+        service.check_generating(asked)
         self.prompts = service.prompts(asked.prompt, "prompt", asked.add_special_tokens is not False)
         most = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
         self.most = [service.most(prompt, most, "max_tokens") for prompt in self.prompts]
@@ -123,21 +118,12 @@ async def complete(service: Service, asked: CompletionRequest, exchange: Exchang
 
 
 async def _stream(completing: Completing, exchange: Exchange) -> AsyncIterator[bytes]:
-    options = completing.asked.stream_options
-    counted = options is not None and bool(options.include_usage)
-    answers = completing.answers
+    counted = completing.asked.counts_usage
+    extra = {"usage": None} if counted else {}
     with completing.service.group(exchange) as group:
         completing.submit(group)
-        while not all(answer.told_last for answer in answers):
-            await group.news()
-            events = []
-            for answer in answers:
-                if answer.has_news:
-                    document = completing.document([completing.choice(answer)])
-                    if counted:
-                        document["usage"] = None
-                    events.append(event(document))
-            if events:
-                yield b"".join(events)
+        async for answers in news(group, completing.answers):
+            choices = [completing.choice(answer) for answer in answers]
+            yield b"".join([event({**completing.document([choice]), **extra}) for choice in choices])
     if counted:
-        yield event({**completing.document([]), "usage": usage(completing.prompts, answers)})
+        yield event({**completing.document([]), "usage": usage(completing.prompts, completing.answers)})

@@ -73,7 +73,7 @@ class Tally:
     def token(self, ticket: Ticket, now: float) -> None:
         """A generation has been given a token."""
         self.generation_tokens += 1
-        if ticket.known:
+        if ticket.first >= 0:
             self.inter_token.observe(now - ticket.latest)
         else:
             self.time_to_first_token.observe(now - ticket.arrived)
@@ -85,8 +85,9 @@ class Tally:
             return
         self.prompt_tokens += ticket.generation.request.prompt_tokens
         self.end_to_end.observe(ticket.latest - ticket.arrived)
-        if ticket.known > 1:
-            self.per_output_token.observe((ticket.latest - ticket.first) / (ticket.known - 1))
+        tokens = len(ticket.generation.output)
+        if tokens > 1:
+            self.per_output_token.observe((ticket.latest - ticket.first) / (tokens - 1))
 
 
 class Page(Collector):

@@ -119,6 +119,11 @@ class Generating(Body):
         """Strings that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def counts_usage(self) -> bool:
+        """Whether a stream ends with a count of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
 
 class CompletionRequest(Generating):
     """/v1/completions."""

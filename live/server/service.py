@@ -93,6 +93,18 @@ class Service:
         if self.labels:
             raise bad_request("model", f"{self.name} tells classes and gives no tokens: see /classify, /score, /rerank")
 
+    def check_generating(self, asked: Generating) -> None:
+        """Refuse tokens of a model that gives none, and wishes about streams that contradict each other.
+
+        Raises:
+            ApiError: 400.
+        """
+        self.check_speaks()
+        if asked.stream and asked.prompt_logprobs is not None:
+            raise bad_request("prompt_logprobs", "not served in a stream")
+        if asked.stream_options is not None and not asked.stream:
+            raise bad_request("stream_options", "expected stream to be true")
+
     def check_room(self, generations: int) -> None:
         """Refuse what the queue does not hold.
 

@@ -28,16 +28,15 @@ class Ticket:
     """One generation, as the event loop sees it.
 
     Attributes:
-        generation: the engine's while it runs. known: tokens that have come. over: no more will.
-        failure: what went wrong.
+        generation: the engine's while it runs. over: no more tokens will come. failure: what went wrong.
         arrived, first, latest: seconds of `time.perf_counter`: of the request, its first and its latest token.
     """
 
-    __slots__ = ("arrived", "failure", "first", "generation", "group", "known", "latest", "over")
+    __slots__ = ("arrived", "failure", "first", "generation", "group", "latest", "over")
 
     def __init__(self, generation: Generation, group: Group, arrived: float) -> None:
         self.generation, self.group, self.arrived = generation, group, arrived
-        self.known, self.over = 0, False
+        self.over = False
         self.failure: ApiError | None = None
         self.first = self.latest = -1.0
 
@@ -176,9 +175,8 @@ class Worker:
             if ticket is None:  # taken back meanwhile
                 continue
             tally.token(ticket, now)
-            if not ticket.known:
+            if ticket.first < 0:
                 ticket.first = now
-            ticket.known += 1
             ticket.latest = now
             ticket.group.ring()
         for generation in result.finished:

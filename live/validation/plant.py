@@ -24,7 +24,6 @@ from live.validation.probe import Reach, probe
 from live.validation.prompts import materialise
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
-from workloads.errors import BadInput
 from workloads.request import Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,8 +46,7 @@ class LivePlant:
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
         quantise: Mapping[str, Any] | None = None, ahead: bool = False,
     ) -> None:  # fmt: skip
-        if device == "cuda" and not torch.cuda.is_available():
-            raise BadInput("expected a machine with a CUDA device", field="--backend", value=device)
+        device_name(device)
         torch.set_num_threads(threads)
         if device == "cpu":
             keep_freed_memory()

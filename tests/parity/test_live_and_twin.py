@@ -107,6 +107,21 @@ def replay(played: Played) -> tuple[list[float], list[float]]:
     return durations, [begins[bisect_right(began, noticed)] for noticed in played.noticed]
 
 
+def noted(engine: Engine) -> list[tuple[object, ...]]:
+    """What the engine decides from now on, as it goes."""
+    found: list[tuple[object, ...]] = []
+    begin = engine.core.begin_step
+
+    def begin_step(now: float) -> Batch | None:
+        batch = begin(now)
+        if batch is not None:
+            found.append(trace(batch))
+        return batch
+
+    engine.core.begin_step = begin_step  # type: ignore[method-assign]
+    return found
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path) -> None:
     config, chunks = CASES[name]
@@ -115,16 +130,7 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
     assert isinstance(engine.core.kv, BlockPool)
     asked = requests(5)
     generations = [materialise(request, answer, 50, BLOCK, BLOCK) for request, answer in asked]
-    lived: list[tuple[object, ...]] = []
-    begin = engine.core.begin_step
-
-    def noted(now: float) -> Batch | None:
-        batch = begin(now)
-        if batch is not None:
-            lived.append(trace(batch))
-        return batch
-
-    engine.core.begin_step = noted  # type: ignore[method-assign]
+    lived = noted(engine)
     played = play(engine, generations)
 
     replayed: list[tuple[object, ...]] = []
@@ -156,16 +162,7 @@ def by_the_second(
     config, chunks = CASES[name]
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
     engine = Engine(decoder, config, chunks, make_executor=make, depth=depth)
-    lived: list[tuple[object, ...]] = []
-    begin = engine.core.begin_step
-
-    def noted(now: float) -> Batch | None:
-        batch = begin(now)
-        if batch is not None:
-            lived.append(trace(batch))
-        return batch
-
-    engine.core.begin_step = noted  # type: ignore[method-assign]
+    lived = noted(engine)
     waiting, now = sorted(arrivals, key=lambda generation: arrivals[generation]), 0.0
     while waiting or engine.core.sequences:
         while waiting and arrivals[waiting[0]] <= now:
