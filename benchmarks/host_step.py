@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.scheduling_decision import machine
+from benchmarks.provenance import provenance
 from kernels.sampling import Wish
 from kernels.shapes import Shape
 from live import executor
@@ -31,7 +30,6 @@ from live.generation import ask
 from live.models.config import ModelConfig
 from live.models.decoder import Inputs, PagedCache
 from schedulers.engine_config import EngineConfig
-from twin.cli.manifest import manifest
 
 LIMITS = {1: 30e-6, 64: 80e-6, 256: 200e-6}
 
@@ -92,13 +90,9 @@ def main() -> int:
         rows.append({"batch": batch, "seconds": seconds, "limit": limit})
         print(f"batch {batch:>3}: {1e6 * seconds:6.1f} µs a step (at most {1e6 * limit:g})")
     if asked.out:
-        told = manifest({})
         document = {
-            "schema": "twin.benchmark-host-step/1",
-            "date": datetime.now(UTC).date().isoformat(),
-            **{name: told[name] for name in ("version", "commit", "python")},
+            **provenance("twin.benchmark-host-step/1"),
             "torch": str(torch.__version__),
-            "machine": machine(),
             "repeat": asked.repeat,
             "steps": rows,
         }

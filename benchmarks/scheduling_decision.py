@@ -14,21 +14,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from latency_models.ec_tables import EcTables
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from twin.cli.manifest import manifest
 from twin.scenarios.kinds import read_scenario
 from twin.scenarios.serving import check_scenario
 from workloads.request import Request
@@ -158,18 +155,6 @@ def compare(ours: list[float], baseline: list[float]) -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """What it was measured on."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "device": models[0] if models else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
-
-
 def show(document: dict[str, Any]) -> None:
     """For people, microseconds."""
     print(f"{document['machine']['device']}, Python {document['python']}, medians of {document['repeat']} turns")
@@ -196,13 +181,9 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.repeat < 1:
         parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
-    told = manifest({})
     alone = allowances(asked.repeat)
     document = {
-        "schema": "twin.benchmark-scheduling-decision/1",
-        "date": datetime.now(UTC).date().isoformat(),
-        **{name: told[name] for name in ("version", "commit", "python")},
-        "machine": machine(),
+        **provenance("twin.benchmark-scheduling-decision/1"),
         "repeat": asked.repeat,
         "limit": LIMIT,
         "worst": max(row["slo"] for row in alone),

@@ -21,14 +21,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.scheduling_decision import machine
+from benchmarks.provenance import provenance
 from kernels.shapes import Shape
 from live.engine import Engine
 from live.generation import Generation
@@ -41,7 +40,6 @@ from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from schedulers.engine_config import EngineConfig, OneShotBudget
-from twin.cli.manifest import manifest
 
 LIMIT = 0.3e-3
 TOKENS = 8
@@ -168,13 +166,9 @@ def main() -> int:
     for name, row in (*rows.items(), ("added", added)):
         print(f"{name:<22}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
     if asked.out:
-        run = manifest({})
         document = {
-            "schema": "twin.benchmark-server/2",
-            "date": datetime.now(UTC).date().isoformat(),
-            **{name: run[name] for name in ("version", "commit", "python")},
+            **provenance("twin.benchmark-server/2"),
             "torch": str(torch.__version__),
-            "machine": machine(),
             "requests": asked.requests,
             **told,
             "seconds": {**rows, "added": added},

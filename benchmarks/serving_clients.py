@@ -22,13 +22,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scheduling_decision import machine
-from twin.cli.manifest import manifest
+from benchmarks.provenance import provenance
 
 NAME = "served"
 START, RUN = 120, 600
@@ -168,12 +166,8 @@ def main() -> int:
     for each in outcomes:
         print(f"{each.client} {each.version}, {each.task}: {each.fault or f'{each.failed} of {each.requests} failed'}")
     if asked.out:
-        told = manifest({})
         document: dict[str, Any] = {
-            "schema": "twin.benchmark-serving-clients/1",
-            "date": datetime.now(UTC).date().isoformat(),
-            **{name: told[name] for name in ("version", "commit", "python")},
-            "machine": machine(),
+            **provenance("twin.benchmark-serving-clients/1"),
             "outcomes": [asdict(each) for each in outcomes],
         }
         asked.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from typing import Any
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from benchmarks.scheduling_decision import in_turns, machine
+from benchmarks.provenance import provenance
+from benchmarks.scheduling_decision import in_turns
 from live.text.chat import ChatTemplate
 from live.text.stream import TextStream
 from live.text.tokenizer import FILE, Tokenizer
-from twin.cli.manifest import manifest
 from workloads.errors import BadInput
 
 DOCUMENTATION = Path(__file__).parent.parent / "docs"
@@ -127,17 +126,13 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.repeat < 1:
         parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
-    told = manifest({})
     try:
         results = measured(asked.tokenizer, asked.repeat)
     except BadInput as error:
         print(error, file=sys.stderr)
         return 2
     document = {
-        "schema": "twin.benchmark-tokenizer/1",
-        "date": datetime.now(UTC).date().isoformat(),
-        **{name: told[name] for name in ("version", "commit", "python")},
-        "machine": machine(),
+        **provenance("twin.benchmark-tokenizer/1"),
         "repeat": asked.repeat,
         **results,
     }

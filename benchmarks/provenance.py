@@ -1,0 +1,34 @@
+"""What every benchmark's document begins with: when, of which commit and on what machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from twin.cli.manifest import manifest
+
+
+def provenance(schema: str) -> dict[str, Any]:
+    """schema, date, version, commit, python and machine."""
+    told = manifest({})
+    return {
+        "schema": schema,
+        "date": datetime.now(UTC).date().isoformat(),
+        **{name: told[name] for name in ("version", "commit", "python")},
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "device": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
