@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from live.generation import Likely
 from live.server.protocol import Generating
 from live.server.replies import Alternative, FinishReason, TokenLogprob, Usage
 from live.server.service import Service
 from live.server.worker import Group, Ticket
+from live.text.stream import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,39 @@ class Piece:
     last: bool
 
 
+class Spoken:
+    """The text of an answer, made once for two who listen: the engine for a stop string, the reply for what to send.
+
+    Args:
+        stream: makes it; None: there is no tokenizer and no text.
+    """
+
+    def __init__(self, stream: TextStream | None) -> None:
+        self._stream, self._heard, self._text = stream, 0, ""
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that it ended with."""
+        return None if self._stream is None else self._stream.stopped
+
+    def hear(self, token: int) -> bool:
+        """Take the next token; whether the text ends with it."""
+        assert self._stream is not None
+        self._text += self._stream.push(token)
+        self._heard += 1
+        return self._stream.stopped is not None
+
+    def take(self, output: list[int], last: bool) -> str:
+        """The text that is certain and has not been taken, of all tokens so far. `last`: there will be no more."""
+        if self._stream is None:
+            return ""
+        for token in output[self._heard :]:
+            self.hear(token)
+        taken = self._text + (self._stream.finish() if last else "")
+        self._text = ""
+        return taken
+
+
 class Answer:
     """One choice of a reply.
 
@@ -30,11 +64,22 @@ class Answer:
         index: of the choice. ticket: what it is read off. seen: tokens read so far.
     """
 
-    def __init__(self, service: Service, asked: Generating, ticket: Ticket, index: int) -> None:
+    def __init__(self, service: Service, asked: Generating, ticket: Ticket, index: int, spoken: Spoken) -> None:
         self.service, self.ticket, self.index, self.seen = service, ticket, index, 0
         self.told_last = False
-        self._stream = service.text_stream(asked)
+        self._spoken = spoken
         self._stop_tokens = frozenset(asked.stop_token_ids or ())
+
+    @classmethod
+    def begin(
+        cls, service: Service, asked: Generating, group: Group, prompt: list[int], most: int, index: int,
+        *, seed: int, top: int, prompt_top: int,
+    ) -> Self:  # fmt: skip
+        """Have the answer to a prompt run; arguments as `Service.generation` has them."""
+        spoken = Spoken(service.text_stream(asked))
+        until = spoken.hear if asked.stops else None
+        made = service.generation(asked, prompt, most, seed, until=until, top=top, prompt_top=prompt_top)
+        return cls(service, asked, group.submit(made), index, spoken)
 
     @property
     def has_news(self) -> bool:
@@ -44,13 +89,7 @@ class Answer:
     def read(self) -> Piece:
         """All that has come since the last call."""
         begin, end, last = self.seen, len(self.ticket.generation.output), self.ticket.over
-        text, stream = "", self._stream
-        if stream is not None:
-            for token in self.ticket.generation.output[begin:end]:
-                if stream.stopped is None:
-                    text += stream.push(token)
-            if last and stream.stopped is None:
-                text += stream.finish()
+        text = self._spoken.take(self.ticket.generation.output, last)
         self.seen, self.told_last = end, last
         return Piece(text, begin, end, last)
 
@@ -58,15 +97,15 @@ class Answer:
     def finish_reason(self) -> FinishReason:
         """Of an answer that is over."""
         generation = self.ticket.generation
-        if self._stream is not None and self._stream.stopped is not None:
+        if self._spoken.stopped is not None:
             return "stop"
         return "stop" if generation.ending == "stop" and generation.output else "length"
 
     @property
     def stop_reason(self) -> str | int | None:
         """The stop string or the token of `stop_token_ids` that ended it."""
-        if self._stream is not None and self._stream.stopped is not None:
-            return self._stream.stopped
+        if self._spoken.stopped is not None:
+            return self._spoken.stopped
         generation = self.ticket.generation
         ended = generation.ending == "stop" and generation.output and generation.output[-1] in self._stop_tokens
         return generation.output[-1] if ended else None

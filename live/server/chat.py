@@ -44,8 +44,10 @@ class Chatting:
         prompt_top = -1 if asked.prompt_logprobs is None else asked.prompt_logprobs
         seed = self.service.seed(asked)
         for i in range(asked.n or 1):
-            made = self.service.generation(asked, self.prompt, self.most, seed + i, top=top, prompt_top=prompt_top)
-            self.answers.append(Answer(self.service, asked, group.submit(made), i))
+            begun = Answer.begin(
+                self.service, asked, group, self.prompt, self.most, i, seed=seed + i, top=top, prompt_top=prompt_top
+            )
+            self.answers.append(begun)
 
     def choice(self, answer: Answer) -> ChatChoice:
         """A whole answer."""

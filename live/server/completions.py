@@ -38,8 +38,11 @@ class Completing:
         seed = self.service.seed(asked)
         for prompt, most in zip(self.prompts, self.most, strict=True):
             for i in range(self.each):
-                made = self.service.generation(asked, prompt, most, seed + i, top=top, prompt_top=prompt_top)
-                self.answers.append(Answer(self.service, asked, group.submit(made), len(self.answers)))
+                begun = Answer.begin(
+                    self.service, asked, group, prompt, most, len(self.answers),
+                    seed=seed + i, top=top, prompt_top=prompt_top,
+                )  # fmt: skip
+                self.answers.append(begun)
                 self.offsets.append(0)
 
     def document(self, choices: list[CompletionChoice]) -> Completion:

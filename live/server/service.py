@@ -212,9 +212,17 @@ class Service:
         )
 
     def generation(
-        self, asked: Generating, prompt: list[int], most: int, seed: int, *, top: int, prompt_top: int
+        self,
+        asked: Generating,
+        prompt: list[int],
+        most: int,
+        seed: int,
+        *,
+        until: Callable[[int], bool] | None,
+        top: int,
+        prompt_top: int,
     ) -> Generation:
-        """A generation as a client wants it; `top` and `prompt_top` as `Generation` has them."""
+        """A generation as a client wants it; `until`, `top` and `prompt_top` as `Generation` has them."""
         return ask(
             self.worker.number(),
             prompt,
@@ -224,7 +232,7 @@ class Service:
             fewest=asked.min_tokens or 0,
             block_tokens=self.id_tokens,
             task="generate" if most else "prompt_logprobs",
-            until=self._until(asked),
+            until=until,
             top=top,
             prompt_top=prompt_top,
             salt=(asked.cache_salt or "").encode(),
@@ -235,30 +243,21 @@ class Service:
         return ask(self.worker.number(), prompt, 0, block_tokens=self.id_tokens, task=task)
 
     def text_stream(self, asked: Generating) -> TextStream | None:
-        """Makes text of tokens; None without a tokenizer."""
+        """Makes text of tokens; None without a tokenizer.
+
+        Raises:
+            ApiError: 400: stop strings without a tokenizer.
+        """
         if self.tokenizer is None:
+            if asked.stops:
+                raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
             return None
-        skip = asked.skip_special_tokens is not False
-        return TextStream(self.tokenizer, asked.stops, bool(asked.include_stop_str_in_output), skip)
+        skip, include = asked.skip_special_tokens is not False, bool(asked.include_stop_str_in_output)
+        return TextStream(self.tokenizer, asked.stops, include, skip, asked.min_tokens or 0)
 
     def _ends(self, asked: Generating) -> frozenset[int]:
         own: frozenset[int] = frozenset() if asked.ignore_eos else self.end_tokens
         return own | frozenset(asked.stop_token_ids or ())
-
-    def _until(self, asked: Generating) -> Callable[[int], bool] | None:
-        """Looks for stop strings as the engine hands out tokens, in a text of its own: what is sent may lag behind."""
-        if not asked.stops:
-            return None
-        if self.tokenizer is None:
-            raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
-        stream = self.text_stream(asked)
-        assert stream is not None
-
-        def ends(token: int) -> bool:
-            stream.push(token)
-            return stream.stopped is not None
-
-        return ends
 
     def seed(self, asked: Generating) -> int:
         """The request's own seed, or one for it. Of several answers the i-th is drawn with seed + i."""

@@ -18,8 +18,8 @@ class Stop:
         self.text, self.matched = text, 0
         self._borders = _borders(text)
 
-    def feed(self, more: str) -> int | None:
-        """Characters of `more` with which the string is whole; None while it is not."""
+    def feed(self, more: str, counts: bool = True) -> int | None:
+        """Characters of `more` with which the string is whole; None while it is not, or where that does not count."""
         stop, borders, matched = self.text, self._borders, self.matched
         place = 0
         while place < len(more):
@@ -32,7 +32,9 @@ class Stop:
             matched += stop[matched] == more[place]
             place += 1
             if matched == len(stop):
-                return place
+                if counts:
+                    return place
+                matched = borders[-1]
         self.matched = matched
         return None
 
@@ -54,11 +56,17 @@ class Stops:
         self._beginnings = frozenset(text[0] for text in texts)
         self.begun = 0
 
-    def feed(self, more: str) -> tuple[int, str] | None:
-        """Characters of `more` with which the first of them is whole, and which; no more is to be fed then."""
+    def feed(self, more: str, counts: bool = True) -> tuple[int, str] | None:
+        """Characters of `more` with which the first of them is whole, and which; no more is to be fed then.
+
+        Args:
+            counts: False: what becomes whole within `more` is passed over; what begins in it may become whole later.
+        """
         if not self.begun and self._beginnings.isdisjoint(more):
             return None
-        ends = [(end, -len(stop.text), stop.text) for stop in self._stops if (end := stop.feed(more)) is not None]
+        ends = [
+            (end, -len(stop.text), stop.text) for stop in self._stops if (end := stop.feed(more, counts)) is not None
+        ]
         if not ends:
             self.begun = max(stop.matched for stop in self._stops)
             return None

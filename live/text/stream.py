@@ -15,6 +15,10 @@ class TextStream:
     what may be the beginning of a stop string. All that was given out, with what `finish` gives, is what
     `Tokenizer.decode` makes of all tokens, up to the first stop string.
 
+    Args:
+        stops: strings that end the text. include_stop: the text ends with the one that was met, not before it.
+        skip_special: special tokens give no text. fewest: tokens before the last of which no string ends it.
+
     Attributes:
         stopped: the stop string that was met, after which tokens give nothing; None while none was.
 
@@ -23,17 +27,24 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False, skip_special: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+        fewest: int = 0,
     ) -> None:
         self.stopped: str | None = None
         self._reader = tokenizer.reader()
         self._skipped = tokenizer.special if skip_special else frozenset()
         self._stops = Stops(stops) if stops else None
         self._include_stop = include_stop
+        self._quiet = fewest  # tokens to come, of which the last is the first whose text a stop may end
         self._held = ""
 
     def push(self, token: int) -> str:
         """The text that this token makes certain, often none."""
+        self._quiet -= 1
         if self.stopped is not None or token in self._skipped:
             return ""
         return self._certain(self._reader.push(token))
@@ -51,7 +62,7 @@ class TextStream:
         if self._stops is None or not more:
             return more
         text = self._held + more
-        met = self._stops.feed(more)
+        met = self._stops.feed(more, self._quiet <= 0)
         if met is None:
             cut = len(text) - self._stops.begun
         else:

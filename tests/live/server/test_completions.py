@@ -109,6 +109,11 @@ def test_stop_strings_end_an_answer_and_are_not_in_it(server: Setting, folder: P
         assert pieces[-1]["stop_reason"] == stop
     kept = server.client.post("/v1/completions", **asked, stop=stop, include_stop_str_in_output=True).document
     assert kept["choices"][0]["text"] == text[: end + 2]
+    # One that is whole too early does not count, and is text like any other.
+    patient = server.client.post("/v1/completions", **asked, stop=stop, min_tokens=count + 1).document
+    assert text.startswith(patient["choices"][0]["text"])
+    assert len(patient["choices"][0]["text"]) >= end + 2
+    assert patient["usage"]["completion_tokens"] > count
 
 
 def test_end_tokens_end_an_answer_unless_told_otherwise(server: Setting, decoder: Decoder) -> None:

@@ -80,6 +80,37 @@ def test_a_stop_does_not_depend_on_how_the_text_comes(text: str, stops: list[str
     assert cut(text, stops, include=True) == (text, None)
 
 
+@given(
+    parts=st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3),
+)
+def test_what_is_whole_where_it_does_not_count_is_passed_over(parts: list[tuple[str, bool]], stops: list[str]) -> None:
+    search, text = Stops(stops), ""
+    for part, counts in parts:
+        ends = range(len(text) + 1, len(text) + len(part) + 1)
+        text += part
+        met = search.feed(part, counts)
+        expected = [end for end in ends if counts and any(text[:end].endswith(stop) for stop in stops)]
+        assert (met is None) == (not expected)
+        if met is not None:
+            end = expected[0]
+            assert len(text) - len(part) + met[0] == end
+            assert met[1] == max((stop for stop in stops if text[:end].endswith(stop)), key=len)
+            return
+        assert search.begun == max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
+
+
+def test_a_stop_counts_from_the_fewest_tokens_on(known: dict[str, Tokenizer]) -> None:
+    tokenizer = known["byte-level"]
+    ids = [tokenizer.encode(character)[0] for character in "ENDxENDy"]
+    for fewest, text in ((0, ""), (3, ""), (4, "ENDx"), (7, "ENDx"), (8, "ENDxENDy")):
+        stream = TextStream(tokenizer, ["END"], fewest=fewest)
+        assert "".join(map(stream.push, ids)) + stream.finish() == text
+    # One that begins before and becomes whole after them counts too.
+    stream = TextStream(tokenizer, ["END"], fewest=2)
+    assert ["".join(map(stream.push, ids)), stream.stopped] == ["", "END"]
+
+
 def test_a_character_waits_for_its_last_byte(known: dict[str, Tokenizer]) -> None:
     tokenizer = known["byte-level"]
     ids = tokenizer.encode("a今b")
