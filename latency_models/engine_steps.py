@@ -1,12 +1,13 @@
 """Step times of a whole engine as it stands, learnt from steps that were timed on it.
 
-    t = β + δ·decodes + κ·chunks + ω·outputs
+    t = β + δ·decodes + κ·chunks + ω·outputs + τ(rows mod 4)
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
 
 Each f is a broken line through 0 with knots where the data are, so that a knee (a cache that no longer holds, a product
-that changes its algorithm) is followed and not averaged away. All of them rise or stay level: more work never takes
-less time. `longest` is there because decodes of unequal lengths are padded to the longest where attention runs as one
-dense product; its length is counted in whole pages.
+that changes its algorithm) is followed and not averaged away. They rise or stay level: more work takes no less time.
+But for τ: a CPU computes products in strips of four rows, and rows left over cost extra, so that a step of 7 rows takes
+longer than one of 8. `longest` is there because decodes of unequal lengths are padded to the longest where attention
+runs as one dense product; its length is counted in whole pages.
 
 Where kernel tables say what a step should take, this says what it does take, host included; it holds for the engine,
 the model and the machine that were measured.
@@ -14,13 +15,14 @@ the model and the machine that were measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.base import CannotFit, Estimator, Floats
 from latency_models.calibration import Provenance
@@ -31,6 +33,9 @@ SCHEMA = "twin.engine-steps/1"
 
 LINES = ("rows", "decode_attention", "chunk_attention")
 SLOPES = ("decodes", "chunks", "outputs")
+
+STRIP = 4
+"""Rows that a CPU's products are computed in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +101,12 @@ class EngineStepsFile(Strict):
 
     Attributes:
         page_tokens: tokens of a KV block. overhead, slopes, lines: β, δ κ ω and the broken lines, by name.
+        tails: τ of 0 to 3 rows left over.
         largest: of each feature, the largest that was measured. points: steps that taught it.
         heldout_median_error, heldout_p90_error: |predicted / measured − 1| of steps that taught nothing.
         repeat_spread: relative deviation of steps that are alike: what no model could explain.
+        yardsticks: seconds that the machine's yardsticks take at the pace that the rest is for, by their rows; none
+            where the pace was not read.
     """
 
     schema_: Literal["twin.engine-steps/1"] = Field(alias="schema")
@@ -106,11 +114,13 @@ class EngineStepsFile(Strict):
     overhead: NonNegativeFloat
     slopes: dict[str, NonNegativeFloat]
     lines: dict[str, BrokenLine]
+    tails: list[NonNegativeFloat] = Field(default=[0.0] * STRIP, min_length=STRIP, max_length=STRIP)
     largest: dict[str, int]
     points: PositiveInt
     heldout_median_error: NonNegativeFloat
     heldout_p90_error: NonNegativeFloat
     repeat_spread: NonNegativeFloat
+    yardsticks: dict[PositiveInt, PositiveFloat] = Field(default_factory=dict)
     provenance: Provenance
 
 
@@ -118,7 +128,7 @@ class EngineSteps(Estimator):
     """The regression above; least squares of relative errors, with no coefficient below 0.
 
     `fit` learns:
-        overhead_, slopes_, lines_: β, δ κ ω by name, and the broken lines by name.
+        overhead_, slopes_, lines_, tails_: β, δ κ ω by name, the broken lines by name, and τ.
         largest_: the largest of every feature that was measured. points_: how many steps.
 
     Args:
@@ -130,6 +140,7 @@ class EngineSteps(Estimator):
     overhead_: float
     slopes_: dict[str, float]
     lines_: dict[str, BrokenLine]
+    tails_: list[float]
 
     def __init__(self, page_tokens: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
         self.page_tokens, self.support, self.huber = page_tokens, support, huber
@@ -149,7 +160,9 @@ class EngineSteps(Estimator):
             raise CannotFit("expected durations above 0", field="steps", value=float(seconds.min()))
         columns = {name: np.array([getattr(step, name) for step in steps], float) for name in (*LINES, *SLOPES)}
         knots = {name: _knots(columns[name], self.support) for name in LINES}
+        left = columns["rows"] % STRIP
         design = [np.ones(len(steps)), *(columns[name] for name in SLOPES)]
+        design += [(left == tail).astype(float) for tail in range(1, STRIP)]
         for name in LINES:
             design += _rises(columns[name], knots[name])
         x = np.stack(design, axis=1)
@@ -167,6 +180,7 @@ class EngineSteps(Estimator):
         found = iter((solution / scale).tolist())
         self.overhead_ = next(found)
         self.slopes_ = {name: next(found) for name in SLOPES}
+        self.tails_ = [0.0, *(next(found) for _ in range(1, STRIP))]
         self.lines_ = {
             name: BrokenLine(knots=knots[name], values=np.cumsum([next(found) for _ in knots[name]]).tolist())
             for name in LINES
@@ -215,23 +229,6 @@ class EngineSteps(Estimator):
             found.append(known[seen])
         return found
 
-    def scaled(self, factor: float) -> EngineSteps:
-        """The same engine on a machine on which every step takes `factor` times as long.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
-        self._require_fit()
-        made = EngineSteps(self.page_tokens, support=self.support, huber=self.huber)
-        made.overhead_ = factor * self.overhead_
-        made.slopes_ = {name: factor * slope for name, slope in self.slopes_.items()}
-        made.lines_ = {
-            name: BrokenLine(knots=line.knots, values=[factor * value for value in line.values])
-            for name, line in self.lines_.items()
-        }
-        made.largest_, made.points_ = dict(self.largest_), self.points_
-        return made
-
     def in_range(self, batch: Batch) -> bool:
         """Whether every feature of the batch was measured so large."""
         step = describe(batch, self.page_tokens)
@@ -244,6 +241,7 @@ class EngineSteps(Estimator):
             + slopes["decodes"] * step.decodes
             + slopes["chunks"] * step.chunks
             + slopes["outputs"] * step.outputs
+            + self.tails_[step.rows % STRIP]
             + lines["rows"].at(step.rows)
             + lines["decode_attention"].at(step.decode_attention)
             + lines["chunk_attention"].at(step.chunk_attention)
@@ -251,11 +249,18 @@ class EngineSteps(Estimator):
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
-    def document(self, *, errors: Floats, repeat_spread: float, provenance: dict[str, Any]) -> dict[str, Any]:
+    def document(
+        self,
+        *,
+        errors: Floats,
+        repeat_spread: float,
+        provenance: dict[str, Any],
+        yardsticks: Mapping[int, float] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """What `strict.write_yaml` writes, and `read_engine_steps` reads as the same model.
 
         Args:
-            errors: predicted / measured − 1 of steps that were held out.
+            errors: predicted / measured − 1 of steps that were held out. yardsticks: as in the file.
 
         Raises:
             NotFitted: before `fit`.
@@ -268,11 +273,13 @@ class EngineSteps(Estimator):
             "overhead": self.overhead_,
             "slopes": dict(self.slopes_),
             "lines": {name: line.model_dump() for name, line in self.lines_.items()},
+            "tails": list(self.tails_),
             "largest": dict(self.largest_),
             "points": self.points_,
             "heldout_median_error": float(np.median(size)),
             "heldout_p90_error": float(np.quantile(size, 0.9)),
             "repeat_spread": repeat_spread,
+            "yardsticks": dict(yardsticks),
             "provenance": provenance,
         }
 
@@ -281,17 +288,27 @@ class EngineSteps(Estimator):
         """The model that a file describes."""
         made = cls(file.page_tokens)
         made.overhead_, made.slopes_, made.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
+        made.tails_ = list(file.tails)
         made.largest_, made.points_ = dict(file.largest), file.points
         return made
+
+
+def read_engine_steps_file(path: Path) -> EngineStepsFile:
+    """What a YAML file says.
+
+    Raises:
+        BadInput: a file that cannot be read, or breaks the schema.
+    """
+    return checked(EngineStepsFile, read_yaml(path), path)
 
 
 def read_engine_steps(path: Path) -> EngineSteps:
     """The model in a YAML file.
 
     Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
+        BadInput: as `read_engine_steps_file`.
     """
-    return EngineSteps.from_file(checked(EngineStepsFile, read_yaml(path), path))
+    return EngineSteps.from_file(read_engine_steps_file(path))
 
 
 def _knots(column: Floats, support: int) -> list[int]:

@@ -2,5 +2,6 @@
 
 prompts   token ids for requests that have only lengths and prefixes
 probe     timed steps of every kind, for a step-time model to learn from
+pace      how fast the machine is meanwhile
 play      a workload at its own times, and what became of every request and step
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from latency_models.engine_steps import Step
 from live.block_pool import BlockPool
 from live.device import device_name, versions
 from live.engine import Engine
@@ -19,12 +19,17 @@ from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import load_weights, random_weights
+from live.validation.pace import SIZES, PacedClock, Yardstick
 from live.validation.play import Played, play
-from live.validation.probe import Reach, probe
+from live.validation.probe import Probed, Reach, probe
 from live.validation.prompts import materialise
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
+
+WARM, BLOCK = 5, 16
+"""Readings of a yardstick that do not count, since the first ones pay for memory and code that others find there; and
+the size of its blocks."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -91,17 +96,26 @@ class LivePlant:
         prompt: int,
         answer: int,
         seed: int,
+        pace_share: float,
         advance: Callable[[str], None],
-    ) -> list[list[Step]]:
+    ) -> Probed:
         """Timed steps, as `live.validation.probe` makes them.
 
         Raises:
             ValueError: sizes that the engine refuses.
         """
         reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
-        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance)
+        clock = self._make_clock(pace_share)
+        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance, clock)
 
-    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
+    def play(
+        self,
+        config: EngineConfig,
+        chunks: ChunkPolicy | None,
+        requests: Sequence[tuple[Request, int]],
+        *,
+        pace_share: float,
+    ) -> Played:
         """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
 
         Raises:
@@ -111,7 +125,27 @@ class LivePlant:
             materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
             for request, answer in requests
         ]
-        return play(self.engine(config, chunks), generations)
+        return play(self.engine(config, chunks), generations, self._make_clock(pace_share))
+
+    def _make_clock(self, pace_share: float) -> Callable[[], PacedClock]:
+        """Makes clocks that give this share of the time to the yardstick."""
+        if not pace_share:
+            return PacedClock
+        return functools.partial(PacedClock, self.yardstick, pace_share, self._sizes)
+
+    @functools.cached_property
+    def yardstick(self) -> Yardstick:
+        """On an engine of its own, warm."""
+        config = EngineConfig(kv_blocks=-(-max(self._sizes) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1)
+        made = Yardstick(self.engine(config))
+        for rows in self._sizes * WARM:
+            made(rows)
+        return made
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        """Of yardsticks: those that the model has contexts for."""
+        return tuple(rows for rows in SIZES if rows < self.decoder.config.positions)
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from live.engine import Engine
 from live.generation import Generation
+from live.validation.pace import PacedClock
 from schedulers.batches import Batch
 
 NEARLY = 1e-3
@@ -34,6 +36,7 @@ class Played:
     Attributes:
         noticed: when the engine took in each of `sent`, seconds: after its time, where a step was running.
         followed: of each step, whether the engine went on to the next without waiting for an arrival.
+        readings: of the machine's pace: when, the yardstick's rows, and what it took, seconds.
     """
 
     generations: list[Generation]
@@ -41,6 +44,7 @@ class Played:
     noticed: list[float]
     steps: list[TimedStep]
     followed: list[bool]
+    readings: list[tuple[float, int, float]]
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:
@@ -52,29 +56,30 @@ class Played:
         return [(step.batch, step.begin, end) for step, end in zip(self.steps, ends, strict=True)]
 
     @property
-    def late(self) -> list[float]:
-        """Seconds by which requests reached the engine after their time."""
-        return [now - each.request.arrival for now, each in zip(self.noticed, self.sent, strict=True)]
+    def token_times(self) -> list[list[float]]:
+        """When each token of each request came, seconds since the start."""
+        return [each.times for each in self.generations]
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:
-        """One entry a request: arrival, first_token, last_token (seconds) and output_tokens; and `gaps`, the seconds
-        between successive tokens, of all of them together."""
+        """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
         done = self.generations
-        gaps = [np.diff(np.array(each.times)) for each in done if len(each.times) > 1]
+        noticed = {each.request.id: now for now, each in zip(self.noticed, self.sent, strict=True)}
         return {
             "arrival": np.array([each.request.arrival for each in done]),
+            "noticed": np.array([noticed[each.request.id] for each in done]),
             "first_token": np.array([each.first_token for each in done]),
             "last_token": np.array([each.last_token for each in done]),
             "output_tokens": np.array([float(len(each.output)) for each in done]),
-            "gaps": np.concatenate(gaps) if gaps else np.empty(0),
         }
 
 
-def play(engine: Engine, generations: Sequence[Generation]) -> Played:
+def play(
+    engine: Engine, generations: Sequence[Generation], make_clock: Callable[[], PacedClock] = PacedClock
+) -> Played:
     """Send each request at its arrival time, and step until all are answered.
 
     Like the twin's engine, this one notices arrivals between steps. `submitted` of each becomes its arrival time, from
-    which waiting counts; all times are seconds since the start.
+    which waiting counts; all times are seconds since the start, by a clock that stands still while the pace is read.
 
     Raises:
         ValueError: a request that would not fit if it were alone.
@@ -85,14 +90,12 @@ def play(engine: Engine, generations: Sequence[Generation]) -> Played:
     waiting = sorted(generations, key=lambda generation: generation.request.arrival)
     engine.keep_times = True
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
-    gc.collect()
-    gc.disable()  # a pause of its own in the middle of a step
-    start = time.perf_counter()
-    engine.clock = lambda: time.perf_counter() - start
-    try:
+    with collector_at_rest():
+        engine.clock = clock = make_clock()
         sent = 0
         while True:
-            now = engine.clock()
+            clock.rest()
+            now = clock()
             while sent < len(waiting) and waiting[sent].request.arrival <= now:
                 noticed.append(now)
                 engine.submit(waiting[sent])
@@ -105,14 +108,24 @@ def play(engine: Engine, generations: Sequence[Generation]) -> Played:
                     followed[-1] = False
                 if sent == len(waiting):
                     break
-                _wait(engine, waiting[sent].request.arrival)
+                _wait(clock, waiting[sent].request.arrival)
+    engine.watch = None
+    return Played(list(generations), waiting, noticed, steps, followed, clock.readings)
+
+
+def _wait(clock: PacedClock, until: float) -> None:
+    while (left := until - clock()) > 0:
+        clock.rest()
+        if left > NEARLY:
+            time.sleep(max(min(until, clock.due) - clock() - NEARLY, 0.0))
+
+
+@contextlib.contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """No garbage collection, which would be a pause in the middle of a step."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
-        engine.watch = None
-    return Played(list(generations), waiting, noticed, steps, followed)
-
-
-def _wait(engine: Engine, until: float) -> None:
-    while (left := until - engine.clock()) > 0:
-        if left > NEARLY:
-            time.sleep(left - NEARLY)

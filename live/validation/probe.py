@@ -8,7 +8,6 @@ scenario's engine allows.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ import numpy as np
 from latency_models.engine_steps import Step, describe
 from live.engine import Engine
 from live.generation import ask
+from live.validation.pace import PacedClock
+from live.validation.play import collector_at_rest
 from live.validation.prompts import GREEDY
 from schedulers.batches import Batch
 
@@ -38,9 +39,27 @@ class Reach:
     steps: int = 120
 
 
+@dataclass(frozen=True)
+class Probed:
+    """What probing gave.
+
+    Attributes:
+        rounds: of each, its steps in order, with the time at which they began, seconds.
+        readings: of the machine's pace meanwhile: when, the yardstick's rows, and what it took, seconds.
+    """
+
+    rounds: list[list[tuple[float, Step]]]
+    readings: list[tuple[float, int, float]]
+
+
 def probe(
-    make_engine: Callable[[], Engine], reach: Reach, vocabulary: int, seed: int, advance: Callable[[str], None]
-) -> list[list[Step]]:
+    make_engine: Callable[[], Engine],
+    reach: Reach,
+    vocabulary: int,
+    seed: int,
+    advance: Callable[[str], None],
+    make_clock: Callable[[], PacedClock] = PacedClock,
+) -> Probed:
     """Steps of each round, in order, timed from the beginning of one to the beginning of the next.
 
     Args:
@@ -50,17 +69,23 @@ def probe(
     rng = np.random.default_rng([seed, 23])
     engine = make_engine()
     numbers = iter(range(1 << 60))
-    rounds: list[list[Step]] = []
-    _round(engine, Reach(reach.prompt, reach.answer, 4, 1, 40), vocabulary, rng, numbers)  # warms up
+    rounds: list[list[tuple[float, Step]]] = []
+    engine.clock = clock = make_clock()
+    _round(engine, clock, Reach(reach.prompt, reach.answer, 4, 1, 40), vocabulary, rng, numbers)  # warms up
     for i in range(reach.rounds):
-        rounds.append(_round(engine, reach, vocabulary, rng, numbers))
+        rounds.append(_round(engine, clock, reach, vocabulary, rng, numbers))
         advance(f"round {i + 1}: {len(rounds[-1])} steps")
-    return rounds
+    return Probed(rounds, clock.readings)
 
 
 def _round(
-    engine: Engine, reach: Reach, vocabulary: int, rng: np.random.Generator, numbers: Iterator[int]
-) -> list[Step]:
+    engine: Engine,
+    clock: PacedClock,
+    reach: Reach,
+    vocabulary: int,
+    rng: np.random.Generator,
+    numbers: Iterator[int],
+) -> list[tuple[float, Step]]:
     together = _log_uniform(rng, reach.sequences)
     longest = _log_uniform(rng, reach.prompt)
     answer = _log_uniform(rng, reach.answer)
@@ -73,27 +98,24 @@ def _round(
         engine.submit(ask(next(numbers), prompt, int(rng.integers(1, answer + 1)), wish=GREEDY, block_tokens=block))
 
     engine.watch = lambda batch, begin, end: seen.append((batch, begin, end))
-    gc.collect()
-    gc.disable()
-    try:
+    with collector_at_rest():
         for _ in range(together):
             send()
         for _ in range(reach.steps):
+            clock.rest()
             result = engine.step()
             if result is None:
                 break
             for _ in result.finished:
                 if rng.random() < 0.8:
                     send()
-    finally:
-        gc.enable()
-        engine.watch = None
-        for number in list(engine.core.sequences):
-            engine.abort(number)
-        while engine.step() is not None:  # what was begun ahead
-            pass
+    engine.watch = None
+    for number in list(engine.core.sequences):
+        engine.abort(number)
+    while engine.step() is not None:  # what was begun ahead
+        pass
     ends = [*(begin for _, begin, _ in seen[1:]), *(end for _, _, end in seen[-1:])]
-    return [describe(batch, block, after - begin) for (batch, begin, _), after in zip(seen, ends, strict=True)]
+    return [(begin, describe(batch, block, after - begin)) for (batch, begin, _), after in zip(seen, ends, strict=True)]
 
 
 def _log_uniform(rng: np.random.Generator, most: int) -> int:

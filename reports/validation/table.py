@@ -41,7 +41,18 @@ def headline(document: Document) -> list[str]:
         f"steps: {steps['provenance']['source']}; held-out error {median} in the median, {p90} at P90;"
         f" steps that are alike differ by {spread}",
         f"capacity by the twin: {document['capacity']:.2f} requests/s. {document['note']}",
+        _pace(document),
     ]
+
+
+def _pace(document: Document) -> str:
+    if not document["calibration"]["yardsticks"]:
+        return "pace: not read; the machine is taken to hold still"
+    paces = [pace for load in document["loads"] for means in load["pace"] for pace in means.values()]
+    return (
+        f"pace: repeats took {min(paces):.2f} to {max(paces):.2f} times as long as probing, by yardsticks between"
+        " their steps; errors are at that pace, and in the last column without regard to it"
+    )
 
 
 def _metrics(load: Document) -> Any:
@@ -53,7 +64,8 @@ def _metrics(load: Document) -> Any:
         "error",
         "95 % interval",
         "goal",
-        "error at the run's own pace",
+        "at the run's own pace",
+        "at the usual pace",
     )
     for name in SHOWN:
         entry = load["metrics"].get(name)
@@ -69,6 +81,7 @@ def _metrics(load: Document) -> Any:
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
             percent(entry["error_at_own_pace"]),
+            percent(entry["error_at_usual_pace"]),
         )
     return made
 

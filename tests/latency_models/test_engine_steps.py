@@ -64,6 +64,19 @@ def test_what_one_two_and_three_rows_take_is_told_apart() -> None:
         assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(seconds, rel=0.03)
 
 
+def test_rows_left_over_after_whole_strips_cost_extra() -> None:
+    tails = (0.0, 0.001, 0.0005, 0.0025)
+    rng = np.random.default_rng(13)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, (0.018 + 0.0006 * rows + tails[rows % 4]) * rng.lognormal(0, 0.05))
+        for rows in rng.integers(1, 33, 6000).tolist()
+    ]
+    model = EngineSteps().fit(steps)
+    for rows in (7, 8, 21, 22, 31, 32):
+        expected = 0.018 + 0.0006 * rows + tails[rows % 4]
+        assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(expected, rel=0.015)
+
+
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 def test_noise_does_not_make_it_too_fast(noise: float) -> None:
     # Uniform noise has its mean where it has its median, so that stalls' being discounted changes nothing.
@@ -124,9 +137,3 @@ def test_a_broken_line_by_hand() -> None:
     line = BrokenLine(knots=[10, 20], values=[1.0, 4.0])
     assert [line.at(x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.5, 4.0, 7.0]
     assert BrokenLine(knots=[], values=[]).at(7) == 0.0
-
-
-def test_a_slower_machine_takes_so_many_times_as_long() -> None:
-    model, steps = EngineSteps().fit(drawn(500, 9, 0.05)), drawn(50, 10, 0.0)
-    np.testing.assert_allclose(model.scaled(1.25).predict(steps), 1.25 * model.predict(steps), rtol=1e-12)
-    assert model.scaled(1.25).largest_ == model.largest_

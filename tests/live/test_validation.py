@@ -24,7 +24,7 @@ workload:
 engine: {kv_blocks: 64, max_num_seqs: 4, max_num_batched_tokens: 32}
 loads: [0.5, 0.8]
 repeats: 2
-probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_rounds: 2}
+probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_share: 0.1}
 """
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -45,8 +45,10 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     document = json.loads(capsys.readouterr().out)
     assert code == (4 if document["missed"] else 0)
     folder = Path(document["run"]["directory"])
-    for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg"):
+    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps", "pace")]
+    for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
         assert (folder / name).exists()
+    assert sorted(document["calibration"]["yardsticks"]) == ["1", "64", "8"]
     assert [load["load"] for load in document["loads"]] == [0.5, 0.8]
     for load in document["loads"]:
         assert load["rate"] == pytest.approx(load["load"] * document["capacity"])
@@ -59,7 +61,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
     # What was learnt serves again, and is not learnt anew; also a step ahead.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
-    again += ["--set", "engine.async_scheduling=true"]
+    again += ["--set", "engine.async_scheduling=true", "--set", "probe.pace_share=0"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     told = capsys.readouterr()
     assert "probing" not in told.err
@@ -76,6 +78,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "probe.pace_share: got 0.1, expected 0 with"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -86,6 +89,17 @@ def test_a_bad_scenario_is_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
     assert len([line for line in lines if not line.startswith("twin: probing")]) == 1
+
+
+def test_what_knows_no_pace_is_refused_where_it_is_read(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
+    assert run([*again, "--set", "probe.pace_share=0"]) == 0
+    file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
+    assert "yardsticks: {}" in file.read_text()
+    assert run([*again, "--calibration", str(file)]) == 2
+    assert "engine-steps.yaml: yardsticks: expected" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_workload_beyond_the_models_contexts_is_told(
@@ -109,7 +123,8 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         }
         return summary(columns)
 
-    found = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], [one(1.01), one(2.02)])
+    otherwise = {"error_at_own_pace": [one(1.01), one(2.02)]}
+    found = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], otherwise)
     assert found["ttft.mean"]["error_at_own_pace"] == pytest.approx(0.01)
     assert found["ttft.mean"]["error"] == pytest.approx(0.09)
     assert found["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])

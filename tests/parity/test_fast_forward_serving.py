@@ -9,12 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, run, scenario
+from twin.serving.pace import Pace, PaceLine
 
+UNSTEADY = Pace(
+    {1: PaceLine([0.0, 0.4, 0.41, 2.0], [0.7, 1.9, 0.5, 1.2]), 8: PaceLine([0.3, 0.9], [1.3, 0.8])},
+)
 LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 
 
-def both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    fast, slow = run({**document, "fast_forward": True}), run({**document, "fast_forward": False})
+def both(document: dict[str, Any], pace: Pace | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    fast, slow = (run({**document, "fast_forward": mode}, pace=pace) for mode in (True, False))
     assert sum(log.events for log in fast.logs) <= sum(log.events for log in slow.logs)
     return records(fast), records(slow)
 
@@ -28,9 +32,17 @@ def both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     seats=st.sampled_from([2, 16, 64]),
     caching=st.booleans(),
     seed=st.integers(0, 10**6),
+    pace=st.sampled_from([None, UNSTEADY]),
 )
 def test_one_engine(
-    rate: float, asynchronous: bool, limit: int | None, blocks: int, seats: int, caching: bool, seed: int
+    rate: float,
+    asynchronous: bool,
+    limit: int | None,
+    blocks: int,
+    seats: int,
+    caching: bool,
+    seed: int,
+    pace: Pace | None,
 ) -> None:
     document = scenario(
         seed=seed,
@@ -44,7 +56,7 @@ def test_one_engine(
             "kv_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous, "prefix_caching": caching,
         },
     )  # fmt: skip
-    fast, slow = both(document)
+    fast, slow = both(document, pace)
     assert fast == slow
 
 

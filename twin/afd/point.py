@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.records.request_table import write_requests
+from reports.records.columns import write_columns
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.plan import BundlePlan
@@ -118,7 +118,7 @@ def run_point(plan: BundlePlan, topology: Topology, requests_to: Path | None = N
     """Simulate and describe one point; what a worker process does. `requests_to` keeps a row a request there."""
     run = simulate(plan, topology)
     if requests_to is not None:
-        write_requests(requests_to, request_columns(run))
+        write_columns(requests_to, request_columns(run))
     return describe(plan, topology, run.measured)
 
 

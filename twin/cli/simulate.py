@@ -126,9 +126,9 @@ def _measured(plan: ServingSweep) -> dict[str, Any] | None:
 def _keep(document: dict[str, Any], first: Run | None, run: RunDirectory, *, figures: bool, events: bool) -> None:
     """Everything on disk, the summary last."""
     if first is not None:
-        from reports.records.request_table import write_requests
+        from reports.records.columns import write_columns
 
-        write_requests(run.path / "requests.parquet", first.columns.table())
+        write_columns(run.path / "requests.parquet", first.columns.table())
         if events:
             from reports.serving.trace_events import write_trace_events
 

@@ -24,14 +24,16 @@ def validate(
     repeats: int | None = None,
     tolerance: float = 1.0,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    fresh: Annotated[bool, FLAG] = False,
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
 ) -> int:
     """Run a real model on this machine, predict the same with the twin, and say how far they are apart.
 
     Without a calibration the engine is probed first: timed steps of every kind teach the twin what a step takes. Then
-    each load is played in real time, between short rounds of probing that tell the machine's pace, and the twin is
-    given the very same requests. Keep the machine idle meanwhile.
+    each load is played in real time, and the twin is given the very same requests. Between steps the run's clock stops
+    and a yardstick tells the machine's pace. Keep the machine idle meanwhile. The same command takes up a validation
+    that was killed.
     Exit code 4: something is further off than its goal.
 
     Parameters
@@ -49,6 +51,8 @@ def validate(
         Goals are multiplied by this.
     set_
         A field of the scenario, key=value.
+    fresh
+        Start anew even if an unfinished validation of the same is there.
     json
         Print one JSON document on stdout and nothing else there.
     runs
@@ -72,10 +76,19 @@ def validate(
     if repeats is not None:
         checked = checked.model_copy(update={"repeats": repeats})
     plant = _plant(checked, scenario.parent, backend)
-    asked = {"scenario_file": str(scenario), "scenarios": [checked.model_dump(mode="json", by_alias=True)]}
-    with open_run(runs, "validate", checked.name, manifest(asked), resume=False) as run:
-        file = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
-        document = run_validation(plant, checked, file or _learn(plant, checked, run), note)
+    given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
+    content = manifest(
+        {
+            "scenario_file": str(scenario),
+            "scenarios": [checked.model_dump(mode="json", by_alias=True)],
+            "backend": backend,
+            "calibration": str(given) if given else None,
+        }
+    )
+    fingerprint = checked.fingerprint(content["version"], backend, str(scenario.parent.resolve()), _text(given))
+    with open_run(runs, "validate", fingerprint, content, resume=not fresh) as run:
+        file = given or _learn(plant, checked, run)
+        document = run_validation(plant, checked, file, run, note)
         document["missed"] = missed(document["loads"], tolerance)
         document["tolerance"] = tolerance
         document["run"] = {"id": run.id, "directory": str(run.path)}
@@ -109,17 +122,25 @@ def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
     )  # fmt: skip
 
 
+def _text(file: Path | None) -> str:
+    from latency_models.strict import read_text
+
+    return read_text(file) if file else ""
+
+
 def _learn(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) -> Path:
-    """Time steps of every kind, fit, and write what was learnt into the run folder."""
+    """Time steps of every kind, fit, and write what was learnt into the run folder, unless it is there."""
     from latency_models.strict import checked, write_yaml
     from twin.cli.console import progress
     from twin.scenarios.serving import EngineSpec
     from twin.validation.learning import learn
     from twin.validation.run import blaming
 
+    file = run.path / "engine-steps.yaml"
+    if file.exists():
+        return file
     config = checked(EngineSpec, scenario.engine, None, "engine").build(run.path, None)
     with progress("probing the engine", scenario.probe.rounds, 0, every=25) as advance, blaming("probe"):
         document = learn(plant, scenario, config, run.manifest.get("commit"), advance)
-    file = run.path / "engine-steps.yaml"
     run.write_text(file.name, write_yaml(document))
     return file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,14 +49,15 @@ class ProbeSpec(Strict):
     Attributes:
         rounds: how many; a fifth of them is held out. steps: of a round at most.
         prompt, answer: tokens at most.
-        pace_rounds: before and after each repeat, which say how fast the machine is then; 0: it is taken to hold still.
+        pace_share: of all time, that goes to reading the machine's pace between steps; 0: it is taken to hold still.
+            Default 0.1; 0 with `engine.async_scheduling`, where a step is always under way.
     """
 
     rounds: int = Field(default=150, ge=10)
     steps: int = Field(default=100, ge=10)
     prompt: PositiveInt
     answer: PositiveInt
-    pace_rounds: int = Field(default=10, ge=0)
+    pace_share: float | None = Field(default=None, ge=0, le=0.5)
 
 
 class ValidationScenario(Strict):
@@ -90,7 +93,22 @@ class ValidationScenario(Strict):
             raise BadInput("expected none: the live engine is alone", field="engine.data_parallel")
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
+        if self.engine.get("async_scheduling") and self.probe.pace_share:
+            expected = "expected 0 with engine.async_scheduling: there is no time between steps"
+            raise BadInput(expected, field="probe.pace_share", value=self.probe.pace_share)
         return self
+
+    @property
+    def pace_share(self) -> float:
+        """Of all time, that goes to reading the machine's pace."""
+        if self.probe.pace_share is not None:
+            return self.probe.pace_share
+        return 0.0 if self.engine.get("async_scheduling") else 0.1
+
+    def fingerprint(self, *besides: str) -> str:
+        """Changes with the scenario and with what else its result depends on."""
+        text = json.dumps([self.model_dump(mode="json"), *besides], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
         """The scenario of kind serving at a rate; without one, as many clients as there are seats, never idle."""

@@ -25,6 +25,7 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, WAITING, Sequence
 from twin.clock import Clock
+from twin.serving.pace import Pace
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, EngineLog, RequestRecord
 from workloads.errors import BadInput
 from workloads.request import Request
@@ -65,6 +66,7 @@ class Engine:
         fast_forward: bool = True,
         detail: bool = True,
         watch: Watch | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.name, self.index = name, index
         self.core = make_core()
@@ -75,6 +77,7 @@ class Engine:
         self._depth, self._fast, self._watch = depth, fast_forward, watch
         self._rank = BOUNDARY_RANK + index
         in_lockstep = isinstance(self.core, LockstepGroup)
+        self._pace = pace
         self._seconds = self._group_seconds if in_lockstep else step_time.seconds
         self._durations = self._group_durations if in_lockstep else self._own_durations
         self._alarm: int | None = None
@@ -223,7 +226,9 @@ class Engine:
             if batch is None:
                 break
             start = running[-1][2] if running else now
-            running.append((batch, start, start + seconds(batch)))
+            lasts = seconds(batch)
+            end = start + lasts if self._pace is None else self._pace.of_rows(batch.tokens).end(start, lasts)
+            running.append((batch, start, end))
             if self._watch is not None:
                 self._watch(self, *running[-1])
             if batch.chunks or batch.arrived:
@@ -325,12 +330,11 @@ class Engine:
         self._with_last = not running and core.lasts(steps + 1)
         steps += self._with_last
         durations_of = self._durations
-        durations = durations_of(steps)
-        if running:
-            durations.insert(0, end)
-        else:
-            durations[0] += end
-        self._window, self._steps, self._opened = list(accumulate(durations)), steps, now
+        add = None if self._pace is None else self._pace.of_rows(core.decodes).end
+        window = list(accumulate(durations_of(steps), add, initial=end))
+        if not running:
+            del window[0]
+        self._window, self._steps, self._opened = window, steps, now
         return True
 
     def _own_durations(self, steps: int) -> list[float]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latency_models.engine_steps import EngineSteps
 from latency_models.step_time import StepTime
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -24,7 +23,6 @@ class ServingPlan:
 
     Attributes:
         trace_digest: identifies the trace's content; None without one.
-        policy_step_time: what chunk policies are built with, where that is not `step_time`.
     """
 
     scenario: ServingScenario
@@ -36,23 +34,11 @@ class ServingPlan:
     decode_step_time: StepTime
     trace_name: str | None
     trace_digest: str | None
-    policy_step_time: StepTime | None = None
 
     def chunks(self) -> ChunkPolicy | None:
         """A chunk policy of an engine's own."""
         spec = self.scenario.engine.chunking
-        return spec.build(self.policy_step_time or self.step_time) if spec else None
-
-    def at_pace(self, factor: float) -> ServingPlan:
-        """The same where every step takes `factor` times as long, which the chunk policy does not know.
-
-        Raises:
-            TypeError: step times that are not those of a measured engine (`EngineSteps`).
-        """
-        if not isinstance(self.step_time, EngineSteps):
-            raise TypeError(f"expected EngineSteps, found {type(self.step_time).__name__}")
-        scaled = self.step_time.scaled(factor)
-        return replace(self, step_time=scaled, decode_step_time=scaled, policy_step_time=self.step_time)
+        return spec.build(self.step_time) if spec else None
 
 
 def make_plan(scenario: ServingScenario, base: Path, trace: Trace | None) -> ServingPlan:

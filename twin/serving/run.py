@@ -20,6 +20,7 @@ from twin.scenarios.serving_workload import ClosedLoopSpec
 from twin.serving.clients import ClosedLoop, OpenLoop
 from twin.serving.engine import Engine, Watch
 from twin.serving.link import Link, LinkSpeed
+from twin.serving.pace import Pace
 from twin.serving.plan import ServingPlan, engine_names
 from twin.serving.records import Columns, EngineLog, RequestRecord
 from twin.serving.system import Pool, System
@@ -46,13 +47,20 @@ class Run:
     end: float
 
 
-def simulate(plan: ServingPlan, replication: int = 0, draw: int | None = None, watch: Watch | None = None) -> Run:
+def simulate(
+    plan: ServingPlan,
+    replication: int = 0,
+    draw: int | None = None,
+    watch: Watch | None = None,
+    pace: Pace | None = None,
+) -> Run:
     """Run the scenario once.
 
     Args:
         replication: which realisation of the workload: other seeds, the same distributions.
         draw: which draw of the step-time model's fitted coefficients, where it has a covariance; None: the estimates.
         watch: called for each step that begins: all of them with `fast_forward: false`, else those not passed over.
+        pace: of the machine, which the scheduler does not know of; None: it holds still.
 
     Raises:
         AssertionError: requests were lost or blocks leaked; never, unless the twin is wrong.
@@ -62,7 +70,7 @@ def simulate(plan: ServingPlan, replication: int = 0, draw: int | None = None, w
     clock = Clock()
     columns = Columns(detail=scenario.detail)
     population = Population(clock)
-    system = _build(plan, clock, for_routing, draw, watch)
+    system = _build(plan, clock, for_routing, draw, watch, pace)
     requests = plan.workload.requests(for_workload, plan.requests)
     spec = scenario.workload.arrivals
     client: OpenLoop | ClosedLoop
@@ -130,7 +138,14 @@ class Population:
         self._count, self._since = self._count - 1, now
 
 
-def _build(plan: ServingPlan, clock: Clock, rng: np.random.Generator, draw: int | None, watch: Watch | None) -> System:
+def _build(
+    plan: ServingPlan,
+    clock: Clock,
+    rng: np.random.Generator,
+    draw: int | None,
+    watch: Watch | None,
+    pace: Pace | None,
+) -> System:
     scenario, spec = plan.scenario, plan.scenario.system
     front_names, back_names = engine_names(scenario)
     make_core = functools.partial(_make_core, plan)
@@ -145,7 +160,7 @@ def _build(plan: ServingPlan, clock: Clock, rng: np.random.Generator, draw: int 
                 engines[name] = Engine(
                     clock, make_core, step_time, name=name, index=len(engines),
                     depth=2 if scenario.engine.async_scheduling else 1,
-                    fast_forward=scenario.fast_forward, detail=scenario.detail, watch=watch,
+                    fast_forward=scenario.fast_forward, detail=scenario.detail, watch=watch, pace=pace,
                 )  # fmt: skip
             made[id(pool)] = Pool([engines[name] for name in pool], router(spec.routing, _drawer(rng)))
         return {model: made[id(pool)] for model, pool in names.items()}

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.step_time import StepTime
+from latency_models.engine_steps import EngineSteps
 from reports.metrics import spread
 from reports.statistics import student_quantile
-from schedulers.batches import Batch, DecodeBatch, OneShotBatch
+from twin.serving.pace import Pace
 from twin.serving.series import quantiles
+from twin.validation.takes import TimedBatch
 
 Floats = NDArray[np.float64]
 
@@ -45,33 +46,20 @@ class StepTimes:
     batches: list[str]
 
     @classmethod
-    def of(cls, steps: Sequence[tuple[Batch, float, float]], model: StepTime, pace: float = 1.0) -> StepTimes:
-        """Of (batch, begin, end), each predicted by itself, on a machine that takes `pace` times as long."""
+    def of(cls, steps: Sequence[TimedBatch], model: EngineSteps, pace: Pace) -> StepTimes:
+        """Of steps that ran, each predicted by itself, at the pace that there was when it began."""
+        predicted = model.predict([each.step for each in steps])
         return cls(
-            [kind_of(batch) for batch, _, _ in steps],
-            np.array([end - begin for _, begin, end in steps]),
-            np.array([pace * model.seconds(batch) for batch, _, _ in steps]),
-            [_describe(batch) for batch, _, _ in steps],
+            [each.kind for each in steps],
+            np.array([each.step.seconds for each in steps]),
+            predicted * np.array([pace.of_rows(each.step.rows).at(each.begin) for each in steps]),
+            [each.batch for each in steps],
         )
 
     @property
     def slowness(self) -> float:
         """Measured over predicted, of all steps together."""
         return float(self.measured.sum() / self.predicted.sum())
-
-
-def kind_of(batch: Batch) -> str:
-    """decode, mixed (prompts beside decodes), prefill (prompts alone) or one-shot."""
-    if isinstance(batch, OneShotBatch):
-        return "one-shot"
-    if isinstance(batch, DecodeBatch):
-        return "decode"
-    return "mixed" if batch.n_decodes else "prefill"
-
-
-def _describe(batch: Batch) -> str:
-    chunks = ", ".join(f"{chunk.context}+{chunk.tokens}" for chunk in batch.chunks)
-    return f"{batch.n_decodes} decodes of {batch.decode_kv} tokens" + (f"; prompts {chunks}" if chunks else "")
 
 
 def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -98,13 +86,13 @@ def summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
 def compare_load(
     measured: Sequence[Mapping[str, Any]],
     predicted: Sequence[Mapping[str, Any]],
-    at_own_pace: Sequence[Mapping[str, Any]],
+    otherwise: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Each metric over the repeats: means, what repeats differ by, and the error with its confidence interval.
 
     Measured and predicted of one repeat had the same requests, so the error is taken repeat by repeat: its mean is the
-    error reported, its scatter gives the interval, and `repeat_spread` is the live run's own. `at_own_pace`: predicted
-    again, with step times scaled to what the run's steps took in all, which no prediction could know.
+    error reported, its scatter gives the interval, and `repeat_spread` is the live run's own. `otherwise`: other
+    predictions of the same, by what their error is called.
     """
     found = {}
     for name in _names(measured[0]):
@@ -114,16 +102,16 @@ def compare_load(
         n = len(errors)
         half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
         error = float(errors.mean())
-        own = np.array([_pick(each, name) for each in at_own_pace])
-        goal = GOALS.get(name)
         found[name] = {
             "measured": float(live.mean()),
             "predicted": float(twin.mean()),
             "error": error,
             "interval": [error - half, error + half],
-            "error_at_own_pace": float((own / live - 1).mean()),
             "repeat_spread": float(live.std(ddof=1) / live.mean()),
-            "goal": goal,
+            "goal": GOALS.get(name),
+        } | {
+            called: float((np.array([_pick(each, name) for each in other]) / live - 1).mean())
+            for called, other in otherwise.items()
         }
     return found
 

@@ -1,8 +1,8 @@
-"""What the twin learns of an engine before it predicts: the time of steps of every kind, and the machine's pace.
+"""What the twin learns of an engine before it predicts: the time of steps of every kind, at the machine's usual pace.
 
-A shared machine does not hold still: its speed drifts by tens of per cent within minutes. So a few rounds of probing,
-the same each time, are run before and after everything that is played; what they took, over what the model learnt, is
-the pace of what lies between. The workload itself teaches nothing.
+A shared machine does not hold still: its speed drifts by tens of per cent within seconds. So yardsticks are timed all
+the while, here and when the workload is played. Steps are learnt as they would be were the yardsticks always at their
+medians, and predicted at the pace that there is when they run. The workload itself teaches nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import datetime
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy as np
 from latency_models.engine_steps import EngineSteps, Step
 from schedulers.engine_config import EngineConfig
 from twin.scenarios.validation import ValidationScenario
+from twin.serving.pace import Pace, Reading
 from twin.validation.plant import Plant
 
-PROBE_SEED, PACE_SEED = 1, 2
+PROBE_SEED = 1
 HELD_OUT = 5
 """Every so manieth round of probing teaches nothing: it says how good the fit is."""
 
@@ -38,10 +40,12 @@ def learn(
         ValueError: sizes that the engine refuses.
     """
     spec = scenario.probe
-    rounds = plant.probe(
+    probed = plant.probe(
         config, rounds=spec.rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer, seed=PROBE_SEED,
-        advance=advance,
+        pace_share=scenario.pace_share, advance=advance,
     )  # fmt: skip
+    yardsticks = usual(probed.readings)
+    rounds = at_pace(probed.rounds, Pace.of(probed.readings, yardsticks))
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT for step in steps]
     model = EngineSteps(config.block_tokens).fit(taught)
@@ -49,6 +53,7 @@ def learn(
     return model.document(
         errors=model.errors(held_out),
         repeat_spread=repeat_spread(rounds),
+        yardsticks=yardsticks,
         provenance={
             "method": "measured",
             "source": f"{sum(map(len, rounds))} timed steps of the live engine in {spec.rounds} rounds",
@@ -62,17 +67,18 @@ def learn(
     )
 
 
-def measure_pace(plant: Plant, scenario: ValidationScenario, config: EngineConfig, model: EngineSteps) -> float:
-    """Seconds that a few rounds take now over those that `model` says; 1 where the scenario wants no such rounds."""
-    spec = scenario.probe
-    if not spec.pace_rounds:
-        return 1.0
-    rounds = plant.probe(
-        config, rounds=spec.pace_rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer, seed=PACE_SEED,
-        advance=lambda text: None,
-    )  # fmt: skip
-    steps = [step for each in rounds for step in each]
-    return sum(step.seconds for step in steps) / float(model.predict(steps).sum())
+def usual(readings: Sequence[Reading]) -> dict[int, float]:
+    """What each yardstick takes in the median, seconds, by its rows."""
+    sizes = sorted({rows for _, rows, _ in readings})
+    return {size: float(np.median([seconds for _, rows, seconds in readings if rows == size])) for size in sizes}
+
+
+def at_pace(rounds: Sequence[Sequence[tuple[float, Step]]], pace: Pace) -> list[list[Step]]:
+    """What the steps would have taken at the reference: each over the pace that there was when it began."""
+    return [
+        [replace(step, seconds=step.seconds / pace.of_rows(step.rows).at(begin)) for begin, step in each]
+        for each in rounds
+    ]
 
 
 def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:

@@ -12,22 +12,39 @@ from latency_models.engine_steps import Step
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from twin.serving.pace import Reading
 from workloads.request import Request
 
 
-class PlayedRun(Protocol):
-    """What became of a workload. Times are seconds since its start."""
+class Paced(Protocol):
+    """Something that was timed while the machine's pace was read. Times are seconds since its start."""
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """When the pace was read, by how many rows, and what they took, seconds; the clock stood still meanwhile."""
+
+
+class ProbedRounds(Paced, Protocol):
+    """What probing gave."""
+
+    @property
+    def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
+        """Steps of each round, in order, with the times at which they began."""
+
+
+class PlayedRun(Paced, Protocol):
+    """What became of a workload."""
 
     @property
     def spans(self) -> Sequence[tuple[Batch, float, float]]:
         """Every step: its batch, its begin and its end."""
 
     @property
-    def late(self) -> Sequence[float]:
-        """Seconds by which requests reached the engine after their time."""
+    def token_times(self) -> Sequence[Sequence[float]]:
+        """When each token of each request came."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, first_token, last_token, output_tokens; and the `gaps` between tokens."""
+        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
 
 
 class Plant(Protocol):
@@ -42,12 +59,18 @@ class Plant(Protocol):
         prompt: int,
         answer: int,
         seed: int,
+        pace_share: float,
         advance: Callable[[str], None],
-    ) -> list[list[Step]]:
+    ) -> ProbedRounds:
         """Timed steps of so many rounds, of random sizes up to so many tokens; `advance` is told of each round."""
 
     def play(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+        self,
+        config: EngineConfig,
+        chunks: ChunkPolicy | None,
+        requests: Sequence[tuple[Request, int]],
+        *,
+        pace_share: float,
     ) -> PlayedRun:
         """Send requests, each with the length of its answer, at their times to an engine with nothing in it."""
 

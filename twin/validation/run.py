@@ -4,52 +4,53 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latency_models.engine_steps import read_engine_steps
+from latency_models.engine_steps import EngineSteps, EngineStepsFile, read_engine_steps_file
 from latency_models.strict import read_yaml
+from reports.records.run_directory import RunDirectory
 from twin.scenarios.validation import ValidationScenario
+from twin.serving.pace import Pace
 from twin.serving.plan import ServingPlan
 from twin.serving.run import Run, realisation, simulate
 from twin.serving.series import quantiles
 from twin.serving.summary import latencies, pooled_gaps, summarise
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.compare import StepTimes, compare_load, compare_steps, curves, summary
-from twin.validation.learning import measure_pace
-from twin.validation.plant import Plant, PlayedRun
+from twin.validation.plant import Plant
+from twin.validation.takes import Take
 from twin.validation.timeline import timeline
 from workloads.errors import BadInput
 
 SCHEMA = "twin.validation/1"
 
 
-@dataclass(frozen=True)
-class Take:
-    """One repeat of a load: what was played, and the machine's pace by the rounds before and after it."""
-
-    played: PlayedRun
-    pace: float
+STEADY = Pace.of([], {})
 
 
 def run_validation(
-    plant: Plant, scenario: ValidationScenario, steps: Path, say: Callable[[str], None]
+    plant: Plant, scenario: ValidationScenario, steps: Path, run: RunDirectory, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Play every load, predict it, and set the two side by side: the document `twin.validation/1`.
 
     Args:
         steps: the file of engine steps to predict with.
+        run: keeps every repeat as soon as it has been played, and those that are in it are not played again.
 
     Raises:
         BadInput: a request that the live engine refuses, or a file that cannot be used.
     """
+    known = read_engine_steps_file(steps)
+    if scenario.pace_share and not known.yardsticks:
+        expected = "expected the seconds of the pace it was measured at (or probe.pace_share: 0)"
+        raise BadInput(expected, file=steps, field="yardsticks")
     capacity = _capacity(scenario, steps)
     say(f"the twin finds a capacity of {capacity:.2f} requests/s")
     plans = {load: _plan(scenario, steps, load * capacity) for load in scenario.loads}
-    takes = _play_all(plant, scenario, steps, plans, say)
+    takes = _play_all(plant, scenario, plans, run, say)
     return {
         "schema": SCHEMA,
         "name": scenario.name,
@@ -58,7 +59,7 @@ def run_validation(
         "plant": plant.describe(),
         "calibration": read_yaml(steps),
         "capacity": capacity,
-        "loads": [_load(load, plans[load], takes[load], capacity) for load in scenario.loads],
+        "loads": [_load(load, plans[load], takes[load], capacity, known) for load in scenario.loads],
     }
 
 
@@ -88,52 +89,63 @@ def _plan(scenario: ValidationScenario, steps: Path, rate: float | None) -> Serv
 def _play_all(
     plant: Plant,
     scenario: ValidationScenario,
-    steps: Path,
     plans: dict[float, ServingPlan],
+    run: RunDirectory,
     say: Callable[[str], None],
 ) -> dict[float, list[Take]]:
     """Loads alternate, so that a drift of the machine meets all of them."""
-    model = read_engine_steps(steps)
-    config = next(iter(plans.values())).config
+    done = run.points()
+    if done:
+        say(f"taking up {run.path}: {len(done)} of {scenario.repeats * len(plans)} repeats have been played")
     takes: dict[float, list[Take]] = {load: [] for load in plans}
-    before = measure_pace(plant, scenario, config, model)
     for repeat in range(scenario.repeats):
         for load, plan in plans.items():
+            name = f"load-{load:g}-repeat-{repeat + 1}"
+            folder = run.path / "live" / name
+            if name in done:
+                takes[load].append(Take.read(folder))
+                continue
             with blaming("workload"):
-                played = plant.play(plan.config, plan.chunks(), realisation(plan, repeat))
-            after = measure_pace(plant, scenario, config, model)
-            takes[load].append(Take(played, (before + after) / 2))
-            say(
-                f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests live;"
-                f" steps take {before:.2f} to {after:.2f} times what was learnt"
-            )
-            before = after
+                requests = realisation(plan, repeat)
+                played = plant.play(plan.config, plan.chunks(), requests, pace_share=scenario.pace_share)
+            take = Take.of(played, plan.config.block_tokens)
+            take.write(folder)
+            run.add_point(name, {"requests": len(requests), "steps": len(take.steps)})
+            takes[load].append(take)
+            say(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests live")
     return takes
 
 
-def _load(load: float, plan: ServingPlan, takes: Sequence[Take], capacity: float) -> dict[str, Any]:
+def _load(
+    load: float, plan: ServingPlan, takes: Sequence[Take], capacity: float, known: EngineStepsFile
+) -> dict[str, Any]:
     """One load: metrics and steps over its repeats, curves, and a timeline of the first."""
-    measure = plan.scenario.measure
-    columns = [take.played.columns() for take in takes]
-    steps = [StepTimes.of(take.played.spans, plan.step_time, take.pace) for take in takes]
-    simulated = [simulate(plan.at_pace(take.pace), i) for i, take in enumerate(takes)]
+    measure, model = plan.scenario.measure, EngineSteps.from_file(known)
+    columns = [take.columns() for take in takes]
+    paces = [Pace.of(take.readings, known.yardsticks) for take in takes]
+    steps = [StepTimes.of(take.steps, model, pace) for take, pace in zip(takes, paces, strict=True)]
+    simulated = [simulate(plan, i, pace=pace) for i, pace in enumerate(paces)]
     # The same with every step scaled to what the run's own took in all: what is left is not the step times'.
-    paces = [take.pace * each.slowness for take, each in zip(takes, steps, strict=True)]
-    own = [simulate(plan.at_pace(pace), i) for i, pace in enumerate(paces)]
+    own = [pace.times_as_long(each.slowness) for pace, each in zip(paces, steps, strict=True)]
+    otherwise = {"error_at_own_pace": own, "error_at_usual_pace": [STEADY] * len(takes)}
     measured = [summary(each) for each in columns]
-    predicted, explained = ([summarise(run, measure) for run in runs] for runs in (simulated, own))
+    predicted = [summarise(run, measure) for run in simulated]
+    others = {
+        called: [summarise(simulate(plan, i, pace=pace), measure) for i, pace in enumerate(each)]
+        for called, each in otherwise.items()
+    }
     return {
         "load": load,
         "rate": load * capacity,
         "requests": plan.requests,
-        "pace": [take.pace for take in takes],
-        "metrics": compare_load(measured, predicted, explained),
+        "pace": [pace.means() for pace in paces],
+        "metrics": compare_load(measured, predicted, others),
         "measured": measured,
         "predicted": predicted,
         "steps": compare_steps(steps),
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
-        "timeline": timeline(columns[0], simulated[0].columns),
-        "late": float(np.mean([np.mean(take.played.late) for take in takes])),
+        "timeline": timeline(columns[0], simulated[0].columns, paces[0]),
+        "late": float(np.mean([take.late for take in takes])),
     }
 
 

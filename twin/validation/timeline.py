@@ -1,4 +1,4 @@
-"""Requests in the system over time, live and simulated."""
+"""Requests in the system over time, live and simulated, and the machine's pace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.serving.pace import Pace
 from twin.serving.records import Columns
 
 Floats = NDArray[np.float64]
@@ -15,8 +16,8 @@ Floats = NDArray[np.float64]
 POINTS = 200
 
 
-def timeline(live: Mapping[str, Floats], twin: Columns) -> dict[str, Any]:
-    """How many requests had arrived and not been answered, at `time` seconds."""
+def timeline(live: Mapping[str, Floats], twin: Columns, pace: Pace) -> dict[str, Any]:
+    """How many requests had arrived and not been answered, and the pace, at `time` seconds."""
     arrivals, answered = np.array(twin.arrival), np.array(twin.last_token)
     end = float(max(live["last_token"].max(), answered.max()))
     times = np.linspace(0.0, end, POINTS)
@@ -24,6 +25,7 @@ def timeline(live: Mapping[str, Floats], twin: Columns) -> dict[str, Any]:
         "time": times.tolist(),
         "live": _inside(live["arrival"], live["last_token"], times),
         "twin": _inside(arrivals, answered, times),
+        "pace": {rows: [line.at(time) for time in times.tolist()] for rows, line in pace.lines.items()},
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from twin.serving.pace import Pace
 from twin.serving.run import Run, simulate
 from twin.sweeps.serving_sweep import prepare
 
@@ -32,10 +33,10 @@ def scenario(**sections: Any) -> dict[str, Any]:
     return document
 
 
-def run(document: dict[str, Any], replication: int = 0) -> Run:
+def run(document: dict[str, Any], replication: int = 0, pace: Pace | None = None) -> Run:
     """Simulate once."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
-    return simulate(plan, replication)
+    return simulate(plan, replication, pace=pace)
 
 
 def records(result: Run) -> dict[str, Any]:

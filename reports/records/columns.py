@@ -1,0 +1,34 @@
+"""Records as Parquet files: columns of one length, one row a request or a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reports.records.run_directory import naming
+
+
+def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
+    """Write columns of one length, making the folder; whole or not at all."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with naming(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(file.name + ".part")
+        parquet.write_table(pa.table(dict(columns)), draft, compression="zstd")
+        draft.replace(file)
+
+
+def read_columns(file: Path) -> dict[str, list[Any]]:
+    """The columns that `write_columns` wrote.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    from pyarrow import parquet
+
+    with naming(file):
+        found: dict[str, list[Any]] = parquet.read_table(file).to_pydict()
+    return found

@@ -1,0 +1,69 @@
+"""A machine whose pace changes while it serves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.twin.serving.scenarios import records, run, scenario
+from twin.serving.pace import AVERAGED, Pace, PaceLine
+
+
+def test_a_broken_line_by_hand() -> None:
+    line = PaceLine([1.0, 2.0, 4.0], [1.0, 2.0, 0.5])
+    assert [line.at(time) for time in (-5.0, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0)] == [1.0, 1.0, 1.5, 2.0, 1.25, 0.5, 0.5]
+    assert line.end(3.0, 2.0) == 5.5
+
+
+def test_readings_are_averaged_with_their_neighbours() -> None:
+    assert AVERAGED == 5
+    line = PaceLine.of([(float(i), seconds) for i, seconds in enumerate([2.0, 2.0, 2.0, 12.0, 2.0, 2.0, 2.0])], 2.0)
+    assert line.factors == pytest.approx([1.0, 2.25, 2.0, 2.0, 2.0, 2.25, 1.0])
+    assert PaceLine.of([(3.0, 5.0)], 2.0).at(0.0) == 2.5
+    assert PaceLine.of([(3.0, 5.0), (4.0, 6.0)], 2.0).factors == pytest.approx([2.75, 2.75])
+
+
+def test_a_step_goes_by_the_yardstick_that_is_nearest_in_size() -> None:
+    pace = Pace.of([(0.0, 8, 0.4), (0.5, 1, 0.3), (1.0, 8, 0.6)], {1: 0.1, 8: 0.5})
+    assert {rows: pace.of_rows(rows).at(0.0) for rows in (1, 2, 3, 8, 500)} == pytest.approx(
+        {1: 3.0, 2: 3.0, 3: 1.0, 8: 1.0, 500: 1.0}
+    )
+    assert pace.means() == pytest.approx({1: 3.0, 8: 1.0})
+    assert pace.times_as_long(2.0).means() == pytest.approx({1: 6.0, 8: 2.0})
+    assert Pace.of([], {}).of_rows(7).at(3.0) == 1.0
+
+
+def test_steps_by_hand() -> None:
+    """One request of four tokens whose every step takes 1 s, on a machine that slows down by half a second's worth a
+    second."""
+    document = scenario(
+        workload={
+            "requests": 1,
+            "prefill": {"distribution": "fixed", "mean": 8},
+            "decode": {"distribution": "fixed", "mean": 4},
+            "arrivals": {"process": "deterministic", "rate": 1.0},
+        },
+        step_time={"overhead": 1.0, "per_token": 0.0, "per_kv_token": 0.0},
+    )
+    start = run(document).columns.arrival[0]
+    pace = Pace({1: PaceLine([start, start + 10.0], [1.0, 6.0])})
+    ends, now = [], start
+    for _ in range(4):
+        now += 1.0 + 0.5 * (now - start)
+        ends.append(now)
+    found = run(document, pace=pace)
+    assert found.logs[0].ends.tolist() == pytest.approx(ends)
+    assert found.columns.last_token[0] == pytest.approx(ends[-1])
+
+
+def test_twice_as_slow_is_half_the_speed_of_everything() -> None:
+    """Every time doubles when arrivals and steps both take twice as long, to the last bit."""
+    plain = records(run(scenario(workload={"arrivals": {"process": "poisson", "rate": 40.0}})))
+    slow = records(
+        run(
+            scenario(workload={"arrivals": {"process": "poisson", "rate": 20.0}}),
+            pace=Pace({1: PaceLine([0.0], [2.0])}),
+        )
+    )
+    for name in ("arrival", "queued", "first_token", "last_token"):
+        np.testing.assert_array_equal(2.0 * np.array(plain[name]), np.array(slow[name]))
