@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import records, run, scenario
+from tests.twin.serving.scenarios import answers, records, run, scenario
 from twin.serving.pace import Pace, PaceLine
 
 UNSTEADY = Pace(
@@ -34,6 +34,8 @@ def both(document: dict[str, Any], pace: Pace | None = None) -> tuple[dict[str, 
     seed=st.integers(0, 10**6),
     pace=st.sampled_from([None, UNSTEADY]),
 )
+@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924, pace=None)
+@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919, pace=None)
 def test_one_engine(
     rate: float,
     asynchronous: bool,
@@ -58,6 +60,7 @@ def test_one_engine(
     )  # fmt: skip
     fast, slow = both(document, pace)
     assert fast == slow
+    assert sum(fast["output_tokens"]) == sum(answers(document))
 
 
 @pytest.mark.parametrize("process", ["closed_loop", "deterministic"])

@@ -300,9 +300,14 @@ class Engine:
         due, stops = [], self._stops
         while stops and stops[0][0] <= tick:
             when, _, sequence, joined = heappop(stops)
-            if sequence.joined == joined or (sequence.state == WAITING and sequence.lost == when):
+            if sequence.joined == joined or (sequence.lost == when and self._answered(sequence)):
                 due.append(sequence)
         return due
+
+    def _answered(self, sequence: Sequence) -> bool:
+        """Whether a sequence lost its cache while the step was under way that gave the last token of its answer."""
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        return sequence.state == WAITING and sequence.generated == record.answer_tokens - record.delivered
 
     # -- windows -----------------------------------------------------------------------------------------------------
 

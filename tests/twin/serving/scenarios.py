@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.serving.pace import Pace
-from twin.serving.run import Run, simulate
+from twin.serving.run import Run, realisation, simulate
 from twin.sweeps.serving_sweep import prepare
 
 PLAIN: dict[str, Any] = {
@@ -37,6 +37,12 @@ def run(document: dict[str, Any], replication: int = 0, pace: Pace | None = None
     """Simulate once."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     return simulate(plan, replication, pace=pace)
+
+
+def answers(document: dict[str, Any]) -> list[int]:
+    """How long each answer of the workload is, within its limit."""
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    return [min(answer, request.max_tokens) for request, answer in realisation(plan, 0)]
 
 
 def records(result: Run) -> dict[str, Any]:
