@@ -14,7 +14,6 @@ import datetime
 import functools
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -37,6 +36,7 @@ from kernels.shapes import Shape
 from kernels.silu_mul.cases import cases as silu_mul_cases
 from kernels.w4_gemm import quantise, w4_gemm
 from kernels.w4_gemm.pack import GROUP, PackedWeight
+from reports.records.checkout import commit
 
 TARGETS = {
     "decode attention, context ≥ 2k": (">=", 0.85, "of copy bandwidth"),
@@ -290,8 +290,6 @@ def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def about(bench: Bench) -> dict[str, Any]:
     """Where the figures come from."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=Path(__file__).parent,
-                          capture_output=True, text=True, check=False)  # fmt: skip
     return {
         "device": torch.cuda.get_device_name() if bench.device == "cuda" else platform.processor(),
         "versions": {
@@ -300,7 +298,7 @@ def about(bench: Bench) -> dict[str, Any]:
             "triton": metadata.version("triton"),
             "cuda": torch.version.cuda,
         },
-        "commit": told.stdout.strip() or None,
+        "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "peers": {humming_peer.PACKAGE: _peer(bench)},
     }

@@ -12,19 +12,17 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from latency_models.strict import write_yaml
-from twin.cli.manifest import manifest
 from twin.serving.run import simulate
 from twin.sweeps.serving_sweep import prepare
 
@@ -118,13 +116,9 @@ def main() -> int:
     longer = slow["seconds"] / rows[1]["seconds"]
     print(f"step by step, 10,000 requests: {slow['seconds']:.2f} s, {longer:.1f} times as long")
     print(f"most memory this process had: {memory:.0f} MiB")
-    told = manifest({})
     if asked.out:
         document = {
-            "schema": "twin.benchmark-serving-speed/1",
-            "date": datetime.now(UTC).date().isoformat(),
-            **{name: told[name] for name in ("version", "commit", "python", "platform")},
-            "cores": os.cpu_count(),
+            **provenance("twin.benchmark-serving-speed/2"),
             "repeat": asked.repeat,
             "command": whole,
             "loop": rows,

@@ -24,6 +24,7 @@ from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.operations import via
 from live.device import device_name, versions
+from reports.records.checkout import commit
 from schedulers.batches import Batch, Chunk
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
@@ -80,7 +81,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         device=device_name(plan.device),
         model=plan.model.name,
         date=measuring.today(),
-        commit=measuring.commit(),
+        commit=commit(),
         versions=versions(),
         note=f"of {plan.grid.rounds} rounds' medians the {plan.grid.statistic}",
     )

@@ -6,10 +6,8 @@ import dataclasses
 import datetime
 import json
 import random
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,18 +145,6 @@ def _measure_messages(
     for point, seconds in zip(points, round_trips([each["requests"] for each in points], bytes_each), strict=True):
         journal.add(f"{number} {point.key}", seconds=seconds, spread=0.0, samples=1)
         advance(point.key)
-
-
-def commit() -> str | None:
-    """The commit that this code was checked out at; None outside a checkout."""
-    told = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return told.stdout.strip() or None
 
 
 def today() -> datetime.date:

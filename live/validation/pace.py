@@ -66,13 +66,12 @@ class PacedClock:
     def __call__(self) -> float:
         return time.perf_counter() - self._start
 
-    @property
-    def due(self) -> float:
-        """When, by this clock, the next reading is."""
-        return self._due - self._start if self._yardstick else float("inf")
-
     def rest(self) -> None:
-        """Read the pace if it is time to: at first by every size, then by the one that had the least time."""
+        """Read the pace if it is time to: at first by every size, then by the one that had the least time.
+
+        To be called when a step has just ended: after a wait the processor is cold, and the yardstick a tenth slower,
+        which says nothing of the steps.
+        """
         stopped = time.perf_counter()
         if self._yardstick is None or stopped < self._due:
             return

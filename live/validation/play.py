@@ -94,7 +94,6 @@ def play(
         engine.clock = clock = make_clock()
         sent = 0
         while True:
-            clock.rest()
             now = clock()
             while sent < len(waiting) and waiting[sent].request.arrival <= now:
                 noticed.append(now)
@@ -103,6 +102,7 @@ def play(
                 sent += 1
             if engine.step() is not None:
                 followed.append(True)
+                clock.rest()
             else:
                 if followed:
                     followed[-1] = False
@@ -115,9 +115,8 @@ def play(
 
 def _wait(clock: PacedClock, until: float) -> None:
     while (left := until - clock()) > 0:
-        clock.rest()
         if left > NEARLY:
-            time.sleep(max(min(until, clock.due) - clock() - NEARLY, 0.0))
+            time.sleep(left - NEARLY)
 
 
 @contextlib.contextmanager

@@ -102,10 +102,10 @@ def _round(
         for _ in range(together):
             send()
         for _ in range(reach.steps):
-            clock.rest()
             result = engine.step()
             if result is None:
                 break
+            clock.rest()
             for _ in result.finished:
                 if rng.random() < 0.8:
                     send()

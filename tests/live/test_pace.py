@@ -56,7 +56,6 @@ def test_the_clock_stands_still_while_the_pace_is_read(monkeypatch: pytest.Monke
     time.now += 2.0
     clock.rest()  # a tenth of the time: not before 2.5 s have gone by, of which the clock stood still for 0.25
     assert clock() == 2.0
-    assert clock.due == 2.25
     time.now += 0.25
     clock.rest()
     assert clock() == 2.25
@@ -115,3 +114,17 @@ def test_a_run_that_is_interrupted_by_readings_plays_the_same() -> None:
         assert max(np.diff(times).max() for times in played.token_times) < 0.3
     assert outputs[0] == outputs[1]
     assert len(played.readings) > 1
+
+
+def test_the_pace_is_not_read_while_the_engine_waits() -> None:
+    yardstick = Yardstick(engine())
+    asked = [Request(i, 0.3 * i, 12, 3) for i in range(3)]
+    played = play(
+        engine(),
+        [materialise(request, 3, 50, 16, 16) for request in asked],
+        lambda: PacedClock(yardstick, share=0.9, sizes=[1]),
+    )
+    ends = [end for _, _, end in played.spans]
+    assert len(played.readings) > 3
+    for when, _, _ in played.readings:
+        assert min(abs(when - end) for end in ends) < 0.05

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import shlex
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
+from reports.records.checkout import commit
 from twin import __version__
 
 PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
@@ -20,24 +19,9 @@ def manifest(asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "command": shlex.join(["twin", *sys.argv[1:]]),
         "version": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules},
         **asked,
     }
-
-
-def _commit() -> str | None:
-    """The commit this code was checked out at, marked when it has been changed since; None outside a checkout."""
-    here = Path(__file__).resolve().parent.parent.parent
-    if not (here / ".git").exists():
-        return None
-    try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here, capture_output=True, text=True, timeout=5, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.strip()

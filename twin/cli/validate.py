@@ -85,7 +85,9 @@ def validate(
             "calibration": str(given) if given else None,
         }
     )
-    fingerprint = checked.fingerprint(content["version"], backend, str(scenario.parent.resolve()), _text(given))
+    model = (scenario.parent / checked.model.path).resolve()
+    read = (_text(model / "config.json" if model.is_dir() else model), _text(given))
+    fingerprint = checked.fingerprint(content["version"], backend, str(model), *read)
     with open_run(runs, "validate", fingerprint, content, resume=not fresh) as run:
         file = given or _learn(plant, checked, run)
         document = run_validation(plant, checked, file, run, note)

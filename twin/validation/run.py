@@ -27,8 +27,8 @@ from workloads.errors import BadInput
 
 SCHEMA = "twin.validation/1"
 
-
 STEADY = Pace.of([], {})
+"""Of a machine that holds still."""
 
 
 def run_validation(
@@ -100,7 +100,7 @@ def _play_all(
     takes: dict[float, list[Take]] = {load: [] for load in plans}
     for repeat in range(scenario.repeats):
         for load, plan in plans.items():
-            name = f"load-{load:g}-repeat-{repeat + 1}"
+            name = f"load-{load}-repeat-{repeat + 1}"
             folder = run.path / "live" / name
             if name in done:
                 takes[load].append(Take.read(folder))

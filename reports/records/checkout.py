@@ -1,0 +1,25 @@
+"""Which code made a record."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def commit() -> str | None:
+    """The commit this code was checked out at, marked when it has been changed since; None outside a checkout.
+
+    Code that is installed lies in no checkout of its own, whatever repository is around it.
+    """
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=ROOT, capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()
