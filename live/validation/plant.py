@@ -136,7 +136,9 @@ class LivePlant:
     @functools.cached_property
     def yardstick(self) -> Yardstick:
         """On an engine of its own, warm."""
-        config = EngineConfig(kv_blocks=-(-max(self._sizes) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1)
+        config = EngineConfig(
+            kv_blocks=-(-max(self._sizes) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1, prefix_caching=False
+        )  # every row is computed every time
         made = Yardstick(self.engine(config))
         for rows in self._sizes * WARM:
             made(rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.validation import pace
 from live.validation.pace import PacedClock, Yardstick
+from live.validation.plant import LivePlant
 from live.validation.play import play
 from live.validation.prompts import materialise
 from schedulers.engine_config import EngineConfig
@@ -92,6 +95,21 @@ def test_the_yardstick_leaves_nothing_behind(headless: bool) -> None:
     assert all(yardstick(rows) > 0 for rows in (1, 1, 64, 8))
     assert not made.core.sequences
     assert made.core.kv.free == made.core.kv.blocks
+
+
+def test_every_row_is_computed_at_every_reading(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 128,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    yardstick = LivePlant(file, random=True, dtype="float32", device="cpu", threads=1, seed=0).yardstick
+    core = yardstick._engine.core
+    before = core.prefill_tokens
+    for rows in (64, 64, 1, 64):
+        yardstick(rows)
+    assert core.prefill_tokens - before == 3 * 64 + 1
 
 
 def test_a_run_that_is_interrupted_by_readings_plays_the_same() -> None:
