@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
+from twin.validation.compare import GOALS
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "validate-cpu.yaml"
 
@@ -54,32 +55,30 @@ def rows(number: int, document: dict[str, Any]) -> list[str]:
     """A line for each load."""
     lines = []
     for load in document["loads"]:
-        errors = [f"{100 * load['metrics'][name]['error']:+7.1f}" for name in COLUMNS]
+        errors = [f"{100 * load['metrics'][name]['error']:+{len(name)}.1f}" for name in GOALS]
         median = 100 * load["steps"]["all"]["median"]
-        lines.append(f"{number:>3} {load['load']:>5g} " + " ".join(errors) + f" {median:7.1f}")
+        lines.append("  ".join([f"{number:>3}", f"{load['load']:>4g}", *errors, f"{median:>5.1f}"]))
     return lines
-
-
-COLUMNS = ("ttft.mean", "tpot.mean", "e2e.mean", "output_throughput", "ttft.p99", "tpot.p99")
 
 
 def main() -> int:
     """Run, print a line for each load, and say whether all goals were met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--scenario", type=Path, default=EXAMPLE)
-    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--runs", type=int, default=2, help="validations, one after the other")
+    parser.add_argument("--scenario", type=Path, default=EXAMPLE, help="of kind validation")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="where the model runs")
     parser.add_argument("--out", type=Path, help="write the document to this file")
     asked = parser.parse_args()
     if asked.runs < 1:
         parser.error(f"--runs: expected at least 1, found {asked.runs}")
     documents = [validate(asked.scenario, asked.backend) for _ in range(asked.runs)]
-    print("error, %                                                      |steps|,")
-    print("run  load    TTFT    TPOT     E2E  tok/s  TTFT99  TPOT99  median")
+    print("errors in %; of steps the median, without its sign")
+    print("  ".join(["run", "load", *GOALS, "steps"]))
     for number, document in enumerate(documents, 1):
         print("\n".join(rows(number, document)))
     missed = [line for document in documents for line in document["missed"]]
-    print(f"{len(missed)} of {7 * sum(len(document['loads']) for document in documents)} goals missed")
+    goals = (len(GOALS) + 1) * sum(len(document["loads"]) for document in documents)
+    print(f"{len(missed)} of {goals} goals missed")
     if asked.out:
         first = documents[0]
         told = {

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -76,6 +76,14 @@ def describe(batch: Batch, page_tokens: int, seconds: float = 0.0) -> Step:
 def pages(tokens: int, page_tokens: int) -> int:
     """Tokens in whole pages."""
     return -(-tokens // page_tokens) * page_tokens
+
+
+class Reading(NamedTuple):
+    """What a yardstick took: when it was read, its rows, and seconds (`EngineStepsFile.yardsticks`)."""
+
+    time: float
+    rows: int
+    seconds: float
 
 
 class BrokenLine(Strict):

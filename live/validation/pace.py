@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kernels.sampling import Wish
+from latency_models.engine_steps import Reading
 from live.engine import Engine
 from live.generation import ask
 
@@ -52,13 +53,13 @@ class PacedClock:
         share: of all time, that goes to it. sizes: its rows in turns, so that each has the same time.
 
     Attributes:
-        readings: when each was taken, by this clock, its rows, and what the yardstick took, seconds.
+        readings: in order, their times by this clock.
     """
 
     def __init__(
         self, yardstick: Callable[[int], float] | None = None, share: float = 0.0, sizes: Sequence[int] = SIZES
     ) -> None:
-        self.readings: list[tuple[float, int, float]] = []
+        self.readings: list[Reading] = []
         self._yardstick, self._share = yardstick, share
         self._spent = dict.fromkeys(sizes, 0.0)
         self._start = self._due = time.perf_counter()
@@ -77,7 +78,7 @@ class PacedClock:
             return
         for rows in [min(self._spent, key=self._spent.__getitem__)] if self.readings else list(self._spent):
             seconds = self._yardstick(rows)
-            self.readings.append((stopped - self._start, rows, seconds))
+            self.readings.append(Reading(stopped - self._start, rows, seconds))
             self._spent[rows] += seconds
         gone = time.perf_counter() - stopped
         self._start += gone

@@ -42,6 +42,7 @@ class LivePlant:
         threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
             rounded; None for none.
         ahead: engines decide a step while the one before still runs.
+        pace_share: of all time, that goes to reading the machine's pace between steps.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
@@ -49,7 +50,7 @@ class LivePlant:
 
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
-        quantise: Mapping[str, Any] | None = None, ahead: bool = False,
+        quantise: Mapping[str, Any] | None = None, ahead: bool = False, pace_share: float = 0.0,
     ) -> None:  # fmt: skip
         device_name(device)
         torch.set_num_threads(threads)
@@ -64,7 +65,7 @@ class LivePlant:
             weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
-        self._depth = 2 if ahead else 1
+        self._depth, self._pace_share = 2 if ahead else 1, pace_share
         self._kept: dict[EngineConfig, GraphExecutor] = {}
 
     @property
@@ -96,7 +97,6 @@ class LivePlant:
         prompt: int,
         answer: int,
         seed: int,
-        pace_share: float,
         advance: Callable[[str], None],
     ) -> Probed:
         """Timed steps, as `live.validation.probe` makes them.
@@ -105,17 +105,9 @@ class LivePlant:
             ValueError: sizes that the engine refuses.
         """
         reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
-        clock = self._make_clock(pace_share)
-        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance, clock)
+        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance, self.clock)
 
-    def play(
-        self,
-        config: EngineConfig,
-        chunks: ChunkPolicy | None,
-        requests: Sequence[tuple[Request, int]],
-        *,
-        pace_share: float,
-    ) -> Played:
+    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
         """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
 
         Raises:
@@ -125,29 +117,29 @@ class LivePlant:
             materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
             for request, answer in requests
         ]
-        return play(self.engine(config, chunks), generations, self._make_clock(pace_share))
+        return play(self.engine(config, chunks), generations, self.clock)
 
-    def _make_clock(self, pace_share: float) -> Callable[[], PacedClock]:
-        """Makes clocks that give this share of the time to the yardstick."""
-        if not pace_share:
-            return PacedClock
-        return functools.partial(PacedClock, self.yardstick, pace_share, self._sizes)
+    def clock(self) -> PacedClock:
+        """A new one, which gives the plant's share of the time to the yardstick."""
+        if not self._pace_share:
+            return PacedClock()
+        return PacedClock(self.yardstick, self._pace_share, self.yardsticks)
 
     @functools.cached_property
     def yardstick(self) -> Yardstick:
         """On an engine of its own, warm."""
         config = EngineConfig(
-            kv_blocks=-(-max(self._sizes) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1, prefix_caching=False
+            kv_blocks=-(-max(self.yardsticks) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1, prefix_caching=False
         )  # every row is computed every time
         made = Yardstick(self.engine(config))
-        for rows in self._sizes * WARM:
+        for rows in [*self.yardsticks] * WARM:
             made(rows)
         return made
 
     @property
-    def _sizes(self) -> Sequence[int]:
-        """Of yardsticks: those that the model has contexts for."""
-        return tuple(rows for rows in SIZES if rows < self.decoder.config.positions)
+    def yardsticks(self) -> Sequence[int]:
+        """Rows of those by which the pace is read: as many as the model has contexts for; none where it is not read."""
+        return [rows for rows in SIZES if rows < self.decoder.config.positions] if self._pace_share else []
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

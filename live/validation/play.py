@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from latency_models.engine_steps import Reading
 from live.engine import Engine
 from live.generation import Generation
 from live.validation.pace import PacedClock
@@ -36,7 +37,7 @@ class Played:
     Attributes:
         noticed: when the engine took in each of `sent`, seconds: after its time, where a step was running.
         followed: of each step, whether the engine went on to the next without waiting for an arrival.
-        readings: of the machine's pace: when, the yardstick's rows, and what it took, seconds.
+        readings: of the machine's pace.
     """
 
     generations: list[Generation]
@@ -44,7 +45,7 @@ class Played:
     noticed: list[float]
     steps: list[TimedStep]
     followed: list[bool]
-    readings: list[tuple[float, int, float]]
+    readings: list[Reading]
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latency_models.engine_steps import Step, describe
+from latency_models.engine_steps import Reading, Step, describe
 from live.engine import Engine
 from live.generation import ask
 from live.validation.pace import PacedClock
@@ -45,11 +45,11 @@ class Probed:
 
     Attributes:
         rounds: of each, its steps in order, with the time at which they began, seconds.
-        readings: of the machine's pace meanwhile: when, the yardstick's rows, and what it took, seconds.
+        readings: of the machine's pace meanwhile.
     """
 
     rounds: list[list[tuple[float, Step]]]
-    readings: list[tuple[float, int, float]]
+    readings: list[Reading]
 
 
 def probe(

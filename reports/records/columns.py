@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,13 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
     """The columns that `write_columns` wrote.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no Parquet file.
     """
-    from pyarrow import parquet
+    from pyarrow import ArrowInvalid, parquet
 
     with naming(file):
-        found: dict[str, list[Any]] = parquet.read_table(file).to_pydict()
+        try:
+            found: dict[str, list[Any]] = parquet.read_table(file).to_pydict()
+        except ArrowInvalid as error:
+            raise OSError(errno.EINVAL, "is no Parquet file", str(file)) from error
     return found

@@ -12,6 +12,7 @@ fingerprint is taken up again, unless a live process holds it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -100,6 +101,11 @@ class RunDirectory:
     def close(self) -> None:
         """Let go of the folder."""
         self._lock.close()
+
+
+def fingerprint(identity: object) -> str:
+    """Of everything that a run's results depend on, as JSON has it."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any], *, resume: bool) -> RunDirectory:

@@ -104,7 +104,8 @@ def test_every_row_is_computed_at_every_reading(tmp_path: Path) -> None:
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    yardstick = LivePlant(file, random=True, dtype="float32", device="cpu", threads=1, seed=0).yardstick
+    plant = LivePlant(file, random=True, dtype="float32", device="cpu", threads=1, seed=0, pace_share=0.1)
+    yardstick = plant.yardstick
     core = yardstick._engine.core
     before = core.prefill_tokens
     for rows in (64, 64, 1, 64):

@@ -59,10 +59,8 @@ def validate(
         Where run folders go.
     """
     from latency_models.strict import read_yaml
-    from reports.records.run_directory import open_run
     from twin.cli.console import note, print_json, print_table, require_at_least
     from twin.cli.drawing import illustrate
-    from twin.cli.manifest import manifest
     from twin.scenarios.overrides import single_settings
     from twin.scenarios.validation import check_validation
     from twin.validation.compare import missed
@@ -77,18 +75,7 @@ def validate(
         checked = checked.model_copy(update={"repeats": repeats})
     plant = _plant(checked, scenario.parent, backend)
     given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
-    content = manifest(
-        {
-            "scenario_file": str(scenario),
-            "scenarios": [checked.model_dump(mode="json", by_alias=True)],
-            "backend": backend,
-            "calibration": str(given) if given else None,
-        }
-    )
-    model = (scenario.parent / checked.model.path).resolve()
-    read = (_text(model / "config.json" if model.is_dir() else model), _text(given))
-    fingerprint = checked.fingerprint(content["version"], backend, str(model), *read)
-    with open_run(runs, "validate", fingerprint, content, resume=not fresh) as run:
+    with _run_folder(checked, scenario, backend, given, runs, fresh=fresh) as run:
         file = given or _learn(plant, checked, run)
         document = run_validation(plant, checked, file, run, note)
         document["missed"] = missed(document["loads"], tolerance)
@@ -120,14 +107,31 @@ def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
     return LivePlant(
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=backend, threads=spec.threads,
         seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
-        ahead=bool(scenario.engine.get("async_scheduling")),
+        ahead=bool(scenario.engine.get("async_scheduling")), pace_share=scenario.pace_share,
     )  # fmt: skip
 
 
-def _text(file: Path | None) -> str:
+def _run_folder(
+    checked: ValidationScenario, scenario: Path, backend: str, calibration: Path | None, runs: Path, *, fresh: bool
+) -> RunDirectory:
+    """A run folder to be opened with `with`; if the block fails, the folder says why and can be taken up again."""
     from latency_models.strict import read_text
+    from reports.records.run_directory import open_run
+    from twin.cli.manifest import manifest
 
-    return read_text(file) if file else ""
+    content = manifest(
+        {
+            "scenario_file": str(scenario),
+            "scenarios": [checked.model_dump(mode="json", by_alias=True)],
+            "backend": backend,
+            "calibration": str(calibration) if calibration else None,
+        }
+    )
+    model = (scenario.parent / checked.model.path).resolve()
+    config = read_text(model / "config.json" if model.is_dir() else model)
+    learnt = read_text(calibration) if calibration else ""
+    fingerprint = checked.fingerprint(content["version"], backend, str(model), config, learnt)
+    return open_run(runs, "validate", fingerprint, content, resume=not fresh)
 
 
 def _learn(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) -> Path:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.strict import Strict, checked
+from reports.records.run_directory import fingerprint
 from twin.scenarios.overrides import Settings, apply
 from workloads.errors import BadInput
 
@@ -107,8 +106,7 @@ class ValidationScenario(Strict):
 
     def fingerprint(self, *besides: str) -> str:
         """Changes with the scenario and with what else its result depends on."""
-        text = json.dumps([self.model_dump(mode="json"), *besides], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return fingerprint([self.model_dump(mode="json"), *besides])
 
     def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
         """The scenario of kind serving at a rate; without one, as many clients as there are seats, never idle."""

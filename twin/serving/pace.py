@@ -16,11 +16,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from latency_models.engine_steps import Reading
+
 AVERAGED = 5
 """Readings that one point of the pace is the mean of: a single one is noise of several per cent."""
-
-Reading = tuple[float, int, float]
-"""When a yardstick was read, its rows, and what it took, seconds."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class Pace:
 
     def of_rows(self, rows: int) -> PaceLine:
         """By the yardstick whose size is the nearest: so many times larger or smaller."""
-        lines = self.lines
-        return lines[min(lines, key=lambda size: abs(math.log(size / rows)))] if len(lines) > 1 else lines[min(lines)]
+        return self.lines[min(self.lines, key=lambda size: abs(math.log(size / rows)))]
 
     def times_as_long(self, factor: float) -> Self:
         """The pace of a machine on which everything takes `factor` times as long again."""

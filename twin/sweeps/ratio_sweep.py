@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from reports.records.run_directory import fingerprint
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
@@ -71,8 +71,7 @@ class RatioSweep:
             ]
             for case in self.cases
         ]
-        text = json.dumps([version, identity, [str(each.ratio) for each in self.topologies]], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return fingerprint([version, identity, [str(each.ratio) for each in self.topologies]])
 
     def tasks(self, done: dict[str, dict[str, Any]], requests_to: Path | None = None) -> list[Task]:
         """The points not yet done, the longest first so that no core is left with a long one at the end."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reports.records.run_directory import fingerprint
 from twin.scenarios.overrides import Settings
 from twin.scenarios.serving import check_scenario
 from twin.serving.plan import ServingPlan, describe, make_plan
@@ -71,8 +71,7 @@ class ServingSweep:
             [case.plan.scenario.model_dump(mode="json"), str(case.plan.base), case.plan.trace_digest]
             for case in self.cases
         ]
-        text = json.dumps([version, identity, self.replications, self.draws], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return fingerprint([version, identity, self.replications, self.draws])
 
     def run(
         self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], jobs: int

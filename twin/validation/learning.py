@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from latency_models.engine_steps import EngineSteps, Step
+from latency_models.engine_steps import EngineSteps, Reading, Step
 from schedulers.engine_config import EngineConfig
 from twin.scenarios.validation import ValidationScenario
-from twin.serving.pace import Pace, Reading
+from twin.serving.pace import Pace
 from twin.validation.plant import Plant
 
 PROBE_SEED = 1
@@ -42,7 +42,7 @@ def learn(
     spec = scenario.probe
     probed = plant.probe(
         config, rounds=spec.rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer, seed=PROBE_SEED,
-        pace_share=scenario.pace_share, advance=advance,
+        advance=advance,
     )  # fmt: skip
     yardsticks = usual(probed.readings)
     rounds = at_pace(probed.rounds, Pace.of(probed.readings, yardsticks))

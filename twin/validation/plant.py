@@ -8,11 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import Step
+from latency_models.engine_steps import Reading, Step
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
-from twin.serving.pace import Reading
 from workloads.request import Request
 
 
@@ -50,6 +49,10 @@ class PlayedRun(Paced, Protocol):
 class Plant(Protocol):
     """A model on a machine."""
 
+    @property
+    def yardsticks(self) -> Sequence[int]:
+        """Rows of those by which it reads the pace; none: it does not."""
+
     def probe(
         self,
         config: EngineConfig,
@@ -59,18 +62,12 @@ class Plant(Protocol):
         prompt: int,
         answer: int,
         seed: int,
-        pace_share: float,
         advance: Callable[[str], None],
     ) -> ProbedRounds:
         """Timed steps of so many rounds, of random sizes up to so many tokens; `advance` is told of each round."""
 
     def play(
-        self,
-        config: EngineConfig,
-        chunks: ChunkPolicy | None,
-        requests: Sequence[tuple[Request, int]],
-        *,
-        pace_share: float,
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
     ) -> PlayedRun:
         """Send requests, each with the length of its answer, at their times to an engine with nothing in it."""
 

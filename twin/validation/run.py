@@ -44,8 +44,9 @@ def run_validation(
         BadInput: a request that the live engine refuses, or a file that cannot be used.
     """
     known = read_engine_steps_file(steps)
-    if scenario.pace_share and not known.yardsticks:
-        expected = "expected the seconds of the pace it was measured at (or probe.pace_share: 0)"
+    if not known.yardsticks.keys() >= set(plant.yardsticks):
+        sizes = ", ".join(map(str, plant.yardsticks))
+        expected = f"expected the seconds of {sizes} rows, by which the pace is read (or probe.pace_share: 0)"
         raise BadInput(expected, file=steps, field="yardsticks")
     capacity = _capacity(scenario, steps)
     say(f"the twin finds a capacity of {capacity:.2f} requests/s")
@@ -107,7 +108,7 @@ def _play_all(
                 continue
             with blaming("workload"):
                 requests = realisation(plan, repeat)
-                played = plant.play(plan.config, plan.chunks(), requests, pace_share=scenario.pace_share)
+                played = plant.play(plan.config, plan.chunks(), requests)
             take = Take.of(played, plan.config.block_tokens)
             take.write(folder)
             run.add_point(name, {"requests": len(requests), "steps": len(take.steps)})

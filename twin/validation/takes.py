@@ -15,16 +15,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import Step, describe
+from latency_models.engine_steps import Reading, Step, describe
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
-from twin.serving.pace import Reading
 from twin.validation.plant import PlayedRun
 
 Floats = NDArray[np.float64]
-
-READING = ("time", "rows", "seconds")
-"""Columns of the pace."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +85,8 @@ class Take:
             {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
         ]
         write_columns(folder / "steps.parquet", {name: [row[name] for row in rows] for name in rows[0]})
-        columns = list(zip(*self.readings, strict=True)) or [(), (), ()]
-        write_columns(folder / "pace.parquet", dict(zip(READING, map(list, columns), strict=True)))
+        pace = {name: [getattr(each, name) for each in self.readings] for name in Reading._fields}
+        write_columns(folder / "pace.parquet", pace)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -109,7 +105,7 @@ class Take:
             {name: np.array(values, dtype=np.float64) for name, values in requests.items()},
             token_times,
             [TimedBatch(*named, step) for named, step in zip(names, steps, strict=True)],
-            list(zip(*(pace[name] for name in READING), strict=True)),
+            [Reading(*row) for row in zip(*(pace[name] for name in Reading._fields), strict=True)],
         )
 
 

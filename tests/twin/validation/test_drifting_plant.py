@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.engine_steps import BrokenLine, EngineSteps, Step
+from latency_models.engine_steps import BrokenLine, EngineSteps, Reading, Step
 from latency_models.strict import write_yaml
 from reports.records.run_directory import RunDirectory, open_run
 from schedulers.batches import Batch
@@ -26,10 +26,11 @@ from schedulers.engine_core import EngineCore
 from twin.clock import Clock
 from twin.scenarios.validation import ValidationScenario
 from twin.serving.engine import Engine
-from twin.serving.pace import Pace, PaceLine, Reading
+from twin.serving.pace import Pace, PaceLine
 from twin.serving.records import RequestRecord
 from twin.validation.learning import learn
 from twin.validation.run import run_validation
+from workloads.errors import BadInput
 from workloads.request import Request
 
 YARDSTICKS = {1: 0.01, 16: 0.03}
@@ -100,13 +101,13 @@ class DriftingPlant:
     """Every repeat finds the machine somewhat slower than the last one did.
 
     Args:
-        breaks_at: the repeat with which it comes to nothing.
+        breaks_at: the repeat with which it comes to nothing. yardsticks: by which it reads its pace.
     """
 
-    def __init__(self, breaks_at: int | None = None) -> None:
-        self.played, self._breaks_at = 0, breaks_at
+    def __init__(self, breaks_at: int | None = None, yardsticks: Sequence[int] = (*YARDSTICKS,)) -> None:
+        self.played, self._breaks_at, self.yardsticks = 0, breaks_at, yardsticks
 
-    def probe(self, config: EngineConfig, *, rounds: int, steps: int, seed: int, pace_share: float, **_: Any) -> Gave:
+    def probe(self, config: EngineConfig, *, rounds: int, steps: int, seed: int, **_: Any) -> Gave:
         rng, model, pace, now = np.random.default_rng(seed), law(), drift(1.0), 0.0
         found: list[list[tuple[float, Step]]] = []
         for _ in range(rounds):
@@ -121,16 +122,9 @@ class DriftingPlant:
                 seconds = float(model.predict([made])[0]) * pace.of_rows(made.rows).at(now)
                 found[-1].append((now, Step(*(getattr(made, name) for name in made.__slots__[:-1]), seconds)))
                 now += seconds
-        return Gave(self._readings(pace, now, pace_share), found, [], [], [])
+        return Gave(self._readings(pace, now), found, [], [], [])
 
-    def play(
-        self,
-        config: EngineConfig,
-        chunks: ChunkPolicy | None,
-        requests: Sequence[tuple[Request, int]],
-        *,
-        pace_share: float,
-    ) -> Gave:
+    def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Gave:
         if self.played == self._breaks_at:
             raise KeyboardInterrupt
         self.played += 1
@@ -152,25 +146,22 @@ class DriftingPlant:
         for each in records:
             clock.call(each.request.arrival, 0, lambda number, record=each: engine.submit(record))
         clock.run()
-        readings = self._readings(pace, clock.now, pace_share)
+        readings = self._readings(pace, clock.now)
         return Gave(readings, [], spans, records, [times[each.request.id] for each in records])
 
     def describe(self) -> dict[str, Any]:
         return {"device": "none", "dtype": "float32", "versions": {}}
 
-    @staticmethod
-    def _readings(pace: Pace, end: float, share: float) -> list[Reading]:
-        if not share:
-            return []
+    def _readings(self, pace: Pace, end: float) -> list[Reading]:
         return [
-            (float(when), rows, seconds * pace.of_rows(rows).at(float(when)))
+            Reading(float(when), rows, YARDSTICKS[rows] * pace.of_rows(rows).at(float(when)))
             for when in np.arange(0.0, end, READINGS)
-            for rows, seconds in YARDSTICKS.items()
+            for rows in self.yardsticks
         ]
 
 
-def validate(plant: DriftingPlant, run: RunDirectory, **probe: Any) -> dict[str, Any]:
-    scenario = ValidationScenario.model_validate({**SCENARIO, "probe": {**SCENARIO["probe"], **probe}})
+def validate(plant: DriftingPlant, run: RunDirectory) -> dict[str, Any]:
+    scenario = ValidationScenario.model_validate(SCENARIO)
     told: Callable[[str], None] = lambda text: None  # noqa: E731
     config = EngineConfig(kv_blocks=400, max_num_seqs=8, max_num_batched_tokens=128)
     steps = run.path / "engine-steps.yaml"
@@ -199,7 +190,7 @@ def test_a_drift_that_is_read_is_no_error(folder: Callable[[], RunDirectory]) ->
 
 def test_a_drift_that_is_not_read_is_one(folder: Callable[[], RunDirectory]) -> None:
     with folder() as run:
-        document = validate(DriftingPlant(), run, pace_share=0.0)
+        document = validate(DriftingPlant(yardsticks=()), run)
     load = document["loads"][0]
     assert document["calibration"]["yardsticks"] == {}
     assert load["pace"] == [{1: 1.0}] * 3
@@ -218,3 +209,23 @@ def test_what_was_played_before_a_kill_is_not_played_again(folder: Callable[[], 
     with open_run(tmp_path / "runs", "validate", "whole", {}, resume=False) as run:
         whole = validate(DriftingPlant(), run)
     assert document["loads"] == whole["loads"]
+
+
+def test_a_calibration_by_other_yardsticks_is_refused_before_anything_is_played(
+    folder: Callable[[], RunDirectory],
+) -> None:
+    other, scenario = DriftingPlant(), ValidationScenario.model_validate(SCENARIO)
+    with folder() as run:
+        validate(DriftingPlant(yardsticks=[1]), run)
+        with pytest.raises(BadInput, match="yardsticks: expected the seconds of 1, 16 rows"):
+            run_validation(other, scenario, run.path / "engine-steps.yaml", run, lambda text: None)
+    assert other.played == 0
+
+
+def test_a_kept_repeat_that_was_damaged_is_told_in_one_line(folder: Callable[[], RunDirectory]) -> None:
+    with pytest.raises(KeyboardInterrupt), folder() as run:
+        validate(DriftingPlant(breaks_at=1), run)
+    damaged = run.path / "live" / "load-0.6-repeat-1" / "steps.parquet"
+    damaged.write_bytes(b"")
+    with pytest.raises(OSError, match=r"no Parquet file: .*steps\.parquet"), folder() as again:
+        validate(DriftingPlant(), again)
