@@ -4,14 +4,18 @@
 
 The client is a process of its own that writes a request and reads until the first content. Of that time, the engine has
 had what lies between its being handed the request and its first token; the rest is what the server adds, with the
-loopback and the client. Every request has another text, so that no prompt is found in the cache. Exit code 4 when the
-median of what is added is above 0.3 ms.
+loopback and the client. Every request has another text, so that no prompt is found in the cache.
+
+In turns with the server, the same requests go to a bare application on the same uvicorn and the same engine, which
+looks at nothing but the prompt's number and answers with a constant: what it adds is the floor of this way of serving
+on this machine. Exit code 4 when the median of what the server adds is above 0.3 ms.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import socket
@@ -21,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,12 +35,13 @@ import torch
 from benchmarks.provenance import provenance
 from kernels.shapes import Shape
 from live.engine import Engine
-from live.generation import Generation
+from live.generation import Generation, ask
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.seats import generation_of
-from live.server.running import Front, Stopping, listen, serve
+from live.server.exchange import Message, Receive, Send
+from live.server.running import Front, Stopping, listen, open_doors, serve
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
@@ -44,6 +50,15 @@ from schedulers.engine_config import EngineConfig, OneShotBudget
 LIMIT = 0.3e-3
 TOKENS = 8
 """Of each answer: enough for a stream, and the first of them is what is waited for."""
+
+DIGITS = 6
+"""That begin each prompt and say which request it is."""
+
+BARE = 1 << 20
+"""From here on requests of the bare application are numbered."""
+
+PIECE = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+LAST_PIECE = PIECE.replace(b"null", b'"length"') + b"data: [DONE]\n\n"
 
 SHAPE = Shape(2, 64, 128, 4, 2, 16, 512)
 """Of the model: small, so that what differs from step to step does not hide what the server adds."""
@@ -69,13 +84,34 @@ def write_text_layer(directory: Path) -> None:
 
 def messages(number: int) -> list[dict[str, str]]:
     """About 64 tokens, of which the first say which request it is."""
-    return [{"role": "user", "content": f"{number:06d} tell me a story about a machine"}]
+    return [{"role": "user", "content": f"{number:0{DIGITS}d} tell me a story about a machine"}]
 
 
 def body(number: int) -> bytes:
     """The request."""
     fields = {"messages": messages(number), "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
     return json.dumps({"model": "tiny", **fields}).encode()
+
+
+class Bare:
+    """The least that an ASGI application can do around an engine: the floor that the server is measured against."""
+
+    def __init__(self, engine: Engine, prompt: int) -> None:
+        self.engine, self.prompt = engine, prompt
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request with a constant piece for each token. Its prompt is its number, and zeros."""
+        number = int(json.loads((await receive())["body"])["messages"][0]["content"][:DIGITS])
+        digits = [ord(digit) for digit in f"{number:0{DIGITS}d}"]
+        self.engine.submit(ask(BARE + number, digits + [0] * (self.prompt - DIGITS), TOKENS))
+        for i in range(TOKENS):
+            await asyncio.sleep(0)
+            self.engine.step()
+            if i == 0:
+                head = [(b"content-type", b"text/event-stream; charset=utf-8")]
+                await send({"type": "http.response.start", "status": 200, "headers": head})
+            last = i == TOKENS - 1
+            await send({"type": "http.response.body", "body": LAST_PIECE if last else PIECE, "more_body": not last})
 
 
 def over_http(connection: socket.socket, number: int) -> float:
@@ -93,26 +129,40 @@ def over_http(connection: socket.socket, number: int) -> float:
     return first
 
 
-def client(port: int, orders: Connection) -> None:
-    """A process: sends each request that it is told the number of, until it is told None; one connection for all."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def client(ports: list[int], orders: Connection) -> None:
+    """A process: sends each request that it is told the number of, until it is told None, to the ports in turns."""
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports]
+        for each in connections:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while (number := orders.recv()) is not None:
-            orders.send(over_http(connection, number))
+            orders.send([over_http(each, number) for each in connections])
 
 
-def measure(requests: int) -> tuple[list[float], list[float], dict[str, Any]]:
-    """Times of client and engine of the same requests, and what was run."""
+@dataclass(frozen=True)
+class Times:
+    """Seconds to the first token of the same requests: as the client saw it, and the engine's part of that."""
+
+    client: list[float]
+    engine: list[float]
+
+    @property
+    def added(self) -> list[float]:
+        """What lies between."""
+        return [seen - inside for seen, inside in zip(self.client, self.engine, strict=True)]
+
+
+def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
+    """Times of the server and of the bare application, and what was run."""
     torch.set_num_threads(1)
     engine = _engine()
     prefilled: list[Generation] = []
     engine.watch = lambda batch, begin, end: prefilled.extend(generation_of(chunk.sequence) for chunk in batch.chunks)
-    made = listen("127.0.0.1", 0)
-    port = made.getsockname()[1]
-    server: list[float] = []
+    seen: list[list[float]] = []
+    doors = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=client, args=(port, theirs))
+    process = context.Process(target=client, args=([each.getsockname()[1] for each in doors], theirs))
     process.start()
     theirs.close()
 
@@ -120,7 +170,7 @@ def measure(requests: int) -> tuple[list[float], list[float], dict[str, Any]]:
         try:
             for i in range(WARM + requests):
                 ours.send(i)
-                server.append(ours.recv())
+                seen.append(ours.recv())
             ours.send(None)
         finally:
             stop()
@@ -129,14 +179,23 @@ def measure(requests: int) -> tuple[list[float], list[float], dict[str, Any]]:
         loop = asyncio.get_running_loop()
         threading.Thread(target=one_by_one, args=(lambda: loop.call_soon_threadsafe(stopping.stop),)).start()
 
+    async def both(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        assert template is not None
+        prompt = len(tokenizer.encode(template.render(messages(0)), special=False))
+        bare, running = await open_doors(Bare(engine, prompt), doors[1])
+        await serve(engine, Front("tiny"), doors[0], tokenizer=tokenizer, template=template, ready=ready, signals=False)
+        bare.should_exit = True
+        await running
+
     with tempfile.TemporaryDirectory() as folder:
         write_text_layer(Path(folder))
-        text = Tokenizer(Path(folder)), ChatTemplate.read(Path(folder))
-        asyncio.run(serve(engine, Front("tiny"), made, tokenizer=text[0], template=text[1], ready=ready, signals=False))
+        tokenizer = Tokenizer(Path(folder))
+        asyncio.run(both(tokenizer, ChatTemplate.read(Path(folder))))
     process.join()
-    assert len(prefilled) == len(server), "each prompt is one chunk"
+    assert len(prefilled) == 2 * len(seen), "each prompt is one chunk"
     inside = [each.first_token - each.submitted for each in prefilled]
-    return server[WARM:], inside[WARM:], {"fast_tokenizer": text[0].fast}
+    server, bare = (Times([pair[i] for pair in seen[WARM:]], inside[i::2][WARM:]) for i in (0, 1))
+    return server, bare, {"fast_tokenizer": tokenizer.fast}
 
 
 def _engine() -> Engine:
@@ -159,23 +218,27 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.requests < 100:
         parser.error(f"--requests: expected at least 100, found {asked.requests}")
-    server, engine, told = measure(asked.requests)
-    rows = {"engine": summary(engine), "client": summary(server)}
-    added = summary([over - straight for over, straight in zip(server, engine, strict=True)])
-    print("time to first token, ms    p10     p50     p90")
-    for name, row in (*rows.items(), ("added", added)):
-        print(f"{name:<22}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
+    server, bare, told = measure(asked.requests)
+    rows = {
+        "engine": summary(server.engine),
+        "client": summary(server.client),
+        "added": summary(server.added),
+        "added by a bare application": summary(bare.added),
+    }
+    print(f"{'time to first token, ms':<28}     p10     p50     p90")
+    for name, row in rows.items():
+        print(f"{name:<28}" + "".join(f"{1e3 * value:8.3f}" for value in row.values()))
     if asked.out:
         document = {
-            **provenance("twin.benchmark-server/2"),
+            **provenance("twin.benchmark-server/3"),
             "torch": str(torch.__version__),
             "requests": asked.requests,
             **told,
-            "seconds": {**rows, "added": added},
+            "seconds": rows,
             "limit": LIMIT,
         }
         asked.out.write_text(json.dumps(document, indent=1) + "\n")
-    return 4 if added["p50"] > LIMIT else 0
+    return 4 if rows["added"]["p50"] > LIMIT else 0
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ def prefix_ids(prompt: npt.NDArray[np.int64], block_tokens: int, salt: bytes = b
         salt: prompts with different ones share nothing.
     """
     ids: list[int] = []
-    digest = salt
-    for end in range(block_tokens, len(prompt) + 1, block_tokens):
-        digest = blake2b(digest + prompt[end - block_tokens : end].tobytes(), digest_size=16).digest()
+    digest, content, size = salt, prompt.tobytes(), block_tokens * prompt.itemsize
+    for end in range(size, len(content) + 1, size):
+        digest = blake2b(digest + content[end - size : end], digest_size=16).digest()
         ids.append(int.from_bytes(digest, "little"))
     return tuple(ids)
 

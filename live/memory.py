@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
@@ -20,3 +21,12 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError, TypeError):  # another C library than glibc
         return False
     return bool(mallopt(M_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))
+
+
+def keep_what_is_loaded() -> None:
+    """Have the garbage collector pass over what is there now: modules and models, which stay as long as the process.
+
+    It walks them all each time it looks at everything: 92 ms with PyTorch loaded, in which no step runs.
+    """
+    gc.collect()
+    gc.freeze()

@@ -12,8 +12,12 @@ from live.server.errors import ApiError, ClientGone
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 JSON = "application/json"
+
+PATIENCE = 0.05
+"""Seconds for which nobody looks whether the client is still there: most short answers need no watcher at all."""
 
 encode = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 """A document as JSON text. Made once: `json.dumps` makes an encoder a call when it is not asked for the default."""
@@ -23,14 +27,15 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
-        method, path: as they came. started: whether a status has been sent. watcher: notices that the client leaves.
+        method, path: as they came. started: whether a status has been sent.
     """
 
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.started = False
-        self.watcher: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self._receive, self._send = receive, send
 
@@ -60,19 +65,24 @@ class Exchange:
                 return body
 
     def when_gone(self, tell: Callable[[], None]) -> None:
-        """Have a function called when the client leaves. The body has been read."""
+        """Have a function called when the client leaves, at the earliest `PATIENCE` from now. The body has been read."""
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
                 pass
             tell()
 
-        self.watcher = asyncio.create_task(watch())
+        def begin() -> None:
+            self._watcher = asyncio.create_task(watch())
+
+        self._watch = asyncio.get_running_loop().call_later(PATIENCE, begin)
 
     def finish(self) -> None:
         """Nobody looks out for the client any more."""
-        if self.watcher is not None:
-            self.watcher.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     async def reply(self, status: int, body: bytes, kind: str = JSON, headers: Iterable[tuple[str, str]] = ()) -> None:
         """The whole answer."""

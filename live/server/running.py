@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from live.engine import Engine
+from live.memory import keep_what_is_loaded
 from live.server.app import App
 from live.server.errors import busy
+from live.server.exchange import Application
 from live.server.metrics import Tally
 from live.server.service import Limits, Service
 from live.server.worker import Worker
@@ -71,6 +73,19 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
+async def open_doors(app: Application, made: socket.socket) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+    """An ASGI application that takes requests from a socket, and its task, which ends when the server does."""
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
+        log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[made]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    return server, serving
+
+
 async def serve(
     engine: Engine,
     front: Front,
@@ -93,17 +108,10 @@ async def serve(
         front.name, engine, worker, tally, tokenizer, template, limits=front.limits, api_key=front.api_key
     )
     app = App(service)
-    config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
-        log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = _Server(config)
+    server, serving = await open_doors(app, made)
     stopping = Stopping(app, server, front.drain_seconds)
     if signals:
         stopping.listen()
-    serving = asyncio.ensure_future(server.serve(sockets=[made]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
     ready(service, stopping)
     await serving
     return stopping.code
@@ -168,5 +176,6 @@ def run(engine: Engine, front: Front, tokenizer: Tokenizer | None, template: Cha
             flush=True,
         )
 
+    keep_what_is_loaded()
     logging.basicConfig(format="live.server: %(message)s", level=logging.WARNING, stream=sys.stderr)
     return asyncio.run(serve(engine, front, made, tokenizer=tokenizer, template=template, ready=ready))
