@@ -65,7 +65,7 @@ class Exchange:
                 return body
 
     def when_gone(self, tell: Callable[[], None]) -> None:
-        """Have a function called when the client leaves, at the earliest `PATIENCE` from now. The body has been read."""
+        """Have a function called when the client leaves, after `PATIENCE` at the earliest. The body has been read."""
 
         async def watch() -> None:
             while (await self._receive())["type"] != "http.disconnect":
