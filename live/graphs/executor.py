@@ -62,9 +62,12 @@ class GraphExecutor(Executor):
         self._changes = self.seats.changes
         self._wishes = Wishes(())
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> Ticket:
         """One step, as its batch says: padded, sent and begun. Its ticket waits for it."""
+        with torch.inference_mode():
+            return self._launch(batch)
+
+    def _launch(self, batch: Batch) -> Ticket:
         seats = self.seats
         seats.advance(batch)
         if self._changes != seats.changes:
