@@ -15,7 +15,8 @@ the model and the machine that were measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -84,6 +85,11 @@ class Reading(NamedTuple):
     time: float
     rows: int
     seconds: float
+
+
+def nearest(rows: int, sizes: Iterable[int]) -> int:
+    """Of the yardsticks' sizes the one that so many rows go by: it is so many times larger or smaller."""
+    return min(sizes, key=lambda size: abs(math.log(size / rows)))
 
 
 class BrokenLine(Strict):

@@ -27,9 +27,8 @@ from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
 
-WARM, BLOCK = 5, 16
-"""Readings of a yardstick that do not count, since the first ones pay for memory and code that others find there; and
-the size of its blocks."""
+WARM = 5
+"""Readings of a yardstick that do not count, since the first ones pay for memory and code that others find there."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -42,7 +41,7 @@ class LivePlant:
         threads: of the CPU that one operation may use. quantise: fields of `Rounding`, for linear layers that are to be
             rounded; None for none.
         ahead: engines decide a step while the one before still runs.
-        pace_share: of all time, that goes to reading the machine's pace between steps.
+        pace_share: of all time, that goes to reading the machine's pace between steps. A GPU is taken to hold still.
 
     Raises:
         BadInput: a model that cannot be read, or a device that is not there.
@@ -65,7 +64,7 @@ class LivePlant:
             weights = load_weights(path, config, kind, device, rounding)
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
-        self._depth, self._pace_share = 2 if ahead else 1, pace_share
+        self._depth, self._pace_share = 2 if ahead else 1, pace_share if device == "cpu" else 0.0
         self._kept: dict[EngineConfig, GraphExecutor] = {}
 
     @property
@@ -127,19 +126,16 @@ class LivePlant:
 
     @functools.cached_property
     def yardstick(self) -> Yardstick:
-        """On an engine of its own, warm."""
-        config = EngineConfig(
-            kv_blocks=-(-max(self.yardsticks) // BLOCK) + 1, block_tokens=BLOCK, max_num_seqs=1, prefix_caching=False
-        )  # every row is computed every time
-        made = Yardstick(self.engine(config))
+        """Warm."""
+        made = Yardstick(self.decoder)
         for rows in [*self.yardsticks] * WARM:
             made(rows)
         return made
 
     @property
     def yardsticks(self) -> Sequence[int]:
-        """Rows of those by which the pace is read: as many as the model has contexts for; none where it is not read."""
-        return [rows for rows in SIZES if rows < self.decoder.config.positions] if self._pace_share else []
+        """Rows of those by which the pace is read; none where it is not."""
+        return SIZES if self._pace_share else ()
 
     def describe(self) -> dict[str, Any]:
         """The device and the versions that ran."""

@@ -103,7 +103,7 @@ def play(
                 sent += 1
             if engine.step() is not None:
                 followed.append(True)
-                clock.rest()
+                clock.rest(steps[-1].batch.tokens)
             else:
                 if followed:
                     followed[-1] = False

@@ -1,16 +1,16 @@
 """Timed steps of every kind that an engine may meet, for a step-time model to learn from.
 
 The engine is driven through rounds. In each, so many requests with prompts and answers of such lengths are sent, the
-first at once and the others as answers end, so that a round shows prompts alone, prompts beside decodes, and decodes
-alone. What is drawn has nothing to do with any workload that is to be predicted: sizes are log-uniform up to what the
-scenario's engine allows.
+first at once and another whenever an answer ends, so that a round shows prompts alone, prompts beside decodes, and
+decodes alone. What is drawn has nothing to do with any workload that is to be predicted: how many there are together,
+and how long prompts and answers are at most, is spread over the rounds up to what the scenario's engine allows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,46 +69,64 @@ def probe(
     rng = np.random.default_rng([seed, 23])
     engine = make_engine()
     numbers = iter(range(1 << 60))
+    drawn = [spread(rng, reach.rounds, most) for most in (reach.sequences, reach.prompt, reach.answer)]
     rounds: list[list[tuple[float, Step]]] = []
     engine.clock = clock = make_clock()
-    _round(engine, clock, Reach(reach.prompt, reach.answer, 4, 1, 40), vocabulary, rng, numbers)  # warms up
-    for i in range(reach.rounds):
-        rounds.append(_round(engine, clock, reach, vocabulary, rng, numbers))
+    warming = Round(min(reach.sequences, 4), reach.prompt, reach.answer)
+    _play(engine, clock, warming, 2 * reach.steps, vocabulary, rng, numbers)
+    for i, each in enumerate(zip(*drawn, strict=True)):
+        rounds.append(_play(engine, clock, Round(*each), reach.steps, vocabulary, rng, numbers))
         advance(f"round {i + 1}: {len(rounds[-1])} steps")
     return Probed(rounds, clock.readings)
 
 
-def _round(
+def spread(rng: np.random.Generator, rounds: int, most: int) -> list[int]:
+    """A number from 1 to `most` for each round, in any order, so that their square roots are spread evenly.
+
+    Half of them lie below a quarter of `most`: small ones differ by more, and large ones take longer to try.
+    """
+    shares = (rng.permutation(rounds) + rng.random(rounds)) / rounds
+    found: list[int] = np.maximum(np.ceil(most * shares**2), 1).astype(int).tolist()
+    return found
+
+
+class Round(NamedTuple):
+    """Requests that are there together, and the tokens that the prompt and the answer of each have at most."""
+
+    together: int
+    prompt: int
+    answer: int
+
+
+def _play(
     engine: Engine,
     clock: PacedClock,
-    reach: Reach,
+    this: Round,
+    steps: int,
     vocabulary: int,
     rng: np.random.Generator,
     numbers: Iterator[int],
 ) -> list[tuple[float, Step]]:
-    together = _log_uniform(rng, reach.sequences)
-    longest = _log_uniform(rng, reach.prompt)
-    answer = _log_uniform(rng, reach.answer)
+    """At most so many steps of a round."""
     block = engine.core.config.block_tokens
     seen: list[tuple[Batch, float, float]] = []
 
     def send() -> None:
-        size = int(rng.integers(1, longest + 1))
-        prompt = rng.integers(vocabulary, size=size)
-        engine.submit(ask(next(numbers), prompt, int(rng.integers(1, answer + 1)), wish=GREEDY, block_tokens=block))
+        prompt = rng.integers(vocabulary, size=int(rng.integers(1, this.prompt + 1)))
+        answer = int(rng.integers(1, this.answer + 1))
+        engine.submit(ask(next(numbers), prompt, answer, wish=GREEDY, block_tokens=block))
 
     engine.watch = lambda batch, begin, end: seen.append((batch, begin, end))
     with collector_at_rest():
-        for _ in range(together):
+        for _ in range(this.together):
             send()
-        for _ in range(reach.steps):
+        for _ in range(steps):
             result = engine.step()
             if result is None:
                 break
-            clock.rest()
+            clock.rest(seen[-1][0].tokens)
             for _ in result.finished:
-                if rng.random() < 0.8:
-                    send()
+                send()
     engine.watch = None
     for number in list(engine.core.sequences):
         engine.abort(number)
@@ -116,7 +134,3 @@ def _round(
         pass
     ends = [*(begin for _, begin, _ in seen[1:]), *(end for _, _, end in seen[-1:])]
     return [(begin, describe(batch, block, after - begin)) for (batch, begin, _), after in zip(seen, ends, strict=True)]
-
-
-def _log_uniform(rng: np.random.Generator, most: int) -> int:
-    return min(most, int(math.exp(rng.uniform(0, math.log(most + 1)))))

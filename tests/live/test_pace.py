@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +25,13 @@ from workloads.request import Request
 CONFIG = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 50), positions=128, tied=False)
 
 
-def engine(*, headless: bool = False) -> Engine:
+def decoder() -> Decoder:
     torch.set_num_threads(1)
-    weights = random_weights(CONFIG, torch.float32, "cpu")
-    if headless:
-        weights = replace(weights, head=None)
-    return Engine(Decoder(CONFIG, weights), EngineConfig(kv_blocks=16, max_num_seqs=2))
+    return Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
+
+
+def engine() -> Engine:
+    return Engine(decoder(), EngineConfig(kv_blocks=16, max_num_seqs=2))
 
 
 class Time:
@@ -52,70 +52,70 @@ def test_the_clock_stands_still_while_the_pace_is_read(monkeypatch: pytest.Monke
         time.now += 0.25
         return 0.2
 
-    clock = PacedClock(yardstick, share=0.1, sizes=[4])
-    clock.rest()
+    clock = PacedClock(yardstick, share=0.125, sizes=[4])
+    clock.rest(3)
     assert clock() == 0.0
     assert clock.readings == [(0.0, 4, 0.2)]
-    time.now += 2.0
-    clock.rest()  # a tenth of the time: not before 2.5 s have gone by, of which the clock stood still for 0.25
-    assert clock() == 2.0
+    time.now += 1.5
+    clock.rest(3)  # an eighth of the time: not before 2 s have gone by, of which the clock stood still for 0.25
+    assert clock() == 1.5
     time.now += 0.25
-    clock.rest()
-    assert clock() == 2.25
-    assert clock.readings == [(0.0, 4, 0.2), (2.25, 4, 0.2)]
+    clock.rest(3)
+    assert clock() == 1.75
+    assert clock.readings == [(0.0, 4, 0.2), (1.75, 4, 0.2)]
     plain = PacedClock()
     time.now += 9.0
-    plain.rest()
+    plain.rest(3)
     assert (plain(), plain.readings) == (9.0, [])
 
 
-def test_every_size_is_given_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_go_with_the_steps_that_have_just_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every size once, then the nearest, an eighth of the time; a wait is not made up for by more than one of each."""
     time = Time()
     monkeypatch.setattr(pace, "time", time)
 
     def yardstick(rows: int) -> float:
-        time.now += 0.01 * rows
-        return 0.01 * rows
+        time.now += rows / 1024
+        return rows / 1024
 
-    clock = PacedClock(yardstick, share=0.5, sizes=[1, 8])
-    for _ in range(1000):
-        clock.rest()
-        time.now += 0.01
+    clock = PacedClock(yardstick, share=0.125, sizes=[1, 8, 64])
+    for i in range(1000):
+        time.now += 1 / 64
+        clock.rest(1 if i < 500 else 40)
     read = [rows for _, rows, _ in clock.readings]
-    assert read[:3] == [1, 8, 1]
-    assert read.count(1) == pytest.approx(8 * read.count(8), abs=8)
+    assert read[:3] == [1, 8, 64]
+    assert set(read[3:]) == {1, 64}
     given = sum(seconds for _, _, seconds in clock.readings)
-    assert given == pytest.approx(0.5 * (time.now - 100.0), rel=0.05)
+    assert given == pytest.approx(0.125 * (time.now - 100.0), rel=0.05)
+    before = len(clock.readings)
+    time.now += 1000.0
+    clock.rest(1)
+    assert len(clock.readings) - before == pytest.approx(1 + 8 + 64, abs=1)
 
 
-@pytest.mark.parametrize("headless", [False, True])
-def test_the_yardstick_leaves_nothing_behind(headless: bool) -> None:
-    made = engine(headless=headless)
-    yardstick = Yardstick(made)
-    assert all(yardstick(rows) > 0 for rows in (1, 1, 64, 8))
-    assert not made.core.sequences
-    assert made.core.kv.free == made.core.kv.blocks
-
-
-def test_every_row_is_computed_at_every_reading(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "quantise"), [("qwen3", None), ("qwen3", {"group": -1}), ("qwen3_moe", None)])
+def test_every_model_has_a_yardstick(tmp_path: Path, family: str, quantise: dict[str, int] | None) -> None:
+    """Dense, rounded or of experts; more rows take longer."""
     config = {
-        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+        "model_type": family, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 60, "max_position_embeddings": 128,
+        "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2,
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    plant = LivePlant(file, random=True, dtype="float32", device="cpu", threads=1, seed=0, pace_share=0.1)
-    yardstick = plant.yardstick
-    core = yardstick._engine.core
-    before = core.prefill_tokens
-    for rows in (64, 64, 1, 64):
-        yardstick(rows)
-    assert core.prefill_tokens - before == 3 * 64 + 1
+    plant = LivePlant(
+        file, random=True, dtype="float32", device="cpu", threads=1, seed=0, pace_share=0.1, quantise=quantise
+    )
+    assert plant.yardsticks == pace.SIZES
+    assert all(plant.yardstick(rows) > 0 for rows in (1, 1, 64, 8))
+    few, many = (np.median([plant.yardstick(rows) for _ in range(20)]) for rows in (1, 4096))
+    assert many > 3 * few
+    assert not plant.clock().readings
 
 
 def test_a_run_that_is_interrupted_by_readings_plays_the_same() -> None:
     """Readings take longer than everything else together, and are in no step and in nobody's latency."""
-    yardstick = Yardstick(engine())
+    yardstick = Yardstick(decoder())
 
     def slow(rows: int) -> float:
         begin = pace.time.perf_counter()
@@ -136,7 +136,7 @@ def test_a_run_that_is_interrupted_by_readings_plays_the_same() -> None:
 
 
 def test_the_pace_is_not_read_while_the_engine_waits() -> None:
-    yardstick = Yardstick(engine())
+    yardstick = Yardstick(decoder())
     asked = [Request(i, 0.3 * i, 12, 3) for i in range(3)]
     played = play(
         engine(),

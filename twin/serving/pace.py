@@ -7,7 +7,6 @@ ones slow down apart, since what they wait for is not the same, so there are yar
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import Reading
+from latency_models.engine_steps import Reading, nearest
 
 AVERAGED = 5
 """Readings that one point of the pace is the mean of: a single one is noise of several per cent."""
@@ -81,8 +80,8 @@ class Pace:
         return cls({rows: PaceLine.of(each, references[rows]) for rows, each in sorted(by_rows.items())})
 
     def of_rows(self, rows: int) -> PaceLine:
-        """By the yardstick whose size is the nearest: so many times larger or smaller."""
-        return self.lines[min(self.lines, key=lambda size: abs(math.log(size / rows)))]
+        """By the yardstick whose size is the nearest."""
+        return self.lines[nearest(rows, self.lines)]
 
     def times_as_long(self, factor: float) -> Self:
         """The pace of a machine on which everything takes `factor` times as long again."""
