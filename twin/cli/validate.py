@@ -147,6 +147,6 @@ def _learn(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) ->
         return file
     config = checked(EngineSpec, scenario.engine, None, "engine").build(run.path, None)
     with progress("probing the engine", scenario.probe.rounds, 0, every=25) as advance, blaming("probe"):
-        document = learn(plant, scenario, config, run.manifest.get("commit"), advance)
+        document = learn(plant, scenario, config, run.manifest.get("commit"), run.path / "probe", advance)
     run.write_text(file.name, write_yaml(document))
     return file

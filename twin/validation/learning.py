@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from schedulers.engine_config import EngineConfig
 from twin.scenarios.validation import ValidationScenario
 from twin.serving.pace import Pace
 from twin.validation.plant import Plant
+from twin.validation.takes import write_probed
 
 PROBE_SEED = 1
 HELD_OUT = 5
@@ -32,18 +34,21 @@ def learn(
     scenario: ValidationScenario,
     config: EngineConfig,
     commit: object,
+    folder: Path,
     advance: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Probe, fit, and put it down: a document `twin.engine-steps/1`.
+    """Probe, fit, and say what was learnt: a document `twin.engine-steps/1`. What was timed is kept in the folder.
 
     Raises:
         ValueError: sizes that the engine refuses.
+        OSError: the disk does not take it.
     """
     spec = scenario.probe
     probed = plant.probe(
         config, rounds=spec.rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer, seed=PROBE_SEED,
         advance=advance,
     )  # fmt: skip
+    write_probed(folder, probed)
     yardsticks = usual(probed.readings)
     rounds = at_pace(probed.rounds, Pace.of(probed.readings, yardsticks))
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]

@@ -1,5 +1,7 @@
-"""What was played live, kept in the run folder: every request and every step, so that a killed run loses no repeat.
+"""What was timed live, kept in the run folder: every request and every step, so that a killed run loses no repeat.
 
+probe/steps.parquet                        one row a step of probing: its round, what ran, its begin and its duration
+probe/pace.parquet                         one row a reading of the machine's pace
 live/load-0.7-repeat-2/requests.parquet    one row a request: its times, and when each of its tokens came
 live/load-0.7-repeat-2/steps.parquet       one row a step: what ran, its begin and its end
 live/load-0.7-repeat-2/pace.parquet        one row a reading of the machine's pace
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from latency_models.engine_steps import Reading, Step, describe
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
-from twin.validation.plant import PlayedRun
+from twin.validation.plant import PlayedRun, ProbedRounds
 
 Floats = NDArray[np.float64]
 
@@ -85,8 +87,7 @@ class Take:
             {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
         ]
         write_columns(folder / "steps.parquet", {name: [row[name] for row in rows] for name in rows[0]})
-        pace = {name: [getattr(each, name) for each in self.readings] for name in Reading._fields}
-        write_columns(folder / "pace.parquet", pace)
+        _write_pace(folder, self.readings)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -107,6 +108,24 @@ class Take:
             [TimedBatch(*named, step) for named, step in zip(names, steps, strict=True)],
             [Reading(*row) for row in zip(*(pace[name] for name in Reading._fields), strict=True)],
         )
+
+
+def write_probed(folder: Path, probed: ProbedRounds) -> None:
+    """Put down what probing gave.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    rows = [
+        {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(probed.rounds) for begin, step in steps
+    ]
+    write_columns(folder / "steps.parquet", {name: [row[name] for row in rows] for name in rows[0]})
+    _write_pace(folder, probed.readings)
+
+
+def _write_pace(folder: Path, readings: Sequence[Reading]) -> None:
+    pace = {name: [getattr(each, name) for each in readings] for name in Reading._fields}
+    write_columns(folder / "pace.parquet", pace)
 
 
 def kind_of(batch: Batch) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from latency_models.engine_steps import BrokenLine, EngineSteps, Reading, Step
 from latency_models.strict import write_yaml
+from reports.records.columns import read_columns
 from reports.records.run_directory import RunDirectory, open_run
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
@@ -28,7 +29,7 @@ from twin.scenarios.validation import ValidationScenario
 from twin.serving.engine import Engine
 from twin.serving.pace import Pace, PaceLine
 from twin.serving.records import RequestRecord
-from twin.validation.learning import learn
+from twin.validation.learning import HELD_OUT, at_pace, learn, usual
 from twin.validation.run import run_validation
 from workloads.errors import BadInput
 from workloads.request import Request
@@ -115,7 +116,7 @@ class DriftingPlant:
             for _ in range(steps):
                 decodes, chunks = int(rng.integers(0, 9)), int(rng.integers(0, 3))
                 prompt = int(rng.integers(1, 60)) * chunks
-                decodes = max(decodes, not chunks)
+                decodes = max(decodes, int(not chunks))
                 seen = prompt * int(rng.integers(1, 128))
                 longest = 16 * int(rng.integers(1, 12))
                 made = Step(prompt + decodes, decodes * longest, seen, decodes, chunks, decodes + chunks)
@@ -165,7 +166,7 @@ def validate(plant: DriftingPlant, run: RunDirectory) -> dict[str, Any]:
     told: Callable[[str], None] = lambda text: None  # noqa: E731
     config = EngineConfig(kv_blocks=400, max_num_seqs=8, max_num_batched_tokens=128)
     steps = run.path / "engine-steps.yaml"
-    steps.write_text(write_yaml(learn(plant, scenario, config, None, told)))
+    steps.write_text(write_yaml(learn(plant, scenario, config, None, run.path / "probe", told)))
     return run_validation(plant, scenario, steps, run, told)
 
 
@@ -196,6 +197,24 @@ def test_a_drift_that_is_not_read_is_one(folder: Callable[[], RunDirectory]) -> 
     assert load["pace"] == [{1: 1.0}] * 3
     assert load["steps"]["all"]["median"] > 0.1
     assert load["metrics"]["e2e.mean"]["error"] == load["metrics"]["e2e.mean"]["error_at_usual_pace"] < -0.08
+
+
+def test_what_was_probed_is_kept_and_teaches_the_same_again(folder: Callable[[], RunDirectory]) -> None:
+    with folder() as run:
+        document = validate(DriftingPlant(), run)
+        told = read_columns(run.path / "probe" / "steps.parquet")
+        pace = read_columns(run.path / "probe" / "pace.parquet")
+    readings = [Reading(*row) for row in zip(*pace.values(), strict=True)]
+    numbers, begins = told.pop("round"), told.pop("begin")
+    rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
+    for number, begin, *fields in zip(numbers, begins, *told.values(), strict=True):
+        rounds[number].append((begin, Step(**dict(zip(told, fields, strict=True)))))
+    steps = at_pace(rounds, Pace.of(readings, usual(readings)))
+    model = EngineSteps(16).fit([step for i, each in enumerate(steps) if i % HELD_OUT for step in each])
+    assert model.overhead_ == document["calibration"]["overhead"]
+    assert {name: line.values for name, line in model.lines_.items()} == {
+        name: line["values"] for name, line in document["calibration"]["lines"].items()
+    }
 
 
 def test_what_was_played_before_a_kill_is_not_played_again(folder: Callable[[], RunDirectory], tmp_path: Path) -> None:
