@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from latency_models.engine_steps import Reading, nearest
 
-AVERAGED = 5
-"""Readings that one point of the pace is the mean of: a single one is noise of several per cent."""
+WEIGHTS = (1, 2, 3, 2, 1)
+"""Of the readings around a point of the pace, which is their mean: a single one is noise of several per cent."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,13 @@ class PaceLine:
         share = (time - times[before]) / (times[after] - times[before])
         return factors[before] + share * (factors[after] - factors[before])
 
+    def over(self, begin: float, seconds: float) -> float:
+        """The factor for what begins at a time and takes about so many seconds: that of its middle."""
+        return self.at(begin + seconds / 2)
+
     def end(self, begin: float, seconds: float) -> float:
         """When what begins at a time is over, if at the reference it takes so many seconds."""
-        return begin + seconds * self.at(begin)
+        return begin + seconds * self.over(begin, seconds)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Pace:
 
 
 def _around(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each value, the sum of those around it: `AVERAGED` of them, at the ends as many as there are."""
-    half = AVERAGED // 2
-    summed: NDArray[np.float64] = np.convolve(values, np.ones(2 * half + 1))[half : half + len(values)]
+    """Of each value, the weighted sum of those around it, at the ends of as many as there are."""
+    half = len(WEIGHTS) // 2
+    summed: NDArray[np.float64] = np.convolve(values, WEIGHTS)[half : half + len(values)]
     return summed

@@ -47,12 +47,13 @@ class StepTimes:
 
     @classmethod
     def of(cls, steps: Sequence[TimedBatch], model: EngineSteps, pace: Pace) -> StepTimes:
-        """Of steps that ran, each predicted by itself, at the pace that there was when it began."""
-        predicted = model.predict([each.step for each in steps])
+        """Of steps that ran, each predicted by itself, at the pace that there was in its middle."""
+        usual = model.predict([each.step for each in steps])
+        lines = [pace.of_rows(each.step.rows) for each in steps]
         return cls(
             [each.kind for each in steps],
             np.array([each.step.seconds for each in steps]),
-            predicted * np.array([pace.of_rows(each.step.rows).at(each.begin) for each in steps]),
+            np.array([t * line.over(each.begin, t) for t, line, each in zip(usual, lines, steps, strict=True)]),
             [each.batch for each in steps],
         )
 

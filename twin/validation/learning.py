@@ -79,11 +79,12 @@ def usual(readings: Sequence[Reading]) -> dict[int, float]:
 
 
 def at_pace(rounds: Sequence[Sequence[tuple[float, Step]]], pace: Pace) -> list[list[Step]]:
-    """What the steps would have taken at the reference: each over the pace that there was when it began."""
-    return [
-        [replace(step, seconds=step.seconds / pace.of_rows(step.rows).at(begin)) for begin, step in each]
-        for each in rounds
-    ]
+    """What the steps would have taken at the reference: each over the pace that there was meanwhile."""
+
+    def steady(begin: float, step: Step) -> Step:
+        return replace(step, seconds=step.seconds / pace.of_rows(step.rows).over(begin, step.seconds))
+
+    return [[steady(begin, step) for begin, step in each] for each in rounds]
 
 
 def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:

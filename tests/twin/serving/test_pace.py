@@ -6,25 +6,26 @@ import numpy as np
 import pytest
 
 from tests.twin.serving.scenarios import records, run, scenario
-from twin.serving.pace import AVERAGED, Pace, PaceLine
+from twin.serving.pace import Pace, PaceLine
 
 
 def test_a_broken_line_by_hand() -> None:
     line = PaceLine([1.0, 2.0, 4.0], [1.0, 2.0, 0.5])
     assert [line.at(time) for time in (-5.0, 1.0, 1.5, 2.0, 3.0, 4.0, 9.0)] == [1.0, 1.0, 1.5, 2.0, 1.25, 0.5, 0.5]
-    assert line.end(3.0, 2.0) == 5.5
+    assert line.over(3.0, 2.0) == line.at(4.0)
+    assert line.end(3.0, 1.0) == 3.875
 
 
 def test_readings_are_averaged_with_their_neighbours() -> None:
-    assert AVERAGED == 5
-    line = PaceLine.of([(float(i), seconds) for i, seconds in enumerate([2.0, 2.0, 2.0, 12.0, 2.0, 2.0, 2.0])], 2.0)
-    assert line.factors == pytest.approx([1.0, 2.25, 2.0, 2.0, 2.0, 2.25, 1.0])
+    """Nine times as much in the middle of seven; the nearest count threefold, the next twice."""
+    line = PaceLine.of([(float(i), seconds) for i, seconds in enumerate([2.0, 2.0, 2.0, 20.0, 2.0, 2.0, 2.0])], 2.0)
+    assert line.factors == pytest.approx([1.0, 1 + 9 / 8, 1 + 18 / 9, 1 + 27 / 9, 1 + 18 / 9, 1 + 9 / 8, 1.0])
     assert PaceLine.of([(3.0, 5.0)], 2.0).at(0.0) == 2.5
-    assert PaceLine.of([(3.0, 5.0), (4.0, 6.0)], 2.0).factors == pytest.approx([2.75, 2.75])
+    assert PaceLine.of([(3.0, 5.0), (4.0, 6.0)], 2.0).factors == pytest.approx([2.7, 2.8])
 
 
 def test_a_step_goes_by_the_yardstick_that_is_nearest_in_size() -> None:
-    pace = Pace.of([(0.0, 8, 0.4), (0.5, 1, 0.3), (1.0, 8, 0.6)], {1: 0.1, 8: 0.5})
+    pace = Pace.of([(0.0, 8, 0.5), (0.5, 1, 0.3), (1.0, 8, 0.5)], {1: 0.1, 8: 0.5})
     assert {rows: pace.of_rows(rows).at(0.0) for rows in (1, 2, 3, 8, 500)} == pytest.approx(
         {1: 3.0, 2: 3.0, 3: 1.0, 8: 1.0, 500: 1.0}
     )
@@ -49,7 +50,7 @@ def test_steps_by_hand() -> None:
     pace = Pace({1: PaceLine([start, start + 10.0], [1.0, 6.0])})
     ends, now = [], start
     for _ in range(4):
-        now += 1.0 + 0.5 * (now - start)
+        now += 1.0 + 0.5 * (now + 0.5 - start)  # the pace in the middle of what would be the step
         ends.append(now)
     found = run(document, pace=pace)
     assert found.logs[0].ends.tolist() == pytest.approx(ends)
