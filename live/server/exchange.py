@@ -34,8 +34,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.started = False
-        self._watch: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | asyncio.Task[None] | None = None  # who looks out for the client, or will
         self._headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         self._receive, self._send = receive, send
 
@@ -73,7 +72,7 @@ class Exchange:
             tell()
 
         def begin() -> None:
-            self._watcher = asyncio.create_task(watch())
+            self._watch = asyncio.create_task(watch())
 
         self._watch = asyncio.get_running_loop().call_later(PATIENCE, begin)
 
@@ -81,8 +80,6 @@ class Exchange:
         """Nobody looks out for the client any more."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
 
     async def reply(self, status: int, body: bytes, kind: str = JSON, headers: Iterable[tuple[str, str]] = ()) -> None:
         """The whole answer."""

@@ -22,6 +22,9 @@ from live.validation.play import collector_at_rest
 from live.validation.prompts import GREEDY
 from schedulers.batches import Batch
 
+WARM = 40
+"""Steps before the first round, which teach nothing."""
+
 
 @dataclass(frozen=True)
 class Reach:
@@ -73,7 +76,7 @@ def probe(
     rounds: list[list[tuple[float, Step]]] = []
     engine.clock = clock = make_clock()
     warming = Round(min(reach.sequences, 4), reach.prompt, reach.answer)
-    _play(engine, clock, warming, 2 * reach.steps, vocabulary, rng, numbers)
+    _play(engine, clock, warming, WARM, vocabulary, rng, numbers)
     for i, each in enumerate(zip(*drawn, strict=True)):
         rounds.append(_play(engine, clock, Round(*each), reach.steps, vocabulary, rng, numbers))
         advance(f"round {i + 1}: {len(rounds[-1])} steps")

@@ -49,11 +49,11 @@ class StepTimes:
     def of(cls, steps: Sequence[TimedBatch], model: EngineSteps, pace: Pace) -> StepTimes:
         """Of steps that ran, each predicted by itself, at the pace that there was in its middle."""
         usual = model.predict([each.step for each in steps])
-        lines = [pace.of_rows(each.step.rows) for each in steps]
+        factors = [pace.of_rows(each.step.rows).over(each.begin, t) for each, t in zip(steps, usual, strict=True)]
         return cls(
             [each.kind for each in steps],
             np.array([each.step.seconds for each in steps]),
-            np.array([t * line.over(each.begin, t) for t, line, each in zip(usual, lines, steps, strict=True)]),
+            usual * np.array(factors),
             [each.batch for each in steps],
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +86,7 @@ class Take:
         rows = [
             {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
         ]
-        write_columns(folder / "steps.parquet", {name: [row[name] for row in rows] for name in rows[0]})
-        _write_pace(folder, self.readings)
+        _write_timed(folder, rows, self.readings)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -119,11 +118,12 @@ def write_probed(folder: Path, probed: ProbedRounds) -> None:
     rows = [
         {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(probed.rounds) for begin, step in steps
     ]
-    write_columns(folder / "steps.parquet", {name: [row[name] for row in rows] for name in rows[0]})
-    _write_pace(folder, probed.readings)
+    _write_timed(folder, rows, probed.readings)
 
 
-def _write_pace(folder: Path, readings: Sequence[Reading]) -> None:
+def _write_timed(folder: Path, steps: Sequence[Mapping[str, Any]], readings: Sequence[Reading]) -> None:
+    """Steps, of which there is one at least, and readings of the pace, of which there may be none."""
+    write_columns(folder / "steps.parquet", {name: [row[name] for row in steps] for name in steps[0]})
     pace = {name: [getattr(each, name) for each in readings] for name in Reading._fields}
     write_columns(folder / "pace.parquet", pace)
 
