@@ -1,4 +1,8 @@
-"""The kernel configurations that ship: what each operation's `triton.py` lists as SHIPPED."""
+"""The kernel configurations that ship: what each operation's `triton.py` lists as SHIPPED.
+
+Triton compiles anew for whole numbers that are 1 (as constants) and for multiples of 16. Numbers that change from step
+to step are therefore declared `do_not_specialize`: a server would stand still for seconds in the middle of its work.
+"""
 
 from __future__ import annotations
 

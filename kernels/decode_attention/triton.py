@@ -60,9 +60,9 @@ def tile_for(head_dim: int, element: int) -> int:
 
 
 @triton.jit
-def _chunk(length, split, SPLITS: tl.constexpr, LEAST_TILES: tl.constexpr, TILE: tl.constexpr):
+def _chunk(length, split, splits, least_tiles, TILE: tl.constexpr):
     """[begin, end) of a split: tiles are dealt evenly, by the sequence's own length."""
-    each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), SPLITS), LEAST_TILES) * TILE
+    each = tl.maximum(tl.cdiv(tl.cdiv(length, TILE), splits), least_tiles) * TILE
     return split * each, tl.minimum((split + 1) * each, length)
 
 
@@ -81,7 +81,7 @@ def _inverse(total):
     return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "least_tiles"])
 def decode_kernel(
     q_ptr,
     k_ptr,
@@ -95,12 +95,12 @@ def decode_kernel(
     block_stride,
     token_stride,
     head_stride,
+    least_tiles,
     scale,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LEAST_TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
@@ -110,13 +110,15 @@ def decode_kernel(
 
     `scale` includes log2 e. With one split the result goes to `out_ptr`; else it goes, normalised, to `partial_ptr`
     (batch, heads, splits, head_dim) with the logarithm (base 2) of its sum in `lse_ptr` (batch, heads, splits).
+    How many splits there are is no constant: it changes with batch and context, and each number would be compiled anew.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     sequence = tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
-    begin, end = _chunk(length, split, SPLITS, LEAST_TILES, TILE)
-    if SPLITS > 1 and begin >= end:
+    splits = tl.num_programs(1)
+    begin, end = _chunk(length, split, splits, least_tiles, TILE)
+    if SPLIT and begin >= end:
         return  # the second kernel knows how many splits wrote
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -142,15 +144,15 @@ def decode_kernel(
         v = tl.load(v_ptr + at, mask=valid, other=0.0).to(DOT)
         total = tl.dot(weights.to(DOT), v, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out_ptr + head[:, None] * HEAD_DIM + column[None, :], total.to(out_ptr.dtype.element_ty), mask=mine)
     else:
-        place = head * SPLITS + split
+        place = head * splits + split
         tl.store(partial_ptr + place[:, None] * HEAD_DIM + column[None, :], total, mask=mine)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "least_tiles"])
 def latent_decode_kernel(
     q_ptr,
     cache_ptr,
@@ -163,12 +165,12 @@ def latent_decode_kernel(
     table_stride,
     block_stride,
     token_stride,
+    least_tiles,
     scale,
     LATENT: tl.constexpr,
     ROPE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LEAST_TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
@@ -178,8 +180,9 @@ def latent_decode_kernel(
     split = tl.program_id(1)
     sequence = tl.program_id(2)
     length = tl.load(lengths_ptr + sequence)
-    begin, end = _chunk(length, split, SPLITS, LEAST_TILES, TILE)
-    if SPLITS > 1 and begin >= end:
+    splits = tl.num_programs(1)
+    begin, end = _chunk(length, split, splits, least_tiles, TILE)
+    if SPLIT and begin >= end:
         return
     row = first + tl.arange(0, ROWS)
     mine = (row < heads)[:, None]
@@ -207,23 +210,23 @@ def latent_decode_kernel(
         weights, rescale, running_max, running_sum = _softmax_step(scores, running_max, running_sum)
         total = tl.dot(weights.to(DOT), k, total * rescale[:, None], input_precision="ieee")
     total *= _inverse(running_sum)[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out_ptr + head[:, None] * LATENT + column[None, :], total.to(out_ptr.dtype.element_ty), mask=mine)
     else:
-        place = head * SPLITS + split
+        place = head * splits + split
         tl.store(partial_ptr + place[:, None] * LATENT + column[None, :], total, mask=mine)
         tl.store(lse_ptr + place, running_max + tl.log2(running_sum), mask=row < heads)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "least_tiles"])
 def join_kernel(
     partial_ptr,
     lse_ptr,
     lengths_ptr,
     out_ptr,
+    splits,
+    least_tiles,
     HEAD_DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LEAST_TILES: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,
@@ -234,10 +237,10 @@ def join_kernel(
     sequence = tl.program_id(1)
     place = sequence.to(tl.int64) * tl.num_programs(0) + head
     length = tl.load(lengths_ptr + sequence)
-    each, _ = _chunk(length, 1, SPLITS, LEAST_TILES, TILE)
+    each, _ = _chunk(length, 1, splits, least_tiles, TILE)
     wrote = tl.cdiv(length, each)
     split = tl.arange(0, SPLITS_PADDED)
-    lse = tl.load(lse_ptr + place * SPLITS + split, mask=split < wrote, other=float("-inf"))
+    lse = tl.load(lse_ptr + place * splits + split, mask=split < wrote, other=float("-inf"))
     highest = tl.max(lse, axis=0)
     highest = tl.where(length > 0, highest, 0.0)
     norm = tl.sum(tl.exp2(lse - highest), axis=0)
@@ -246,8 +249,8 @@ def join_kernel(
     for first in range(0, wrote, AT_ONCE):
         chosen = first + tl.arange(0, AT_ONCE)
         there = chosen < wrote
-        weight = tl.exp2(tl.load(lse_ptr + place * SPLITS + chosen, mask=there, other=float("-inf")) - highest)
-        source = partial_ptr + (place * SPLITS + chosen)[:, None] * HEAD_DIM + column[None, :]
+        weight = tl.exp2(tl.load(lse_ptr + place * splits + chosen, mask=there, other=float("-inf")) - highest)
+        source = partial_ptr + (place * splits + chosen)[:, None] * HEAD_DIM + column[None, :]
         partial = tl.load(source, mask=there[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
         total += tl.sum(partial * weight[:, None], axis=0)
     total *= _inverse(norm)
@@ -286,12 +289,12 @@ def decode_attention(
         lse,
         block_tables.stride(0),
         *k_cache.stride()[:3],
+        plan.least_tiles,
         scale * LOG2_E,
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        SPLITS=plan.splits,
-        LEAST_TILES=plan.least_tiles,
+        SPLIT=plan.splits > 1,
         ROWS=max(16, triton.next_power_of_2(heads // kv_heads)),
         COLUMNS=max(16, triton.next_power_of_2(head_dim)),
         TILE=tile,
@@ -337,12 +340,12 @@ def latent_decode_attention(
         heads,
         block_tables.stride(0),
         *cache.stride()[:2],
+        plan.least_tiles,
         scale * LOG2_E,
         LATENT=latent,
         ROPE=width - latent,
         BLOCK_SIZE=block_size,
-        SPLITS=plan.splits,
-        LEAST_TILES=plan.least_tiles,
+        SPLIT=plan.splits > 1,
         ROWS=rows,
         TILE=tile,
         DOT=dot_type(q),
@@ -403,9 +406,9 @@ def _join(
         lse,
         lengths,
         out,
+        plan.splits,
+        plan.least_tiles,
         HEAD_DIM=width,
-        SPLITS=plan.splits,
-        LEAST_TILES=plan.least_tiles,
         TILE=tile,
         **join_constants(width, plan.splits),
         num_warps=4,
@@ -423,13 +426,12 @@ def _shipped(head_dim: int, group: int, splits: int, kind: str) -> Shipped:
     return Shipped(
         decode_kernel,
         f"*{kind} *{kind} *{kind} *i32 *i32 *{kind} {f'*{kind} *{kind}' if splits == 1 else '*fp32 *fp32'}"
-        " i32 i32 i32 i32 fp32",
+        " i32 i32 i32 i32 i32 fp32",
         {
             "GROUP": group,
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": 16,
-            "SPLITS": splits,
-            "LEAST_TILES": 1,
+            "SPLIT": splits > 1,
             "ROWS": max(16, group),
             "COLUMNS": head_dim,
             "TILE": tile_for(head_dim, 2),
@@ -445,13 +447,12 @@ def _shipped_latent(heads: int, splits: int, *, wgmma: bool = False) -> Shipped:
     rows, tile, warps = latent_tile(heads, 2, wgmma=wgmma)
     return Shipped(
         latent_decode_kernel,
-        f"*bf16 *bf16 *i32 *i32 *bf16 {'*bf16 *bf16' if splits == 1 else '*fp32 *fp32'} i32 i32 i32 i32 fp32",
+        f"*bf16 *bf16 *i32 *i32 *bf16 {'*bf16 *bf16' if splits == 1 else '*fp32 *fp32'} i32 i32 i32 i32 i32 fp32",
         {
             "LATENT": 512,
             "ROPE": 64,
             "BLOCK_SIZE": 64,
-            "SPLITS": splits,
-            "LEAST_TILES": 1,
+            "SPLIT": splits > 1,
             "ROWS": rows,
             "TILE": tile,
             "DOT": tl.bfloat16,
@@ -466,8 +467,8 @@ def _shipped_latent(heads: int, splits: int, *, wgmma: bool = False) -> Shipped:
 def _shipped_join(width: int, splits: int) -> Shipped:
     return Shipped(
         join_kernel,
-        "*fp32 *fp32 *i32 *bf16",
-        {"HEAD_DIM": width, "SPLITS": splits, "LEAST_TILES": 1, "TILE": 64, **join_constants(width, splits)},
+        "*fp32 *fp32 *i32 *bf16 i32 i32",
+        {"HEAD_DIM": width, "TILE": 64, **join_constants(width, splits)},
     )
 
 

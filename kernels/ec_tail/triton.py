@@ -57,7 +57,7 @@ def sum_over_peers(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def ec_tail_kernel(
     outputs_ptr,
     latents_ptr,

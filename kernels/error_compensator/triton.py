@@ -174,7 +174,7 @@ def awaited_latent(latent_at_ptr, known, counters_ptr):
     return tl.load(latent_at_ptr, mask=known, other=0.0, cache_modifier=".cg")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def fused_kernel(
     x_ptr,
     qweight_ptr,
@@ -299,7 +299,7 @@ def fused_kernel(
                     tl.store(counters_ptr + DONE, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def latent_kernel(
     x_ptr,
     down_ptr,
@@ -351,7 +351,7 @@ def latent_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def add_correction_kernel(
     y_ptr,
     latent_ptr,

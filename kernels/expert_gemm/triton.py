@@ -60,7 +60,7 @@ def dot_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float16 if dtype == torch.float16 else tl.float32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def route_kernel(
     logits_ptr,
     weights_ptr,
@@ -97,7 +97,7 @@ def route_kernel(
     tl.store(experts_ptr + token * CHOSEN + place, numbers, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments", "tiles"])
 def sort_kernel(
     experts_ptr,
     order_ptr,

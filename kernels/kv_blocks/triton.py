@@ -14,7 +14,7 @@ THREAD_BYTES = 64
 """Four loads of 16 bytes under way in each thread: 128 KB on a multiprocessor of 2,048 threads."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def copy_blocks_kernel(
     cache_ptr,
     blocks_ptr,

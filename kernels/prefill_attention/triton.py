@@ -21,6 +21,10 @@ from kernels.shipping import Shipped
 
 LOG2_E = 1.4426950408889634
 
+FEWEST = 8
+"""Chunks, with the padding, that a program looks for its tile among: of fewer it is no quicker, and each power of two
+is compiled anew."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -127,7 +131,7 @@ def _go_through(
     return total, running_max, running_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "tokens", "table_stride"])
 def prefill_kernel(
     q_ptr,
     k_ptr,
@@ -238,7 +242,7 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         ROWS=plan.rows,
         TILE=plan.tile,
-        SEQUENCES=triton.next_power_of_2(sequences + 1),
+        SEQUENCES=max(FEWEST, triton.next_power_of_2(sequences + 1)),
         DOT=dot_type(q),
         num_warps=plan.warps,
         num_stages=plan.stages,
@@ -269,7 +273,9 @@ def dot_type(x: torch.Tensor) -> tl.dtype:
     return native.get(x.dtype, tl.float32) if x.is_cuda else tl.float32
 
 
-def _shipped(head_dim: int, group: int, rows: int, kind: str = "bf16", *, wgmma: bool = True) -> Shipped:
+def _shipped(
+    head_dim: int, group: int, rows: int, kind: str = "bf16", *, wgmma: bool = True, chunks: int = 128
+) -> Shipped:
     plan = plan_for(rows, head_dim, wgmma=wgmma)
     return Shipped(
         prefill_kernel,
@@ -281,7 +287,7 @@ def _shipped(head_dim: int, group: int, rows: int, kind: str = "bf16", *, wgmma:
             "BLOCK_SIZE": 16,
             "ROWS": rows,
             "TILE": plan.tile,
-            "SEQUENCES": 128,
+            "SEQUENCES": chunks,
             "DOT": {"bf16": tl.bfloat16, "fp16": tl.float16}[kind],
         },
         num_warps=plan.warps,
@@ -293,6 +299,7 @@ def _shipped(head_dim: int, group: int, rows: int, kind: str = "bf16", *, wgmma:
 
 SHIPPED = [
     *(_shipped(head_dim, 4, rows, wgmma=False) for head_dim in (64, 128, 256) for rows in (16, 64)),
+    *(_shipped(head_dim, 4, 16, wgmma=False, chunks=FEWEST) for head_dim in (64, 128, 256)),
     *(_shipped(head_dim, 4, 128, wgmma=False) for head_dim in (64, 128)),
     *(_shipped(head_dim, 4, 64) for head_dim in (64, 128, 256)),
     *(_shipped(head_dim, 4, 128) for head_dim in (64, 128)),

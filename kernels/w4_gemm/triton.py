@@ -239,7 +239,7 @@ def gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens,
     return total, mine
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def w4_gemm_kernel(
     x_ptr,
     qweight_ptr,

@@ -1,0 +1,49 @@
+"""Rehearses what runs on a GPU; one line of JSON for each piece.
+
+    python -m tests.rehearsal [PIECE ...] [--sm 90] [--compile]
+
+graphs, replays: captured and replayed. waits: of the host, by kind. launches: kinds of them. refused: those that Triton
+makes no code for, with why. Exit code 4 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+
+import torch
+
+from tests.rehearsal.gpu import PretendedGPU
+from tests.rehearsal.launches import Launches, error_of, misfit_of
+
+
+def main(arguments: list[str]) -> int:
+    """The command."""
+    gpu = PretendedGPU()
+    launches = Launches(gpu)
+    from tests.rehearsal.pieces import PIECES  # what it imports is to see the pretended device
+
+    parser = argparse.ArgumentParser(prog="python -m tests.rehearsal")
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"default: all of {', '.join(PIECES)}")
+    parser.add_argument("--sm", type=int, default=90, help="compute capability that code is made for")
+    parser.add_argument("--compile", action="store_true", help="all of the way, which takes a second a kind of launch")
+    asked = parser.parse_args(arguments)
+    failed, check = False, misfit_of if asked.compile else error_of
+    for name in asked.pieces or PIECES:
+        gpu.forget()
+        launches.seen.clear()
+        PIECES[name](gpu)
+        with torch._C.DisableTorchFunction():
+            refused = {str(each): why for each in launches.seen if (why := check(each, asked.sm))}
+        waits = Counter(re.sub(r" ?\[.*\]", "", each) for each in gpu.waits)
+        told = {"piece": name, "graphs": gpu.captured, "replays": gpu.replayed, "waits": dict(waits)}
+        print(json.dumps(told | {"launches": len(launches.seen), "refused": refused}), flush=True)
+        failed |= bool(refused)
+    return 4 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,181 @@
+"""What is rehearsed: engines as they serve, and the commands that wait for a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from benchmarks import kernels as kernel_benchmark
+from benchmarks import live as live_benchmark
+from benchmarks.kernels import MISSED
+from kernels import microbenchmark
+from kernels.sampling import Wish
+from kernels.shapes import Shape
+from live.engine import Engine
+from live.executor import Executor
+from live.generation import Generation, ask
+from live.graphs.executor import GraphExecutor
+from live.models.config import ModelConfig, read_config
+from live.models.decoder import Decoder
+from live.models.linear import Rounding
+from live.models.weights import random_weights
+from schedulers.chunking import StaticChunks
+from schedulers.engine_config import EngineConfig, OneShotBudget
+from tests.rehearsal.gpu import PretendedGPU
+from twin.cli import app
+
+Piece = Callable[[PretendedGPU], None]
+
+MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
+TINY = MODELS / "tiny-llama.json"
+
+MODES: dict[str, tuple[Callable[..., Executor], int]] = {
+    "as it comes": (Executor, 1),
+    "graphs": (GraphExecutor, 1),
+    "a step ahead": (GraphExecutor, 2),
+}
+
+CONFIGS = [
+    EngineConfig(kv_blocks=2000, max_num_seqs=16, max_num_batched_tokens=2048),
+    EngineConfig(kv_blocks=150, max_num_seqs=16, max_num_batched_tokens=512),
+    EngineConfig(kv_blocks=2000, max_num_seqs=64, max_num_batched_tokens=8192, one_shot=OneShotBudget(4096, 8)),
+]
+"""Room for all; few blocks; one-shot work apart."""
+
+EXPERTS = Shape(
+    1, 256, 512, heads=8, kv_heads=2, head_dim=64, vocabulary=1000,
+    experts=16, experts_per_token=4, expert_intermediate=128, qk_norm=True,
+)  # fmt: skip
+
+SCENARIO = """\
+schema: twin.scenario/1
+kind: validation
+name: rehearsed
+model: {{path: {model}, weights: random, dtype: bfloat16}}
+workload:
+  requests: 6
+  prefill: {{distribution: lognormal, mean: 64, cv: 0.8}}
+  decode: {{distribution: geometric, mean: 8}}
+  arrivals: {{process: poisson}}
+engine: {{kv_blocks: 512, max_num_seqs: 4, max_num_batched_tokens: 256, async_scheduling: true}}
+loads: [0.7]
+repeats: 2
+probe: {{rounds: 10, steps: 20, prompt: 256, answer: 16}}
+"""
+
+
+def shallow(name: str, bits: int = 16) -> Decoder:
+    """One layer of an example's shapes."""
+    config = read_config(MODELS / f"{name}.json")
+    return decoder(replace(config, shape=replace(config.shape, layers=1)), bits)
+
+
+def decoder(config: ModelConfig, bits: int = 16) -> Decoder:
+    """With weights that say nothing, on the pretended device."""
+    rounding = None if bits == 16 else Rounding(bits=bits)
+    return Decoder(config, random_weights(config, torch.bfloat16, "cuda", 0, rounding))
+
+
+def asked(mixed: bool) -> list[Generation]:
+    """Twelve requests: all greedy and for tokens alone, or of every kind."""
+    rng = np.random.default_rng(0)
+    made = []
+    for i in range(12):
+        more: dict[str, Any] = {"wish": Wish(temperature=0.0)}
+        if mixed:
+            if i % 4 == 0:
+                more["wish"] = Wish(temperature=0.9, top_k=40 * (i % 2), top_p=0.95 if i % 3 else 1.0, seed=i)
+            more |= {"task": "embed" if i % 6 == 5 else "generate", "top": i % 4 - 1}
+            more["prompt_top"] = 2 if i % 4 == 3 else -1
+        prompt = rng.integers(1000, size=int(rng.integers(1, 600)))
+        made.append(ask(i, prompt, 0 if more.get("task") == "embed" else 1 + i % 12, **more))
+    return made
+
+
+def serve(engine: Engine, requests: Sequence[Generation]) -> None:
+    """Half of the requests at once, the others while these run."""
+    half, steps = len(requests) // 2, 0
+    for generation in requests[:half]:
+        engine.submit(generation)
+    while engine.step() is not None:
+        steps += 1
+        if steps == 3:
+            for generation in requests[half:]:
+                engine.submit(generation)
+    engine.core.check_integrity()
+    assert engine.core.kv.free == engine.core.kv.blocks
+
+
+def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piece:
+    """Engines in every mode, each serving twice, so that shapes are met again and captured.
+
+    If it is to be thorough, with every setting, and for greedy requests alone as well as for every kind.
+    """
+
+    def rehearse(gpu: PretendedGPU) -> None:
+        model = make_decoder()
+        for config in CONFIGS if thorough else CONFIGS[:1]:
+            for mixed in (True, False) if thorough else (True,):
+                for make, depth in MODES.values():
+                    engine = Engine(model, config, StaticChunks(256), make_executor=make, depth=depth)
+                    for _ in range(2):
+                        serve(engine, asked(mixed))
+
+    return rehearse
+
+
+def waiting(gpu: PretendedGPU) -> None:
+    """Greedy requests, a step ahead, when everything has been captured: what the host waits for then."""
+    engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor, depth=2)
+    for _ in range(3):
+        gpu.forget()
+        serve(engine, asked(mixed=False))
+
+
+def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
+    """A command, in a folder that is gone afterwards, and with one set of inputs for each measurement.
+
+    Its figures are nobody's business.
+    """
+
+    def rehearse(gpu: PretendedGPU) -> None:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.chdir(folder))
+            stack.enter_context(mock.patch.dict(microbenchmark.COLD_BYTES, cuda=0))
+            for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+                stack.enter_context(redirect(io.StringIO()))
+            Path("scenario.yaml").write_text(SCENARIO.format(model=TINY), encoding="utf-8")
+            code = run(list(arguments))
+        assert code in (0, MISSED), f"exit code {code}"
+
+    return rehearse
+
+
+twin = partial(app, result_action="return_value")
+
+PIECES: dict[str, Piece] = {
+    "qwen3": engines(partial(shallow, "qwen3-0.6b"), thorough=True),
+    "llama": engines(partial(shallow, "llama-3.1-8b")),
+    "4 bits": engines(partial(shallow, "llama-2-7b", 4)),
+    "3 bits": engines(partial(shallow, "llama-3.1-8b", 3)),
+    "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, positions=4096, tied=False))),
+    "waiting": waiting,
+    "twin validate": command(twin, "validate", "scenario.yaml", "--backend", "cuda"),
+    "twin calibrate": command(
+        twin, "calibrate", "run", "--device", "cuda", "--model", str(TINY), "--quick", "--no-figures", "-o", "made.yaml"
+    ),
+    "benchmarks.live": command(
+        live_benchmark.main, "--device", "cuda", "--tiny", "--only", "Llama-3.1", "--repeats", "1"
+    ),
+    "benchmarks.kernels": command(kernel_benchmark.main, "--device", "cuda"),
+}

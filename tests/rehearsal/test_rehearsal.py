@@ -1,0 +1,82 @@
+"""What runs on a GPU runs on a pretended one, and Triton makes code of every kernel launch on the way.
+
+In a process of its own: the pretended device takes PyTorch's place there, and the interpreter must not take Triton's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
+pytest.importorskip("triton", reason="kernels are Triton's")
+
+ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "waiting"]
+COMMANDS = ["twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
+
+
+def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.rehearsal", *pieces]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert told.returncode in (0, 4), told.stderr[-3000:]
+    rows = [json.loads(line) for line in told.stdout.splitlines()]
+    return {row["piece"]: row for row in rows}
+
+
+@pytest.mark.parametrize("pieces", [ENGINES, COMMANDS], ids=["engines", "commands"])
+def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str]) -> None:
+    found = rehearsed(*pieces)
+    assert list(found) == pieces
+    for row in found.values():
+        assert row["launches"] >= 10
+        assert row["refused"] == {}
+        assert row["graphs"] > 0
+        assert row["replays"] >= row["graphs"] // 2
+    if "waiting" in found:  # a step ahead, the host waits for the tokens of each step and for nothing else
+        row = found["waiting"]
+        assert row["waits"] == {"an event": row["replays"]}
+
+
+SLIPS = {
+    "a tensor that was left on the host": "torch.ones(3, device='cuda') + torch.ones(3)",
+    "a wait within a graph": "with_graph(lambda: torch.ones(3, device='cuda').sum().item())",
+    "a copy from the host within a graph": "with_graph(lambda: torch.ones(3).to('cuda'))",
+    "a kernel on the host's memory": "rms_norm(torch.ones(2, 64), torch.ones(64), 1e-6)",
+    "a grid that no GPU takes": "silu_mul_kernel[(1, 70000)](x, x, 64, BLOCK=64)",
+}
+SETTING = """
+from tests.rehearsal.gpu import PretendedGPU
+from tests.rehearsal.launches import Launches
+gpu = PretendedGPU()
+launches = Launches(gpu)
+import torch
+from kernels.rms_norm.triton import rms_norm
+from kernels.silu_mul.triton import silu_mul_kernel
+x = torch.ones(64, device='cuda')
+def with_graph(do):
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        do()
+for slip in {slips!r}:
+    try:
+        exec(slip)
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("nothing")
+"""
+
+
+def test_slips_are_found() -> None:
+    """The rehearsal itself: each of these passes on a CPU, and would not on a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", SETTING.format(slips=list(SLIPS.values()))]
+    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.splitlines()
+    assert dict(zip(SLIPS, told, strict=True)) == dict.fromkeys(SLIPS, "Refused") | {
+        "a tensor that was left on the host": "FakeTensorDeviceMismatchError"
+    }
