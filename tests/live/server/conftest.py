@@ -18,7 +18,9 @@ pytest.importorskip("uvicorn", reason="the server needs the extra [live]")
 
 from kernels.sampling import Wish  # noqa: E402
 from live.engine import Engine  # noqa: E402
+from live.executor import Executor  # noqa: E402
 from live.generation import Generation, ask  # noqa: E402
+from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
@@ -142,8 +144,12 @@ def running(
     limits: Limits | None = None,
     api_key: str = "",
     drain_seconds: float = 5.0,
+    ahead: bool = False,
 ) -> Iterator[Setting]:
-    """A server on a free port, in a thread; without a folder it has no tokenizer."""
+    """A server on a free port, in a thread; without a folder it has no tokenizer.
+
+    `ahead`: its engine is the one that a GPU has, padded and a step ahead.
+    """
     made = listen("127.0.0.1", 0)
     port = made.getsockname()[1]
     front = Front("tiny", port=port, api_key=api_key, limits=limits or Limits(), drain_seconds=drain_seconds)
@@ -155,7 +161,8 @@ def running(
 
     def work() -> None:
         text = (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
-        made_engine = Engine(decoder, engine or config())
+        make: Callable[..., Executor] = GraphExecutor if ahead else Executor
+        made_engine = Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead)
         ended.append(
             asyncio.run(
                 serve(made_engine, front, made, tokenizer=text[0], template=text[1], ready=ready, signals=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from live.models.decoder import Decoder
 from tests.live.server.conftest import Setting, alone, config, running
@@ -41,7 +42,8 @@ async def client(port: int, asked: dict[str, Any], leave_after: float | None) ->
     return [token for piece in pieces for token in piece["token_ids"]]
 
 
-def test_nothing_is_lost_and_nothing_answered_twice(decoder: Decoder, folder: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["waiting for each step", "a step ahead"])
+def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decoder, folder: Path) -> None:
     rng = np.random.default_rng(4)
     common = rng.integers(0, 256, 12).tolist()
     kinds = [
@@ -63,7 +65,7 @@ def test_nothing_is_lost_and_nothing_answered_twice(decoder: Decoder, folder: Pa
         return await asyncio.gather(*(client(port, asked[i % 40], leave[i]) for i in range(CLIENTS)))
 
     small = config(kv_blocks=40, max_num_seqs=16, max_num_batched_tokens=64)
-    with running(decoder, folder, engine=small) as setting:
+    with running(decoder, folder, engine=small, ahead=ahead) as setting:
         answers = asyncio.run(everybody(setting.client.port))
         check(setting, answers, expected)
 
