@@ -205,6 +205,7 @@ def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> di
     serving = engine(workload, decoder, mode)
     for seed in (1, 2):
         serve(serving, workload, seed)
+    serving.executor.settle()
     gc.disable()  # a pause of its own in the middle of a step
     try:
         runs = [serve(serving, workload, 10 + seed) for seed in range(repeats)]

@@ -4,8 +4,9 @@ What a step needs of the one before never passes through the host: tokens are ta
 tables stay, and a block that a token starts comes with the token's slot. So a step can be launched before the tokens
 of the one before are known.
 
-A shape is run as it is when it is first met, which compiles its kernels, and becomes a graph when it is met again. On
-the CPU there are no graphs, and the same steps run all the same.
+A shape is run as it is at first, which compiles its kernels. It becomes a graph when it has been met `OFTEN` times, or
+when graphs of all that have been met are asked for (`settle`). On the CPU there are no graphs, and the same steps run
+all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
 
+OFTEN = 8
+"""Making a graph is a pause as long as some steps that are launched kernel by kernel; of a shape that has been met so
+often, as many more are to be expected. A guess, until a GPU has told."""
+
 MOST_GRAPHS = 1024
 """After which shapes run as they are: a graph takes megabytes for its launches alone."""
 
@@ -58,6 +63,7 @@ class GraphExecutor(Executor):
         self.buckets = Buckets(seats, chunks, config.max_num_batched_tokens, blocks)
         self.resident = Resident(seats, chunks, blocks, self.device)
         self.steps: dict[StepShape, StaticStep] = {}
+        self._settled = False
         self._memory = torch.cuda.graph_pool_handle() if graphs and not self._on_host else None
         self._changes = self.seats.changes
         self._wishes = Wishes(())
@@ -100,10 +106,21 @@ class GraphExecutor(Executor):
     def warm(self, shapes: Many[StepShape]) -> None:
         """Compile and capture shapes before anybody waits for them. Nothing that is kept is written over."""
         for shape in shapes:
-            for _ in range(2):
-                step = self._step(shape)
-                step.stage()
-                step.run()
+            step = self._step(shape)
+            step.run_empty()
+            if self._capture(step):
+                step.run_empty()
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Make graphs of all shapes that have been met, and none from now on: what follows is to be timed.
+
+        Nobody may be here.
+        """
+        self._settled = True
+        for step in self.steps.values():
+            if self._capture(step):
+                step.run_empty()
 
     def _shape(self, batch: Batch, greedy: bool) -> StepShape:
         """What the batch fits into. It is closed if the likeliest tokens are all that anybody wants."""
@@ -115,15 +132,22 @@ class GraphExecutor(Executor):
         return self.buckets.shape(len(seats), len(batch.chunks), batch.prefill_tokens, blocks, closed)
 
     def _step(self, shape: StepShape) -> StaticStep:
-        """The step of a shape; a graph from the second time on."""
+        """The step of a shape; a graph if it has been met often."""
         if not shape.captured:
             return StaticStep(shape, self.decoder, self.cache, self.resident)
         step = self.steps.get(shape)
         if step is None:
             step = self.steps[shape] = StaticStep(shape, self.decoder, self.cache, self.resident)
-        elif self._memory is not None and not step.captured and len(self.steps) <= MOST_GRAPHS:
-            step.capture(self._memory)
+        elif step.runs >= OFTEN and not self._settled:
+            self._capture(step)
         return step
+
+    def _capture(self, step: StaticStep) -> bool:
+        """Make a graph of a step that has run, where there are graphs and not too many; whether it was made."""
+        if self._memory is None or step.captured or len(self.steps) > MOST_GRAPHS:
+            return False
+        step.capture(self._memory)
+        return True
 
     # -- what goes in ------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ Result: TypeAlias = torch.Tensor | Opened
 class StaticStep:
     """One shape of step of one engine.
 
+    Attributes:
+        runs: how often it has run.
+
     What is staged for a run must not be staged over before the run's tokens have been waited for; there are two
     places for it in turn, so that one run may be waited for after the next was begun.
     """
@@ -49,6 +52,7 @@ class StaticStep:
         self.inputs = views(shape, self._memory)
         rows = shape.decodes + shape.chunks
         self._greedy = Parameters.of([Wish(temperature=0.0)] * rows, [0] * rows, device) if shape.closed else None
+        self.runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
 
@@ -63,12 +67,18 @@ class StaticStep:
 
     def run(self) -> Result:
         """Send what was staged, and launch. A graph's result is written over by the step's next run."""
+        self.runs += 1
         self._memory.copy_(self._staged[0][0], non_blocking=True)
         if self._graph is None:
             return self._launch()
         self._graph.replay()
         assert self._result is not None
         return self._result
+
+    def run_empty(self) -> None:
+        """Run with rows that only fill up: for what a first run costs."""
+        self.stage()
+        self.run()
 
     def capture(self, pool: Any) -> None:
         """Make a graph of it. It must have run, since a graph holds no kernel that is still to be compiled.

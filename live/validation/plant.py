@@ -65,6 +65,7 @@ class LivePlant:
         self.decoder = Decoder(config, weights)
         self.device, self.dtype, self.threads = device, dtype, threads
         self._depth, self._pace_share = 2 if ahead else 1, pace_share if device == "cpu" else 0.0
+        self._has_graphs = device != "cpu"
         self._kept: dict[EngineConfig, GraphExecutor] = {}
 
     @property
@@ -74,7 +75,7 @@ class LivePlant:
 
     def engine(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine with nothing in it; on a GPU there is one of the same settings at a time."""
-        make = Executor if self.device == "cpu" else self.graphs
+        make = self.graphs if self._has_graphs else Executor
         return Engine(self.decoder, config, chunks, make_executor=make, depth=self._depth)
 
     def graphs(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
@@ -98,13 +99,27 @@ class LivePlant:
         seed: int,
         advance: Callable[[str], None],
     ) -> Probed:
-        """Timed steps, as `live.validation.probe` makes them.
+        """Timed steps, as `live.validation.probe` makes them; on a GPU after the same steps have run untimed.
 
         Raises:
             ValueError: sizes that the engine refuses.
         """
         reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
-        return probe(lambda: self.engine(config), reach, self.vocabulary, seed, advance, self.clock)
+        if self._has_graphs:
+            probe(lambda: self.engine(config), reach, self.vocabulary, seed, lambda told: advance(f"untimed, {told}"))
+        return probe(lambda: self._settled(config), reach, self.vocabulary, seed, advance, self.clock)
+
+    def warm_up(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> bool:
+        """Play a workload for the shapes of its steps alone, where there are graphs; whether it was.
+
+        Raises:
+            ValueError: as `play`.
+        """
+        if self._has_graphs:
+            self.play(config, chunks, requests)
+        return self._has_graphs
 
     def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Played:
         """Send requests, each with the length of its answer, at their times to an engine with nothing in it.
@@ -116,7 +131,13 @@ class LivePlant:
             materialise(request, answer, self.vocabulary, config.block_tokens, config.prefix_id_tokens)
             for request, answer in requests
         ]
-        return play(self.engine(config, chunks), generations, self.clock)
+        return play(self._settled(config, chunks), generations, self.clock)
+
+    def _settled(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
+        """An engine that is to be timed: it makes no graphs on its way, which would be pauses."""
+        engine = self.engine(config, chunks)
+        engine.executor.settle()
+        return engine
 
     def clock(self) -> PacedClock:
         """A new one, which gives the plant's share of the time to the yardstick."""

@@ -36,11 +36,11 @@ def test_what_runs_on_a_gpu_runs_on_a_pretended_one(pieces: list[str]) -> None:
     for row in found.values():
         assert row["launches"] >= 10
         assert row["refused"] == {}
-        assert row["graphs"] > 0
-        assert row["replays"] >= row["graphs"] // 2
+        assert row["replays"] > 0
     if "waiting" in found:  # a step ahead, the host waits for the tokens of each step and for nothing else
         row = found["waiting"]
         assert row["waits"] == {"an event": row["replays"]}
+        assert row["graphs"] == 0
 
 
 SLIPS = {

@@ -66,6 +66,11 @@ class Plant(Protocol):
     ) -> ProbedRounds:
         """Timed steps of so many rounds, of random sizes up to so many tokens; `advance` is told of each round."""
 
+    def warm_up(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> bool:
+        """Pay for whatever such work costs but once, before it is timed; False if there is nothing of the kind."""
+
     def play(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
     ) -> PlayedRun:

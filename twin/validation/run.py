@@ -99,9 +99,14 @@ def _play_all(
     if done:
         say(f"taking up {run.path}: {len(done)} of {scenario.repeats * len(plans)} repeats have been played")
     takes: dict[float, list[Take]] = {load: [] for load in plans}
+    with blaming("workload"):
+        for load, plan in plans.items():
+            more = any(_name(load, repeat) not in done for repeat in range(scenario.repeats))
+            if more and plant.warm_up(plan.config, plan.chunks(), realisation(plan, scenario.repeats)):
+                say(f"load {load:g}: as many requests live, untimed")
     for repeat in range(scenario.repeats):
         for load, plan in plans.items():
-            name = f"load-{load}-repeat-{repeat + 1}"
+            name = _name(load, repeat)
             folder = run.path / "live" / name
             if name in done:
                 takes[load].append(Take.read(folder))
@@ -115,6 +120,11 @@ def _play_all(
             takes[load].append(take)
             say(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests live")
     return takes
+
+
+def _name(load: float, repeat: int) -> str:
+    """Of a repeat, in the run folder."""
+    return f"load-{load}-repeat-{repeat + 1}"
 
 
 def _load(

@@ -107,6 +107,7 @@ class DriftingPlant:
 
     def __init__(self, breaks_at: int | None = None, yardsticks: Sequence[int] = (*YARDSTICKS,)) -> None:
         self.played, self._breaks_at, self.yardsticks = 0, breaks_at, yardsticks
+        self.warmed: list[Sequence[tuple[Request, int]]] = []
 
     def probe(self, config: EngineConfig, *, rounds: int, steps: int, seed: int, **_: Any) -> Gave:
         rng, model, pace, now = np.random.default_rng(seed), law(), drift(1.0), 0.0
@@ -125,9 +126,14 @@ class DriftingPlant:
                 now += seconds
         return Gave(self._readings(pace, now), found, [], [], [])
 
+    def warm_up(self, config: EngineConfig, chunks: object, requests: Sequence[tuple[Request, int]]) -> bool:
+        self.warmed.append(requests)
+        return True
+
     def play(self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]) -> Gave:
         if self.played == self._breaks_at:
             raise KeyboardInterrupt
+        assert requests not in self.warmed, "what warms up is nobody's repeat"
         self.played += 1
         clock, pace = Clock(), drift(1.0 + 0.15 * requests[0][0].prompt_tokens / 100)
         spans: list[tuple[Batch, float, float]] = []
@@ -225,9 +231,14 @@ def test_what_was_played_before_a_kill_is_not_played_again(folder: Callable[[], 
     with folder() as run:
         document = validate(other, run)
     assert other.played == 1
+    assert len(broken.warmed) == len(other.warmed) == 1
     with open_run(tmp_path / "runs", "validate", "whole", {}, resume=False) as run:
         whole = validate(DriftingPlant(), run)
     assert document["loads"] == whole["loads"]
+    with open_run(tmp_path / "runs", "validate", "whole", {}, resume=True) as run:
+        nothing = DriftingPlant()
+        validate(nothing, run)
+    assert not nothing.warmed
 
 
 def test_a_calibration_by_other_yardsticks_is_refused_before_anything_is_played(
