@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -29,9 +32,13 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
+from live.server.loading import Cache, Model, build_engine
+from live.server.running import Front, Stopping, listen, serve
+from live.server.service import Service
 from live.validation.play import Played, play
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
+from tests.live.server.wire import Client
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli import app
 
@@ -103,7 +110,7 @@ def asked(mixed: bool) -> list[Generation]:
     return made
 
 
-def serve(engine: Engine, requests: Sequence[Generation]) -> None:
+def answer(engine: Engine, requests: Sequence[Generation]) -> None:
     """Half of the requests at once, the others while these run."""
     half, steps = len(requests) // 2, 0
     for generation in requests[:half]:
@@ -129,9 +136,9 @@ def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piec
             for mixed in (True, False) if thorough else (True,):
                 for make, depth in MODES.values():
                     engine = Engine(model, config, StaticChunks(256), make_executor=make, depth=depth)
-                    serve(engine, asked(mixed))
+                    answer(engine, asked(mixed))
                     engine.executor.settle()
-                    serve(engine, asked(mixed))
+                    answer(engine, asked(mixed))
 
     return rehearse
 
@@ -140,10 +147,10 @@ def waiting(gpu: PretendedGPU) -> None:
     """Greedy requests, a step ahead, when everything has been captured: what the host waits for then."""
     engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor, depth=2)
     for _ in range(2):  # the first time, no prefix is in the cache
-        serve(engine, asked(mixed=False))
+        answer(engine, asked(mixed=False))
     engine.executor.settle()
     gpu.forget()
-    serve(engine, asked(mixed=False))
+    answer(engine, asked(mixed=False))
 
 
 def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
@@ -163,6 +170,33 @@ def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
         assert code in (0, MISSED), f"exit code {code}"
 
     return rehearse
+
+
+def server(gpu: PretendedGPU) -> None:
+    """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
+    made = listen("127.0.0.1", 0)
+    client = Client(made.getsockname()[1])
+    model = Model(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
+    engine = build_engine(model, Cache(blocks=500, gib=None), 8, 512, one_shot=True)
+    told: list[int] = []
+
+    def ask_for(i: int) -> None:
+        asked = {"prompt": list(range(1, 40 + i)), "max_tokens": 1 + 3 * i, "seed": i}
+        asked |= {"temperature": i % 2, "logprobs": 2} if i % 3 else {"temperature": 0, "stream": True}
+        told.append(client.post("/v1/completions", **asked).status)
+        told.append(client.post("/v1/embeddings", input=list(range(1, 20 + i))).status)
+
+    def clients(stop: Callable[[], object]) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(ask_for, range(12)))
+        stop()
+
+    def ready(service: Service, stopping: Stopping) -> None:
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
+        Thread(target=clients, args=[stop]).start()
+
+    code = asyncio.run(serve(engine, Front("tiny"), made, ready=ready, signals=False))
+    assert (code, told) == (0, [200] * 24), told
 
 
 def validation(gpu: PretendedGPU) -> None:
@@ -187,6 +221,7 @@ PIECES: dict[str, Piece] = {
     "3 bits": engines(partial(shallow, "llama-3.1-8b", 3)),
     "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, positions=4096, tied=False))),
     "waiting": waiting,
+    "twin serve-live": server,
     "twin validate": validation,
     "twin calibrate": command(
         twin, "calibrate", "run", "--device", "cuda", "--model", str(TINY), "--quick", "--no-figures", "-o", "made.yaml"

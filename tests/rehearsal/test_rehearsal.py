@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="the live plant needs the extra [liv
 pytest.importorskip("triton", reason="kernels are Triton's")
 
 ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "waiting"]
-COMMANDS = ["twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
+COMMANDS = ["twin serve-live", "twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
 
 
 def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
