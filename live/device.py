@@ -10,6 +10,9 @@ import torch
 
 from workloads.errors import BadInput
 
+DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+"""Of weights and what is computed with them, by device, where nobody says otherwise."""
+
 
 def device_name(device: str) -> str:
     """The product behind "cpu" or "cuda", and for a CPU the threads that were used.

@@ -11,14 +11,13 @@ from live.calibration.assembling import assemble, pictures
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
-from live.device import device_name
+from live.device import DEFAULT_DTYPE, device_name
 from live.memory import keep_freed_memory
 from workloads.errors import BadInput
 
 __all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]
 
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
-DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 
 
 def make_plan(

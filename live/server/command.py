@@ -20,7 +20,7 @@ def serve_live(
     random_weights: Annotated[bool, Parameter(negative=())] = False,
     tokenizer: Path | None = None,
     served_model_name: str | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    dtype: Literal["float32", "bfloat16"] | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
     threads: int = 1,
     host: str = "127.0.0.1",
@@ -52,7 +52,7 @@ def serve_live(
     served_model_name
         What clients call the model; default: its folder's name.
     dtype
-        Of weights and cache.
+        Of weights and cache; default: float32 on a CPU, bfloat16 on a GPU.
     device
         Where the model runs.
     threads
@@ -87,6 +87,7 @@ def serve_live(
     from workloads.errors import BadInput
 
     try:
+        from live.device import DEFAULT_DTYPE
         from live.server.loading import Cache, Model, build_engine, build_text
         from live.server.running import Front, run
         from live.server.service import Limits
@@ -104,7 +105,7 @@ def serve_live(
         limits=Limits(int(max_body_mib * 2**20), max_concurrency, max_queue),
         drain_seconds=drain_seconds,
     )
-    wanted = Model(model, random_weights, dtype, device, threads)
+    wanted = Model(model, random_weights, dtype or DEFAULT_DTYPE[device], device, threads)
     text = build_text(tokenizer, model, random_weights)
     engine = build_engine(wanted, Cache(kv_blocks, kv_gib), max_num_seqs, max_num_batched_tokens, one_shot)
     return run(engine, front, *text)
