@@ -15,6 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
 pytest.importorskip("triton", reason="kernels are Triton's")
+if torch.cuda.is_available():
+    pytest.skip("the real one is there", allow_module_level=True)
 
 ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "waiting"]
 COMMANDS = ["twin serve-live", "twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
