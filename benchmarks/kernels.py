@@ -10,10 +10,8 @@ shapes to see that it runs; targets are not judged there.
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -24,6 +22,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks import humming_peer
+from benchmarks.provenance import provenance
 from kernels.decode_attention.cases import cases as decode_cases
 from kernels.error_compensator import compensated_gemm, unfused
 from kernels.error_compensator.cases import random_layer
@@ -36,7 +35,7 @@ from kernels.shapes import Shape
 from kernels.silu_mul.cases import cases as silu_mul_cases
 from kernels.w4_gemm import quantise, w4_gemm
 from kernels.w4_gemm.pack import GROUP, PackedWeight
-from reports.records.checkout import commit
+from live.device import device_name, versions
 
 TARGETS = {
     "decode attention, context ≥ 2k": (">=", 0.85, "of copy bandwidth"),
@@ -288,20 +287,10 @@ def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
         yield {"target": name, "wanted": f"{relation} {figure:g} {of}", "worst": worst, "met": met}
 
 
-def about(bench: Bench) -> dict[str, Any]:
-    """Where the figures come from."""
-    return {
-        "device": torch.cuda.get_device_name() if bench.device == "cuda" else platform.processor(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": metadata.version("triton"),
-            "cuda": torch.version.cuda,
-        },
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "peers": {humming_peer.PACKAGE: _peer(bench)},
-    }
+def about(bench: Bench, schema: str) -> dict[str, Any]:
+    """Where the figures come from, and what they are in proportion to."""
+    told = {"device": device_name(bench.device), "versions": versions(), "ceilings": bench.ceilings}
+    return provenance(schema) | told
 
 
 def _peer(bench: Bench) -> str:
@@ -329,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"benchmarks.kernels: {part.__name__}", file=sys.stderr, flush=True)
         part(bench)
     judged = list(verdicts(bench))
-    document = {"schema": "twin.benchmark.kernels/1", **about(bench), "ceilings": bench.ceilings}
+    document = about(bench, "twin.benchmark-kernels/1") | {"peers": {humming_peer.PACKAGE: _peer(bench)}}
     document |= {"judged": not bench.small, "targets": judged, "rows": bench.rows}
     if asked.out:
         asked.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -270,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--repeats: got {asked.repeats}, expected at least 1")
     bench = Bench(asked.device)
     judged = asked.device == "cuda" and not asked.tiny
-    document = {"schema": "twin.benchmark.live/1", **about(bench), "ceilings": bench.ceilings, "judged": judged}
+    document = about(bench, "twin.benchmark-live/1") | {"judged": judged}
     found = []
     for row in rows(bench, [tiny(each) for each in chosen] if asked.tiny else chosen, asked.repeats):
         found.append(row)
