@@ -63,7 +63,7 @@ class GraphExecutor(Executor):
         self.buckets = Buckets(seats, chunks, config.max_num_batched_tokens, blocks)
         self.resident = Resident(seats, chunks, blocks, self.device)
         self.steps: dict[StepShape, StaticStep] = {}
-        self._settled = False
+        self._graphs, self._settled = 0, False
         self._memory = torch.cuda.graph_pool_handle() if graphs and not self._on_host else None
         self._changes = self.seats.changes
         self._wishes = Wishes(())
@@ -115,10 +115,10 @@ class GraphExecutor(Executor):
     def settle(self) -> None:
         """Make graphs of all shapes that have been met, and none from now on: what follows is to be timed.
 
-        Nobody may be here.
+        Those that were met most often come first. Nobody may be here.
         """
         self._settled = True
-        for step in self.steps.values():
+        for step in sorted(self.steps.values(), key=lambda step: -step.runs):
             if self._capture(step):
                 step.run_empty()
 
@@ -144,9 +144,10 @@ class GraphExecutor(Executor):
 
     def _capture(self, step: StaticStep) -> bool:
         """Make a graph of a step that has run, where there are graphs and not too many; whether it was made."""
-        if self._memory is None or step.captured or len(self.steps) > MOST_GRAPHS:
+        if self._memory is None or step.captured or self._graphs >= MOST_GRAPHS:
             return False
         step.capture(self._memory)
+        self._graphs += 1
         return True
 
     # -- what goes in ------------------------------------------------------------------------------------------------

@@ -172,6 +172,20 @@ def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
     return rehearse
 
 
+def few_graphs(gpu: PretendedGPU) -> None:
+    """Not more graphs than there may be: those that are met most often."""
+    with mock.patch("live.graphs.executor.MOST_GRAPHS", 3):
+        engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor)
+        answer(engine, asked(mixed=True))
+        engine.executor.settle()
+    assert isinstance(engine.executor, GraphExecutor)
+    steps = sorted(engine.executor.steps.values(), key=lambda step: -step.runs)
+    assert len(steps) > 3
+    assert gpu.captured == 3
+    assert steps[0].captured
+    answer(engine, asked(mixed=True))
+
+
 def server(gpu: PretendedGPU) -> None:
     """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
     made = listen("127.0.0.1", 0)
@@ -220,6 +234,7 @@ PIECES: dict[str, Piece] = {
     "4 bits": engines(partial(shallow, "llama-2-7b", 4)),
     "3 bits": engines(partial(shallow, "llama-3.1-8b", 3)),
     "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, positions=4096, tied=False))),
+    "few graphs": few_graphs,
     "waiting": waiting,
     "twin serve-live": server,
     "twin validate": validation,

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="kernels are Triton's")
 if torch.cuda.is_available():
     pytest.skip("the real one is there", allow_module_level=True)
 
-ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "waiting"]
+ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "few graphs", "waiting"]
 COMMANDS = ["twin serve-live", "twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
 
 
