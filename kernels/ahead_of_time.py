@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,22 +68,25 @@ def shipped(operation: str) -> list[Shipped]:
     return configurations
 
 
+def source_of(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Collection[str]) -> Any:
+    """What Triton compiles: a kernel, the types of its arguments in order, constants, and which are multiples of 16."""
+    from triton.compiler import ASTSource
+
+    divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in aligned}
+    return ASTSource(kernel, dict(signature), dict(constants), divisible)
+
+
 def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compiled:
     """One configuration, compiled for one compute capability; Triton keeps what it compiled in its own cache."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     kernel = configuration.kernel
     types = iter(configuration.types.split())
     constants = dict(configuration.constants)
     signature = {name: "constexpr" if name in constants else next(types) for name in kernel.arg_names}
-    divisible = {
-        (i,): [["tt.divisibility", 16]]
-        for i, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or name in configuration.aligned
-    }
-    source = ASTSource(kernel, signature, constants, divisible)
+    aligned = {name for name, kind in signature.items() if kind.startswith("*") or name in configuration.aligned}
+    source = source_of(kernel, signature, constants, aligned)
     options = {"num_warps": configuration.num_warps, "num_stages": configuration.num_stages}
     made = Compiled(operation, configuration.name, arch)
     try:

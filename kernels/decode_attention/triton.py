@@ -422,16 +422,16 @@ def join_constants(width: int, splits: int) -> dict[str, int]:
     return {"COLUMNS": columns, "SPLITS_PADDED": padded, "AT_ONCE": max(1, min(padded, 4096 // columns))}
 
 
-def _shipped(head_dim: int, group: int, splits: int, kind: str) -> Shipped:
+def _shipped(head_dim: int, group: int, split: bool, kind: str) -> Shipped:
     return Shipped(
         decode_kernel,
-        f"*{kind} *{kind} *{kind} *i32 *i32 *{kind} {f'*{kind} *{kind}' if splits == 1 else '*fp32 *fp32'}"
+        f"*{kind} *{kind} *{kind} *i32 *i32 *{kind} {'*fp32 *fp32' if split else f'*{kind} *{kind}'}"
         " i32 i32 i32 i32 i32 fp32",
         {
             "GROUP": group,
             "HEAD_DIM": head_dim,
             "BLOCK_SIZE": 16,
-            "SPLIT": splits > 1,
+            "SPLIT": split,
             "ROWS": max(16, group),
             "COLUMNS": head_dim,
             "TILE": tile_for(head_dim, 2),
@@ -443,16 +443,16 @@ def _shipped(head_dim: int, group: int, splits: int, kind: str) -> Shipped:
     )
 
 
-def _shipped_latent(heads: int, splits: int, *, wgmma: bool = False) -> Shipped:
+def _shipped_latent(heads: int, split: bool, *, wgmma: bool = False) -> Shipped:
     rows, tile, warps = latent_tile(heads, 2, wgmma=wgmma)
     return Shipped(
         latent_decode_kernel,
-        f"*bf16 *bf16 *i32 *i32 *bf16 {'*bf16 *bf16' if splits == 1 else '*fp32 *fp32'} i32 i32 i32 i32 i32 fp32",
+        f"*bf16 *bf16 *i32 *i32 *bf16 {'*fp32 *fp32' if split else '*bf16 *bf16'} i32 i32 i32 i32 i32 fp32",
         {
             "LATENT": 512,
             "ROPE": 64,
             "BLOCK_SIZE": 64,
-            "SPLIT": splits > 1,
+            "SPLIT": split,
             "ROWS": rows,
             "TILE": tile,
             "DOT": tl.bfloat16,
@@ -473,10 +473,15 @@ def _shipped_join(width: int, splits: int) -> Shipped:
 
 
 SHIPPED = [
-    *(_shipped(head_dim, group, splits, "bf16") for head_dim in (64, 128) for group in (1, 4) for splits in (1, 17)),
-    _shipped(128, 8, 17, "fp16"),
-    _shipped(256, 8, 17, "bf16"),
-    *(_shipped_latent(heads, splits) for heads in (16, 128) for splits in (1, 17)),
-    *(_shipped_latent(128, splits, wgmma=True) for splits in (1, 17)),
+    *(
+        _shipped(head_dim, group, split, "bf16")
+        for head_dim in (64, 128)
+        for group in (1, 4)
+        for split in (False, True)
+    ),
+    _shipped(128, 8, True, "fp16"),
+    _shipped(256, 8, True, "bf16"),
+    *(_shipped_latent(heads, split) for heads in (16, 128) for split in (False, True)),
+    *(_shipped_latent(128, split, wgmma=True) for split in (False, True)),
     *(_shipped_join(width, splits) for width in (64, 128, 512) for splits in (17, 128)),
 ]

@@ -6,20 +6,16 @@ In a process of its own: where the interpreter was asked for, there is nothing t
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from kernels.ahead_of_time import operations
+from tests.compiling import run_compiling
 
 
 @pytest.mark.parametrize("operation", operations())
 def test_what_ships_fits(operation: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kernels.ahead_of_time", operation, "--json"]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    told = run_compiling("-m", "kernels.ahead_of_time", operation, "--json")
     made = json.loads(told.stdout)
     assert made, "an operation ships at least one configuration"
     assert [each for each in made if not each["fits"]] == []

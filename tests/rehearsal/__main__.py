@@ -31,6 +31,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sm", type=int, default=90, help="compute capability that code is made for")
     parser.add_argument("--compile", action="store_true", help="all of the way, which takes a second a kind of launch")
     asked = parser.parse_args(arguments)
+    for name in asked.pieces:
+        if name not in PIECES:
+            parser.error(f"unknown piece {name}; expected one of {', '.join(PIECES)}")
     failed, check = False, misfit_of if asked.compile else error_of
     for name in asked.pieces or PIECES:
         gpu.forget()

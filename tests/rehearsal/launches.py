@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from kernels.ahead_of_time import compile_shipped
+from kernels.ahead_of_time import compile_shipped, source_of
 from kernels.shipping import Shipped
 from tests.rehearsal.gpu import PretendedGPU, Refused
 
@@ -120,9 +119,7 @@ def error_of(launch: Launch, arch: int = 90) -> str:
     """
     from triton._C.libtriton import ir
 
-    types, names = dict(launch.types), launch.kernel.arg_names
-    divisible = {(names.index(name),): [["tt.divisibility", ALIGNED]] for name in launch.aligned}
-    source = ASTSource(launch.kernel, types, dict(launch.constants), divisible)
+    source = source_of(launch.kernel, dict(launch.types), dict(launch.constants), launch.aligned)
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
     options, context = backend.parse_options(dict(launch.options)), ir.context()

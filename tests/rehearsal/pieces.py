@@ -25,7 +25,6 @@ from kernels import microbenchmark
 from kernels.sampling import Wish
 from kernels.shapes import Shape
 from live.engine import Engine
-from live.executor import Executor
 from live.generation import Generation, ask
 from live.graphs.executor import GraphExecutor
 from live.models.config import ModelConfig, read_config
@@ -36,6 +35,7 @@ from live.server.loading import Cache, Model, build_engine
 from live.server.running import Front, Stopping, listen, serve
 from live.server.service import Service
 from live.validation.play import Played, play
+from live.validation.prompts import GREEDY
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.server.wire import Client
@@ -46,12 +46,6 @@ Piece = Callable[[PretendedGPU], None]
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 TINY = MODELS / "tiny-llama.json"
-
-MODES: dict[str, tuple[Callable[..., Executor], int]] = {
-    "as it comes": (Executor, 1),
-    "graphs": (GraphExecutor, 1),
-    "a step ahead": (GraphExecutor, 2),
-}
 
 CONFIGS = [
     EngineConfig(kv_blocks=2000, max_num_seqs=16, max_num_batched_tokens=2048),
@@ -99,7 +93,7 @@ def asked(mixed: bool) -> list[Generation]:
     rng = np.random.default_rng(0)
     made = []
     for i in range(12):
-        more: dict[str, Any] = {"wish": Wish(temperature=0.0)}
+        more: dict[str, Any] = {"wish": GREEDY}
         if mixed:
             if i % 4 == 0:
                 more["wish"] = Wish(temperature=0.9, top_k=40 * (i % 2), top_p=0.95 if i % 3 else 1.0, seed=i)
@@ -134,7 +128,7 @@ def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piec
         model = make_decoder()
         for config in CONFIGS if thorough else CONFIGS[:1]:
             for mixed in (True, False) if thorough else (True,):
-                for make, depth in MODES.values():
+                for make, depth in live_benchmark.MODES.values():
                     engine = Engine(model, config, StaticChunks(256), make_executor=make, depth=depth)
                     answer(engine, asked(mixed))
                     engine.executor.settle()

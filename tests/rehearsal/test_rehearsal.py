@@ -6,9 +6,6 @@ In a process of its own: the pretended device takes PyTorch's place there, and t
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,14 +15,15 @@ pytest.importorskip("triton", reason="kernels are Triton's")
 if torch.cuda.is_available():
     pytest.skip("the real one is there", allow_module_level=True)
 
-ENGINES = ["qwen3", "llama", "4 bits", "3 bits", "experts", "few graphs", "waiting"]
-COMMANDS = ["twin serve-live", "twin validate", "twin calibrate", "benchmarks.live", "benchmarks.kernels"]
+from tests.compiling import run_compiling  # noqa: E402
+from tests.rehearsal.pieces import PIECES  # noqa: E402
+
+COMMANDS = [name for name in PIECES if name.startswith(("twin ", "benchmarks."))]
+ENGINES = [name for name in PIECES if name not in COMMANDS]
 
 
 def rehearsed(*pieces: str) -> dict[str, dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.rehearsal", *pieces]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    told = run_compiling("-m", "tests.rehearsal", *pieces)
     assert told.returncode in (0, 4), told.stderr[-3000:]
     rows = [json.loads(line) for line in told.stdout.splitlines()]
     return {row["piece"]: row for row in rows}
@@ -76,9 +74,8 @@ for slip in {slips!r}:
 
 def test_slips_are_found() -> None:
     """The rehearsal itself: each of these passes on a CPU, and would not on a GPU."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", SETTING.format(slips=list(SLIPS.values()))]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout.splitlines()
-    assert dict(zip(SLIPS, told, strict=True)) == dict.fromkeys(SLIPS, "Refused") | {
+    told = run_compiling("-c", SETTING.format(slips=list(SLIPS.values())))
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert dict(zip(SLIPS, told.stdout.splitlines(), strict=True)) == dict.fromkeys(SLIPS, "Refused") | {
         "a tensor that was left on the host": "FakeTensorDeviceMismatchError"
     }
