@@ -49,7 +49,8 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
         assert (folder / name).exists()
     assert sorted(document["calibration"]["yardsticks"]) == ["1", "64", "8"]
-    assert [load["load"] for load in document["loads"]] == [0.5, 0.8]
+    # Of twelve at a load of 1, so that all loads take equally long.
+    assert [(load["load"], load["requests"]) for load in document["loads"]] == [(0.5, 6), (0.8, 10)]
     for load in document["loads"]:
         assert load["rate"] == pytest.approx(load["load"] * document["capacity"])
         assert len(load["measured"]) == len(load["predicted"]) == len(load["pace"]) == 2

@@ -64,6 +64,7 @@ class ValidationScenario(Strict):
 
     Attributes:
         workload, engine: as in a scenario of kind serving; the arrivals' rate is left out, since `loads` give it.
+            `workload.requests` are those of a load of 1: lower loads have fewer, and all take equally long.
         loads: requests a second over what the twin finds the system can do.
         repeats: of each load, with other requests each time.
         calibration: a file of engine steps, as an earlier validation wrote it; without one the engine is probed.

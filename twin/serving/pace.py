@@ -20,6 +20,10 @@ from latency_models.engine_steps import Reading, nearest
 WEIGHTS = (1, 2, 3, 2, 1)
 """Of the readings around a point of the pace, which is their mean: a single one is noise of several per cent."""
 
+OUTLIER = 2.0
+"""A reading counts for at most so many times the median of those around it, and for no less than that divided by it: a
+yardstick that was interrupted may take a thousand times as long, which the steps around it do not."""
+
 
 @dataclass(frozen=True)
 class PaceLine:
@@ -36,7 +40,9 @@ class PaceLine:
     def of(cls, readings: Sequence[tuple[float, float]], reference: float) -> Self:
         """From what the yardstick took: (time, seconds) in order, and the seconds that it takes at the reference."""
         times, seconds = np.array(readings).T
-        means = _around(seconds) / _around(np.ones(len(seconds)))
+        median = _median_around(seconds)
+        seconds = np.clip(seconds, median / OUTLIER, median * OUTLIER)
+        means = _sum_around(seconds) / _sum_around(np.ones(len(seconds)))
         return cls(times.tolist(), (means / reference).tolist())
 
     def at(self, time: float) -> float:
@@ -99,8 +105,16 @@ class Pace:
         return {rows: float(np.mean(line.factors)) for rows, line in self.lines.items()}
 
 
-def _around(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sum_around(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of each value, the weighted sum of those around it, at the ends of as many as there are."""
     half = len(WEIGHTS) // 2
     summed: NDArray[np.float64] = np.convolve(values, WEIGHTS)[half : half + len(values)]
     return summed
+
+
+def _median_around(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each value, the median of those around it, at the ends of as many as there are."""
+    half = len(WEIGHTS) // 2
+    padded = np.pad(values, half, constant_values=np.nan)
+    medians: NDArray[np.float64] = np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, len(WEIGHTS)), axis=1)
+    return medians

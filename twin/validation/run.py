@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,14 @@ def run_validation(
         sizes = ", ".join(map(str, plant.yardsticks))
         expected = f"expected the seconds of {sizes} rows, by which the pace is read (or probe.pace_share: 0)"
         raise BadInput(expected, file=steps, field="yardsticks")
-    capacity = _capacity(scenario, steps)
+    full = _plan(scenario, steps, None)
+    capacity = _capacity(full)
     say(f"the twin finds a capacity of {capacity:.2f} requests/s")
-    plans = {load: _plan(scenario, steps, load * capacity) for load in scenario.loads}
+    # Fewer requests where they come more slowly: every load is played for the same time, and drift averages out alike.
+    plans = {
+        load: replace(_plan(scenario, steps, load * capacity), requests=max(round(load * full.requests), 1))
+        for load in scenario.loads
+    }
     takes = _play_all(plant, scenario, plans, run, say)
     return {
         "schema": SCHEMA,
@@ -75,9 +81,8 @@ def blaming(section: str) -> Iterator[None]:
         raise BadInput(str(error), field=section) from None
 
 
-def _capacity(scenario: ValidationScenario, steps: Path) -> float:
-    """Requests a second that the twin answers when there is always somebody waiting."""
-    plan = _plan(scenario, steps, None)
+def _capacity(plan: ServingPlan) -> float:
+    """Requests a second that the twin answers when there is always somebody waiting, as in this plan."""
     rate = summarise(simulate(plan), plan.scenario.measure)["request_throughput"]
     assert isinstance(rate, float)
     return rate

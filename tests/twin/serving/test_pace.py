@@ -17,11 +17,24 @@ def test_a_broken_line_by_hand() -> None:
 
 
 def test_readings_are_averaged_with_their_neighbours() -> None:
-    """Nine times as much in the middle of seven; the nearest count threefold, the next twice."""
-    line = PaceLine.of([(float(i), seconds) for i, seconds in enumerate([2.0, 2.0, 2.0, 20.0, 2.0, 2.0, 2.0])], 2.0)
-    assert line.factors == pytest.approx([1.0, 1 + 9 / 8, 1 + 18 / 9, 1 + 27 / 9, 1 + 18 / 9, 1 + 9 / 8, 1.0])
+    """Half as much again in the middle of seven; the nearest count threefold, the next twice."""
+    line = PaceLine.of([(float(i), seconds) for i, seconds in enumerate([2.0, 2.0, 2.0, 3.0, 2.0, 2.0, 2.0])], 2.0)
+    half = 0.5
+    assert line.factors == pytest.approx(
+        [1.0, 1 + half / 8, 1 + half * 2 / 9, 1 + half * 3 / 9, 1 + half * 2 / 9, 1 + half / 8, 1.0]
+    )
     assert PaceLine.of([(3.0, 5.0)], 2.0).at(0.0) == 2.5
     assert PaceLine.of([(3.0, 5.0), (4.0, 6.0)], 2.0).factors == pytest.approx([2.7, 2.8])
+
+
+def test_a_reading_that_was_interrupted_counts_for_twice_its_neighbours() -> None:
+    """A thousand times as long, and a thousandth: neither is what the machine does for the steps around it."""
+    among = [1.0, 1.0, 1.0, 1000.0, 1.0, 1.0, 1.0, 1.0, 0.001, 1.0, 1.0, 1.0]
+    factors = PaceLine.of([(float(i), seconds) for i, seconds in enumerate(among)], 1.0).factors
+    assert max(factors) == pytest.approx(1 + 3 / 9)
+    assert min(factors) == pytest.approx(1 - 0.5 * 3 / 9)
+    lasting = [1.0] * 6 + [3.0] * 6
+    assert PaceLine.of([(float(i), seconds) for i, seconds in enumerate(lasting)], 1.0).at(9.0) == 3.0
 
 
 def test_a_step_goes_by_the_yardstick_that_is_nearest_in_size() -> None:

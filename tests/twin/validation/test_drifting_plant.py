@@ -44,7 +44,7 @@ SCENARIO: dict[str, Any] = {
     "name": "drifting",
     "model": {"path": "none"},
     "workload": {
-        "requests": 60,
+        "requests": 100,
         "prefill": {"distribution": "uniform", "low": 8, "high": 100},
         "decode": {"distribution": "geometric", "mean": 20},
         "arrivals": {"process": "poisson"},
