@@ -17,7 +17,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from live.block_pool import BlockPool
-from live.executor import Executor, Produced, Ticket
+from live.executor import Executor, Pending, Produced
 from live.generation import Generation
 from live.models.decoder import Decoder
 from live.seats import generation_of
@@ -44,7 +44,7 @@ class Flight(NamedTuple):
     """A step that has been launched; and when its deciding began, or from when on it is the oldest."""
 
     batch: Batch
-    ticket: Ticket
+    pending: Pending
     begin: float
 
 
@@ -107,7 +107,7 @@ class Engine:
         if not flying:
             return None
         flight = flying.popleft()
-        produced, seated = flight.ticket(), flight.batch.decodes
+        produced, seated = flight.pending(), flight.batch.decodes
         end = self.clock()
         if flying:  # it runs from now on
             flying[0] = flying[0]._replace(begin=end)

@@ -42,7 +42,7 @@ class Produced(NamedTuple):
 States: TypeAlias = list[tuple[list[tuple[int, Sequence]], Coming]]
 """Rows on their way from the device: which of them are wanted, and whose they are."""
 
-Ticket: TypeAlias = Callable[[], Produced]
+Pending: TypeAlias = Callable[[], Produced]
 """Of a step that has been launched: called, it waits for what the step gives."""
 
 
@@ -69,7 +69,7 @@ class Executor:
     def settle(self) -> None:
         """Get done what would otherwise come in the middle of the work: what follows is to be timed. Here, nothing."""
 
-    def launch(self, batch: Batch) -> Ticket:
+    def launch(self, batch: Batch) -> Pending:
         """One step, as its batch says. Here it has run when this returns."""
         with torch.inference_mode():  # as a decorator it costs 5 µs a step, and so 2.5
             hidden = self.decoder.forward(self._inputs(batch), self.cache)

@@ -21,7 +21,7 @@ import torch
 from kernels.sampling import sample
 from live.block_pool import BlockPool
 from live.coming import Coming
-from live.executor import Executor, Produced, States, Ticket, place_after, read_states, wants_token
+from live.executor import Executor, Pending, Produced, States, place_after, read_states, wants_token
 from live.graphs.buckets import Buckets, StepShape
 from live.graphs.resident import Resident
 from live.graphs.staging import Arrays
@@ -46,7 +46,7 @@ Drawing = list[Sequence | None]
 
 
 class GraphExecutor(Executor):
-    """As `Executor`, by padded steps. A ticket must be called before the one after the next is launched.
+    """As `Executor`, by padded steps. What is pending must be called before the one after the next is launched.
 
     Attributes:
         buckets: what steps are padded to. steps: those that have been met, by shape.
@@ -68,12 +68,12 @@ class GraphExecutor(Executor):
         self._changes = self.seats.changes
         self._wishes = Wishes(())
 
-    def launch(self, batch: Batch) -> Ticket:
-        """One step, as its batch says: padded, sent and begun. Its ticket waits for it."""
+    def launch(self, batch: Batch) -> Pending:
+        """One step, as its batch says: padded, sent and begun. What it returns waits for it."""
         with torch.inference_mode():
             return self._launch(batch)
 
-    def _launch(self, batch: Batch) -> Ticket:
+    def _launch(self, batch: Batch) -> Pending:
         seats = self.seats
         seats.advance(batch)
         if self._changes != seats.changes:
@@ -90,7 +90,7 @@ class GraphExecutor(Executor):
             self._stage_wishes(into, step.shape.decodes, drawing, wishes)
         result = step.run()
         self.resident.note(seats.members, drawing)
-        return self._ticket(step, result, batch, drawing, wishes)
+        return self._pending(step, result, batch, drawing, wishes)
 
     def renewed(self, pool: BlockPool) -> GraphExecutor:
         """This executor, for another pool of the same size with nothing in it: what was captured serves again."""
@@ -187,8 +187,8 @@ class GraphExecutor(Executor):
 
     # -- what comes out ----------------------------------------------------------------------------------------------
 
-    def _ticket(self, step: StaticStep, result: Result, batch: Batch, drawing: Drawing, wishes: Wishes) -> Ticket:
-        """Ask for what the step gives; the ticket hands it out."""
+    def _pending(self, step: StaticStep, result: Result, batch: Batch, drawing: Drawing, wishes: Wishes) -> Pending:
+        """Ask for what the step gives, to be handed out when it is called."""
         generations, d = self.seats.generations, step.shape.decodes
         told: list[Told] = []
         states: States = []

@@ -10,7 +10,8 @@ from live.generation import Likely
 from live.server.protocol import Generating
 from live.server.replies import Alternative, FinishReason, TokenLogprob, Usage
 from live.server.service import Service
-from live.server.worker import Group, Ticket
+from live.server.tickets import Ticket
+from live.server.worker import Group
 from live.text.stream import TextStream
 
 

@@ -10,15 +10,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from live.engine import Engine
-    from live.server.worker import Reason, Ticket
+from live.engine import Engine
+from live.server.tickets import Reason, Ticket
 
 FIRST = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -36,8 +35,6 @@ WHOLE = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
-
-REASONS = ("stop", "length", "abort", "error")
 
 
 class Histogram:
@@ -155,6 +152,6 @@ class Page(Collector):
         family = CounterMetricFamily(
             "vllm:request_success", "Requests by how they ended.", labels=["model_name", "finished_reason"]
         )
-        for reason in REASONS:
+        for reason in get_args(Reason):
             family.add_metric([self.model, reason], tally.reasons[reason])
         yield family

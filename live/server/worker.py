@@ -11,34 +11,15 @@ import asyncio
 import itertools
 import logging
 import time
-from typing import Literal, TypeAlias
 
 from live.engine import Engine, StepResult
 from live.generation import Generation
 from live.seats import generation_of
 from live.server.errors import ApiError, ClientGone, bad_request
 from live.server.metrics import Tally
+from live.server.tickets import Reason, Ticket
 
 log = logging.getLogger("live.server")
-
-Reason: TypeAlias = Literal["stop", "length", "abort", "error"]
-
-
-class Ticket:
-    """One generation, as the event loop sees it.
-
-    Attributes:
-        generation: the engine's while it runs. over: no more tokens will come. failure: what went wrong.
-        arrived, first, latest: seconds of `time.perf_counter`: of the request, its first and its latest token.
-    """
-
-    __slots__ = ("arrived", "failure", "first", "generation", "group", "latest", "over")
-
-    def __init__(self, generation: Generation, group: Group, arrived: float) -> None:
-        self.generation, self.group, self.arrived = generation, group, arrived
-        self.over = False
-        self.failure: ApiError | None = None
-        self.first = self.latest = -1.0
 
 
 class Group:
@@ -53,7 +34,7 @@ class Group:
 
     def submit(self, generation: Generation) -> Ticket:
         """Have a generation run. Raises as `Worker.submit`."""
-        ticket = Ticket(generation, self, self.arrived)
+        ticket = Ticket(generation, self.arrived, self.ring)
         self.worker.submit(ticket)
         self.tickets.append(ticket)
         return ticket
@@ -178,7 +159,7 @@ class Worker:
             if ticket.first < 0:
                 ticket.first = now
             ticket.latest = now
-            ticket.group.ring()
+            ticket.ring()
         for generation in result.finished:
             ticket = tickets.get(generation.request.id)
             if ticket is not None:
@@ -190,4 +171,4 @@ class Worker:
         del self.tickets[ticket.generation.request.id]
         ticket.over = True
         self.tally.finished(ticket, reason)
-        ticket.group.ring()
+        ticket.ring()
