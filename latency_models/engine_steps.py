@@ -15,12 +15,11 @@ the model and the machine that were measured.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -77,19 +76,6 @@ def describe(batch: Batch, page_tokens: int, seconds: float = 0.0) -> Step:
 def pages(tokens: int, page_tokens: int) -> int:
     """Tokens in whole pages."""
     return -(-tokens // page_tokens) * page_tokens
-
-
-class Reading(NamedTuple):
-    """What a yardstick took: when it was read, its rows, and seconds (`EngineStepsFile.yardsticks`)."""
-
-    time: float
-    rows: int
-    seconds: float
-
-
-def nearest(rows: int, sizes: Iterable[int]) -> int:
-    """Of the yardsticks' sizes the one that so many rows go by: it is so many times larger or smaller."""
-    return min(sizes, key=lambda size: abs(math.log(size / rows)))
 
 
 class BrokenLine(Strict):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from latency_models.engine_steps import Reading, nearest
+from latency_models.yardsticks import Reading, nearest
 from live.models.decoder import Decoder
 from live.models.linear import linear
 from live.models.weights import DenseFFN

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from latency_models.engine_steps import Reading
+from latency_models.yardsticks import Reading
 from live.engine import Engine
 from live.generation import Generation
 from live.validation.pace import PacedClock
@@ -123,9 +123,11 @@ def _wait(clock: PacedClock, until: float) -> None:
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
     """No garbage collection, which would be a pause in the middle of a step."""
+    was_at_work = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_at_work:
+            gc.enable()

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from latency_models.engine_steps import Reading, Step, describe
+from latency_models.engine_steps import Step, describe
+from latency_models.yardsticks import Reading
 from live.engine import Engine
 from live.generation import ask
 from live.validation.pace import PacedClock

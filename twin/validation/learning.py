@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from latency_models.engine_steps import EngineSteps, Reading, Step
+from latency_models.engine_steps import EngineSteps, Step
+from latency_models.yardsticks import Reading
 from schedulers.engine_config import EngineConfig
 from twin.scenarios.validation import ValidationScenario
 from twin.serving.pace import Pace

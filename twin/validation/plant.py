@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import Reading, Step
+from latency_models.engine_steps import Step
+from latency_models.yardsticks import Reading
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig

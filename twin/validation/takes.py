@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import Reading, Step, describe
+from latency_models.engine_steps import Step, describe
+from latency_models.yardsticks import Reading
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
 from twin.validation.plant import PlayedRun, ProbedRounds

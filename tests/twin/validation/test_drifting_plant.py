@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latency_models.engine_steps import BrokenLine, EngineSteps, Reading, Step
+from latency_models.engine_steps import BrokenLine, EngineSteps, Step
 from latency_models.strict import write_yaml
+from latency_models.yardsticks import Reading
 from reports.records.columns import read_columns
 from reports.records.run_directory import RunDirectory, open_run
 from schedulers.batches import Batch
