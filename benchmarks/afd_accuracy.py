@@ -12,11 +12,10 @@ import argparse
 import json
 import statistics
 import sys
-from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from twin.scenarios.kinds import read_scenario
 from twin.scenarios.overrides import apply
 from twin.sweeps.parallel import usable_cores
@@ -121,8 +120,8 @@ def main() -> int:
             )
             print(f"{name:28}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
     if arguments.out:
-        origin = {"version": metadata.version("serving-twin"), "date": date.today().isoformat()}
-        arguments.out.write_text(json.dumps({**origin, "workloads": results}, indent=1) + "\n")
+        document = {**provenance("twin.benchmark-afd-accuracy/1"), "workloads": results}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if any(abs(result["largest"]) > arguments.tolerance for result in results.values()) else 0
 
 

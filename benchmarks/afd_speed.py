@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import provenance
 from twin.afd.bundle import Bundle
 from twin.afd.plan import make_plan
 from twin.reproductions.afd import BASELINE
@@ -97,11 +96,6 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=4.0, help="seconds that the sweep may take")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    machine = {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-    }
     sweep = {
         "with figures": whole_command(arguments.repeat),
         "one process": whole_command(arguments.repeat, "--jobs", "1"),
@@ -119,7 +113,8 @@ def main() -> int:
                 f"  {row['microseconds_per_completion']:7.2f} µs each  {row['tokens_per_second'] / 1e6:7.1f} M tokens/s"
             )
     if arguments.out:
-        arguments.out.write_text(json.dumps({"machine": machine, "sweep": sweep, "growth": tables}, indent=1) + "\n")
+        document = {**provenance("twin.benchmark-afd-speed/1"), "sweep": sweep, "growth": tables}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 4 if sweep["with figures"]["median"] > arguments.limit else 0
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.provenance import provenance
 from latency_models.aiconfigurator.regression import SiliconRegression
 from latency_models.aiconfigurator.silicon import read_silicon_rows
 from latency_models.measured_steps import StepRegression, read_measured_steps
@@ -68,7 +68,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     run, by_workload, loop = vllm_run(asked.data), steps(asked.data), closed_loop(asked.data)
-    document = {"python": platform.python_version(), "vllm_run": run, "steps": by_workload, "closed_loop": loop}
+    told = provenance("twin.benchmark-serving-accuracy/1")
+    document = {**told, "vllm_run": run, "steps": by_workload, "closed_loop": loop}
     if asked.out:
         asked.out.write_text(json.dumps(document, indent=1) + "\n")
     for name, row in run.items():

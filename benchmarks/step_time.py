@@ -1,0 +1,114 @@
+"""What it costs to ask how long a step takes: kernel tables, with the α/β line as baseline.
+
+    python -m benchmarks.step_time --data ../shared/data [--repeat 15] [--out FILE]
+
+The tables are LLMServingSim's of an RTX PRO 6000. Asked are a step of two prompts beside a hundred decodes of two
+lengths, and of a run of five hundred decode steps the share of one. Tables and line take turns in this process, and a
+ratio is the median over turns of that turn's ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import provenance
+from benchmarks.scheduling_decision import in_turns
+from latency_models.kernel_tables.parallel import KernelTableSettings
+from latency_models.kernel_tables.step_time import load_kernel_tables
+from latency_models.step_time import LinearStepTime, StepTime
+from schedulers.batches import Batch
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from workloads.request import Request
+
+TABLES = "measured/vllm_0.19_rtxpro6000_llama31_8b/kernels_tp1"
+SETTINGS = KernelTableSettings(model="llama-3.1-8b", overhead=160e-6, kernel_gap=1.3e-6)
+LINE = LinearStepTime(overhead=0.0083, per_token=6.2e-5, per_kv_token=3.2e-7)
+
+CALLS, RUNS, STEPS = 500, 10, 500
+"""Steps asked for one by one a turn; runs of decode steps a turn, and the steps of each."""
+
+
+def mixed_step() -> Batch:
+    """Prompts of 700 tokens and of 300 after 128 cached ones, beside decodes on 1,000 and 2,000 tokens."""
+    core = EngineCore(EngineConfig(kv_blocks=100_000, max_num_batched_tokens=200_000, max_num_seqs=256))
+    for number in range(100):
+        core.submit(Request(number, 0.0, 1000 * (1 + number % 2), 100), 0.0)
+    batch = core.begin_step(0.0)
+    assert batch is not None
+    core.end_step(batch, (), 0.0)
+    for number, prompt in enumerate((700, 428)):
+        core.submit(Request(100 + number, 0.0, prompt, 100), 0.0)
+    batch = core.begin_step(0.0)
+    assert batch is not None
+    assert (batch.n_decodes, batch.prefill_tokens) == (100, 1128)
+    return batch
+
+
+def seconds_a_call(model: StepTime, batch: Batch) -> float:
+    """Mean of `CALLS` calls."""
+    seconds = model.seconds
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        seconds(batch)
+    return (time.perf_counter() - start) / CALLS
+
+
+def seconds_a_step(model: StepTime) -> float:
+    """Of `RUNS` runs of decode steps, the share of one step."""
+    start = time.perf_counter()
+    for _ in range(RUNS):
+        model.decode_seconds(100, 100_000, 2000, STEPS)
+    return (time.perf_counter() - start) / RUNS / STEPS
+
+
+def measure(tables: StepTime, repeat: int) -> list[dict[str, Any]]:
+    """Both questions to both models."""
+    batch = mixed_step()
+    asked: dict[str, Callable[[StepTime], float]] = {
+        "a mixed step": lambda model: seconds_a_call(model, batch),
+        "a decode step of a run": seconds_a_step,
+    }
+    rows = []
+    for question, ask in asked.items():
+        ours, baseline = in_turns(repeat, [lambda a=ask: a(tables), lambda a=ask: a(LINE)])  # type: ignore[misc]
+        rows.append(
+            {
+                "question": question,
+                "tables": statistics.median(ours),
+                "line": statistics.median(baseline),
+                "ratio": statistics.median(a / b for a, b in zip(ours, baseline, strict=True)),
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds measured/")
+    parser.add_argument("--repeat", type=int, default=15, help="turns")
+    parser.add_argument("--out", type=Path, help="write the document to this file")
+    asked = parser.parse_args()
+    if asked.repeat < 1:
+        parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
+    tables = load_kernel_tables(asked.data / TABLES, SETTINGS)
+    rows = measure(tables, asked.repeat)
+    for row in rows:
+        told = f"tables {1e6 * row['tables']:6.2f} µs, line {1e6 * row['line']:5.2f} µs, × {row['ratio']:.1f}"
+        print(f"{row['question']:>24}: {told}")
+    if asked.out:
+        document = {**provenance("twin.benchmark-step-time/1"), "repeat": asked.repeat, "rows": rows}
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
