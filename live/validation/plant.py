@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,6 @@ class LivePlant:
         prompt: int,
         answer: int,
         seed: int,
-        advance: Callable[[str], None],
     ) -> Probed:
         """Timed steps, as `live.validation.probe` makes them; on a GPU after the same steps have run untimed.
 
@@ -106,8 +105,8 @@ class LivePlant:
         """
         reach = Reach(prompt, answer, config.max_num_seqs, rounds, steps)
         if self._has_graphs:
-            probe(lambda: self.engine(config), reach, self.vocabulary, seed, lambda told: advance(f"untimed, {told}"))
-        return probe(lambda: self._settled(config), reach, self.vocabulary, seed, advance, self.clock)
+            probe(lambda: self.engine(config), reach, self.vocabulary, seed)
+        return probe(lambda: self._settled(config), reach, self.vocabulary, seed, self.clock)
 
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]

@@ -2,8 +2,9 @@
 
 The engine is driven through rounds. In each, so many requests with prompts and answers of such lengths are sent, the
 first at once and another whenever an answer ends, so that a round shows prompts alone, prompts beside decodes, and
-decodes alone. What is drawn has nothing to do with any workload that is to be predicted: how many there are together,
-and how long prompts and answers are at most, is spread over the rounds up to what the scenario's engine allows.
+decodes alone; from its middle on one after the other leaves. What is drawn has nothing to do with any workload that is
+to be predicted: how many there are together, and how long prompts and answers are at most, is spread over the rounds up
+to what the scenario's engine allows.
 """
 
 from __future__ import annotations
@@ -61,37 +62,45 @@ def probe(
     reach: Reach,
     vocabulary: int,
     seed: int,
-    advance: Callable[[str], None],
     make_clock: Callable[[], PacedClock] = PacedClock,
 ) -> Probed:
     """Steps of each round, in order, timed from the beginning of one to the beginning of the next.
 
     Args:
         make_engine: an engine with nothing in it; its settings are the scenario's.
-        advance: called after each round, with what it was.
     """
     rng = np.random.default_rng([seed, 23])
     engine = make_engine()
     numbers = iter(range(1 << 60))
-    drawn = [spread(rng, reach.rounds, most) for most in (reach.sequences, reach.prompt, reach.answer)]
+    together = spread(rng, reach.rounds, reach.sequences)
+    lengths = [spread(rng, reach.rounds, most, power=2) for most in (reach.prompt, reach.answer)]
     rounds: list[list[tuple[float, Step]]] = []
     engine.clock = clock = make_clock()
     warming = Round(min(reach.sequences, 4), reach.prompt, reach.answer)
     _play(engine, clock, warming, WARM, vocabulary, rng, numbers)
-    for i, each in enumerate(zip(*drawn, strict=True)):
+    for each in zip(together, *lengths, strict=True):
         rounds.append(_play(engine, clock, Round(*each), reach.steps, vocabulary, rng, numbers))
-        advance(f"round {i + 1}: {len(rounds[-1])} steps")
     return Probed(rounds, clock.readings)
 
 
-def spread(rng: np.random.Generator, rounds: int, most: int) -> list[int]:
-    """A number from 1 to `most` for each round, in any order, so that their square roots are spread evenly.
+def spread(rng: np.random.Generator, rounds: int, most: int, power: int = 1) -> list[int]:
+    """A number from 1 to `most` for each round, in any order, so that their roots are spread evenly.
 
-    Half of them lie below a quarter of `most`: small ones differ by more, and large ones take longer to try.
+    Of their square roots (`power` 2): half of them lie below a quarter of `most`, since small ones differ by more, and
+    large ones take longer to try.
     """
     shares = (rng.permutation(rounds) + rng.random(rounds)) / rounds
-    found: list[int] = np.maximum(np.ceil(most * shares**2), 1).astype(int).tolist()
+    found: list[int] = np.maximum(np.ceil(most * shares**power), 1).astype(int).tolist()
     return found
+
+
+def staying(together: int, step: int, steps: int) -> int:
+    """How many sequences of a round go on after so many of its steps: all for half of them, then ever fewer, to one.
+
+    So every number of decodes is met in many rounds. A machine that is a few per cent slower for the seconds of one
+    round would otherwise be learnt as a number of decodes that is.
+    """
+    return min(max(-(-2 * together * (steps - step) // steps), 1), together)
 
 
 class Round(NamedTuple):
@@ -120,17 +129,22 @@ def _play(
         answer = int(rng.integers(1, this.answer + 1))
         engine.submit(ask(next(numbers), prompt, answer, wish=GREEDY, block_tokens=block))
 
+    here = engine.core.sequences
     engine.watch = lambda batch, begin, end: seen.append((batch, begin, end))
     with collector_at_rest():
         for _ in range(this.together):
             send()
-        for _ in range(steps):
+        for i in range(1, steps + 1):
             result = engine.step()
             if result is None:
                 break
             clock.rest(seen[-1][0].tokens)
+            stay = staying(this.together, i, steps)
             for _ in result.finished:
-                send()
+                if len(here) < stay:
+                    send()
+            while len(here) > stay:
+                engine.abort(next(reversed(here)))
     engine.watch = None
     for number in list(engine.core.sequences):
         engine.abort(number)

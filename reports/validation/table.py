@@ -51,7 +51,7 @@ def _pace(document: Document) -> str:
     paces = [pace for load in document["loads"] for means in load["pace"] for pace in means.values()]
     return (
         f"pace: repeats took {min(paces):.2f} to {max(paces):.2f} times as long as probing, by yardsticks between"
-        " their steps; errors are at that pace, and in the last column without regard to it"
+        " their steps; errors are at that pace, and in the last column by what had been probed before, without it"
     )
 
 
@@ -65,7 +65,7 @@ def _metrics(load: Document) -> Any:
         "95 % interval",
         "goal",
         "at the run's own pace",
-        "at the usual pace",
+        "beforehand",
     )
     for name in SHOWN:
         entry = load["metrics"].get(name)
@@ -81,7 +81,7 @@ def _metrics(load: Document) -> Any:
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
             percent(entry["error_at_own_pace"]),
-            percent(entry["error_at_usual_pace"]),
+            percent(entry["error_beforehand"]),
         )
     return made
 

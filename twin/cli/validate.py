@@ -30,10 +30,10 @@ def validate(
 ) -> int:
     """Run a real model on this machine, predict the same with the twin, and say how far they are apart.
 
-    Without a calibration the engine is probed first: timed steps of every kind teach the twin what a step takes. Then
-    each load is played in real time, and the twin is given the very same requests. Between steps the run's clock stops
-    and a yardstick tells the machine's pace. Keep the machine idle meanwhile. The same command takes up a validation
-    that was killed.
+    Each load is played in real time, several times, and the twin is given the very same requests. Without a calibration
+    the engine is probed before each of these repeats: timed steps of every kind teach the twin what a step takes.
+    Between steps the run's clock stops and a yardstick tells the machine's pace. Keep the machine idle meanwhile. The
+    same command takes up a validation that was killed.
     Exit code 4: something is further off than its goal.
 
     Parameters
@@ -76,8 +76,7 @@ def validate(
     plant = _plant(checked, scenario.parent, backend)
     given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
     with _run_folder(checked, scenario, backend, given, runs, fresh=fresh) as run:
-        file = given or _learn(plant, checked, run)
-        document = run_validation(plant, checked, file, run, note)
+        document = run_validation(plant, checked, given, run, note)
         document["missed"] = missed(document["loads"], tolerance)
         document["tolerance"] = tolerance
         document["run"] = {"id": run.id, "directory": str(run.path)}
@@ -132,21 +131,3 @@ def _run_folder(
     learnt = read_text(calibration) if calibration else ""
     fingerprint = checked.fingerprint(content["version"], backend, str(model), config, learnt)
     return open_run(runs, "validate", fingerprint, content, resume=not fresh)
-
-
-def _learn(plant: LivePlant, scenario: ValidationScenario, run: RunDirectory) -> Path:
-    """Time steps of every kind, fit, and write what was learnt into the run folder, unless it is there."""
-    from latency_models.strict import checked, write_yaml
-    from twin.cli.console import progress
-    from twin.scenarios.serving import EngineSpec
-    from twin.validation.learning import learn
-    from twin.validation.run import blaming
-
-    file = run.path / "engine-steps.yaml"
-    if file.exists():
-        return file
-    config = checked(EngineSpec, scenario.engine, None, "engine").build(run.path, None)
-    with progress("probing the engine", scenario.probe.rounds, 0, every=25) as advance, blaming("probe"):
-        document = learn(plant, scenario, config, run.manifest.get("commit"), run.path / "probe", advance)
-    run.write_text(file.name, write_yaml(document))
-    return file

@@ -2,7 +2,8 @@
 
 A shared machine does not hold still: its speed drifts by tens of per cent within seconds. So yardsticks are timed all
 the while, here and when the workload is played. Steps are learnt as they would be were the yardsticks always at their
-medians, and predicted at the pace that there is when they run. The workload itself teaches nothing.
+medians, and predicted at the pace that there is when they run. What yardsticks do not tell drifts by a few per cent
+within minutes, and therefore probing and playing take turns. The workload itself teaches nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,57 +19,122 @@ from typing import Any
 import numpy as np
 
 from latency_models.engine_steps import EngineSteps, Step
+from latency_models.strict import checked, write_yaml
 from latency_models.yardsticks import Reading
-from schedulers.engine_config import EngineConfig
+from reports.records.run_directory import RunDirectory
+from twin.scenarios.serving import EngineSpec
 from twin.scenarios.validation import ValidationScenario
 from twin.serving.pace import Pace
 from twin.validation.plant import Plant
-from twin.validation.takes import write_probed
+from twin.validation.takes import Probing
 
 PROBE_SEED = 1
 HELD_OUT = 5
 """Every so manieth round of probing teaches nothing: it says how good the fit is."""
 
 
-def learn(
-    plant: Plant,
-    scenario: ValidationScenario,
-    config: EngineConfig,
-    commit: object,
-    folder: Path,
-    advance: Callable[[str], None],
-) -> dict[str, Any]:
-    """Probe, fit, and say what was learnt: a document `twin.engine-steps/1`. What was timed is kept in the folder.
+class Learning:
+    """Probing in parts, one before each repeat: what is learnt is of the same minutes as what is played.
+
+    Args:
+        run: keeps each part as soon as it has been probed; those that are in it are not probed again.
 
     Raises:
-        ValueError: sizes that the engine refuses.
-        OSError: the disk does not take it.
+        BadInput: settings of the engine that it does not take.
     """
-    spec = scenario.probe
-    probed = plant.probe(
-        config, rounds=spec.rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer, seed=PROBE_SEED,
-        advance=advance,
-    )  # fmt: skip
-    write_probed(folder, probed)
-    yardsticks = usual(probed.readings)
-    rounds = at_pace(probed.rounds, Pace.of(probed.readings, yardsticks))
+
+    def __init__(
+        self, plant: Plant, scenario: ValidationScenario, run: RunDirectory, say: Callable[[str], None]
+    ) -> None:
+        self._plant, self._scenario, self._run, self._say = plant, scenario, run, say
+        self._config = checked(EngineSpec, scenario.engine, None, "engine").build(run.path, None)
+        self._shares = shares(scenario.probe.rounds, scenario.repeats)
+        self._parts: list[Probing] = []
+
+    def go_on(self) -> None:
+        """Probe the next part, if there is one.
+
+        Raises:
+            ValueError: sizes that the engine refuses.
+            OSError: the disk does not take it, or a part that was kept cannot be read.
+        """
+        part, spec = len(self._parts), self._scenario.probe
+        if part == len(self._shares):
+            return
+        name = f"probe-{part + 1}"
+        folder = self._run.path / "probe" / f"part-{part + 1}"
+        if name in self._run.points():
+            self._parts.append(Probing.read(folder))
+            return
+        rounds = self._shares[part]
+        self._say(f"probing the engine, part {part + 1} of {len(self._shares)}: {rounds} rounds")
+        probed = self._plant.probe(
+            self._config, rounds=rounds, steps=spec.steps, prompt=spec.prompt, answer=spec.answer,
+            seed=PROBE_SEED + part,
+        )  # fmt: skip
+        kept = Probing(probed.rounds, probed.readings)
+        kept.write(folder)
+        self._run.add_point(name, {"rounds": rounds, "steps": sum(map(len, kept.rounds))})
+        self._parts.append(kept)
+
+    def known(self, name: str) -> Path:
+        """Fit what has been probed so far, and write it to a file of the run folder: `twin.engine-steps/1`.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        told = self._plant.describe()
+        document = learnt(
+            self._parts,
+            self._config.block_tokens,
+            {
+                "device": told["device"],
+                "model": self._scenario.model.path,
+                "commit": self._run.manifest.get("commit"),
+                "versions": told["versions"],
+                "note": f"{told['dtype']}; every {HELD_OUT}th round held out",
+            },
+        )
+        self._run.write_text(name, write_yaml(document))
+        return self._run.path / name
+
+
+class Known:
+    """In place of `Learning`: the steps of an earlier validation, to which nothing is added."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def go_on(self) -> None:
+        """There is nothing to probe."""
+
+    def known(self, name: str) -> Path:
+        """The file, wherever it is."""
+        return self._file
+
+
+def shares(rounds: int, repeats: int) -> list[int]:
+    """Rounds of each part: one part a repeat, as even as can be, but none of fewer than five rounds."""
+    parts = min(repeats, rounds // 5)
+    return [len(range(part, rounds, parts)) for part in range(parts)]
+
+
+def learnt(parts: Sequence[Probing], page_tokens: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The document `twin.engine-steps/1` of what was probed; `provenance`: what this adds to."""
+    yardsticks = usual([reading for part in parts for reading in part.readings])
+    rounds = [steps for part in parts for steps in at_pace(part.rounds, Pace.of(part.readings, yardsticks))]
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT for step in steps]
-    model = EngineSteps(config.block_tokens).fit(taught)
-    told = plant.describe()
+    model = EngineSteps(page_tokens).fit(taught)
     return model.document(
         errors=model.errors(held_out),
         repeat_spread=repeat_spread(rounds),
         yardsticks=yardsticks,
         provenance={
             "method": "measured",
-            "source": f"{sum(map(len, rounds))} timed steps of the live engine in {spec.rounds} rounds",
-            "device": told["device"],
-            "model": scenario.model.path,
+            "source": f"{sum(map(len, rounds))} timed steps of the live engine in {len(rounds)} rounds",
             "date": datetime.date.today().isoformat(),
-            "commit": commit,
-            "versions": told["versions"],
-            "note": f"{told['dtype']}; every {HELD_OUT}th round held out",
+            **provenance,
         },
     )
 

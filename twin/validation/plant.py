@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,9 +63,8 @@ class Plant(Protocol):
         prompt: int,
         answer: int,
         seed: int,
-        advance: Callable[[str], None],
     ) -> ProbedRounds:
-        """Timed steps of so many rounds, of random sizes up to so many tokens; `advance` is told of each round."""
+        """Timed steps of so many rounds, of random sizes up to so many tokens."""
 
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]

@@ -21,6 +21,7 @@ from twin.serving.series import quantiles
 from twin.serving.summary import latencies, pooled_gaps, summarise
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.compare import StepTimes, compare_load, compare_steps, curves, summary
+from twin.validation.learning import Known, Learning
 from twin.validation.plant import Plant
 from twin.validation.takes import Take
 from twin.validation.timeline import timeline
@@ -28,36 +29,43 @@ from workloads.errors import BadInput
 
 SCHEMA = "twin.validation/1"
 
-STEADY = Pace.of([], {})
-"""Of a machine that holds still."""
-
 
 def run_validation(
-    plant: Plant, scenario: ValidationScenario, steps: Path, run: RunDirectory, say: Callable[[str], None]
+    plant: Plant, scenario: ValidationScenario, calibration: Path | None, run: RunDirectory, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Play every load, predict it, and set the two side by side: the document `twin.validation/1`.
 
     Args:
-        steps: the file of engine steps to predict with.
-        run: keeps every repeat as soon as it has been played, and those that are in it are not played again.
+        calibration: the file of engine steps to predict with; None: the engine is probed, a part before each repeat.
+        run: keeps every part and repeat as soon as it is over, and those that are in it are not run again.
 
     Raises:
         BadInput: a request that the live engine refuses, or a file that cannot be used.
     """
-    known = read_engine_steps_file(steps)
-    if not known.yardsticks.keys() >= set(plant.yardsticks):
-        sizes = ", ".join(map(str, plant.yardsticks))
-        expected = f"expected the seconds of {sizes} rows, by which the pace is read (or probe.pace_share: 0)"
-        raise BadInput(expected, file=steps, field="yardsticks")
-    full = _plan(scenario, steps, None)
+    learning = Learning(plant, scenario, run, say) if calibration is None else Known(calibration)
+    with blaming("probe"):
+        learning.go_on()
+    beforehand = learning.known("engine-steps-beforehand.yaml")
+    _require_yardsticks(beforehand, plant)
+    full = _plan(scenario, beforehand, None)
     capacity = _capacity(full)
     say(f"the twin finds a capacity of {capacity:.2f} requests/s")
-    # Fewer requests where they come more slowly: every load is played for the same time, and drift averages out alike.
-    plans = {
-        load: replace(_plan(scenario, steps, load * capacity), requests=max(round(load * full.requests), 1))
-        for load in scenario.loads
-    }
-    takes = _play_all(plant, scenario, plans, run, say)
+
+    def plans(steps: Path) -> dict[float, ServingPlan]:
+        # Fewer requests where they come more slowly: all loads take equally long, and drift averages out alike.
+        return {
+            load: replace(_plan(scenario, steps, load * capacity), requests=max(round(load * full.requests), 1))
+            for load in scenario.loads
+        }
+
+    first = plans(beforehand)
+    takes = _play_all(plant, scenario, first, run, learning, say)
+    steps = learning.known("engine-steps.yaml")
+    known = read_engine_steps_file(steps)
+    loads = [
+        {"load": load, "rate": load * capacity, **_load(plan, first[load], takes[load], known)}
+        for load, plan in plans(steps).items()
+    ]
     return {
         "schema": SCHEMA,
         "name": scenario.name,
@@ -66,8 +74,16 @@ def run_validation(
         "plant": plant.describe(),
         "calibration": read_yaml(steps),
         "capacity": capacity,
-        "loads": [_load(load, plans[load], takes[load], capacity, known) for load in scenario.loads],
+        "loads": loads,
     }
+
+
+def _require_yardsticks(steps: Path, plant: Plant) -> None:
+    """Refuse steps that were learnt without those by which the plant reads its pace."""
+    if not read_engine_steps_file(steps).yardsticks.keys() >= set(plant.yardsticks):
+        sizes = ", ".join(map(str, plant.yardsticks))
+        expected = f"expected the seconds of {sizes} rows, by which the pace is read (or probe.pace_share: 0)"
+        raise BadInput(expected, file=steps, field="yardsticks")
 
 
 @contextlib.contextmanager
@@ -97,12 +113,14 @@ def _play_all(
     scenario: ValidationScenario,
     plans: dict[float, ServingPlan],
     run: RunDirectory,
+    learning: Learning | Known,
     say: Callable[[str], None],
 ) -> dict[float, list[Take]]:
-    """Loads alternate, so that a drift of the machine meets all of them."""
+    """Loads alternate, so that a drift of the machine meets all of them; probing goes on before each round of them."""
     done = run.points()
-    if done:
-        say(f"taking up {run.path}: {len(done)} of {scenario.repeats * len(plans)} repeats have been played")
+    names = {_name(load, repeat) for load in plans for repeat in range(scenario.repeats)}
+    if there := names & done.keys():
+        say(f"taking up {run.path}: {len(there)} of {len(names)} repeats have been played")
     takes: dict[float, list[Take]] = {load: [] for load in plans}
     with blaming("workload"):
         for load, plan in plans.items():
@@ -110,6 +128,9 @@ def _play_all(
             if more and plant.warm_up(plan.config, plan.chunks(), realisation(plan, scenario.repeats)):
                 say(f"load {load:g}: as many requests live, untimed")
     for repeat in range(scenario.repeats):
+        if repeat:
+            with blaming("probe"):
+                learning.go_on()
         for load, plan in plans.items():
             name = _name(load, repeat)
             folder = run.path / "live" / name
@@ -132,30 +153,29 @@ def _name(load: float, repeat: int) -> str:
     return f"load-{load}-repeat-{repeat + 1}"
 
 
-def _load(
-    load: float, plan: ServingPlan, takes: Sequence[Take], capacity: float, known: EngineStepsFile
-) -> dict[str, Any]:
-    """One load: metrics and steps over its repeats, curves, and a timeline of the first."""
+def _load(plan: ServingPlan, beforehand: ServingPlan, takes: Sequence[Take], known: EngineStepsFile) -> dict[str, Any]:
+    """One load: metrics and steps over its repeats, curves, and a timeline of the first.
+
+    Args:
+        beforehand: the plan as it was before anything was played. known: the steps of `plan`.
+    """
     measure, model = plan.scenario.measure, EngineSteps.from_file(known)
     columns = [take.columns() for take in takes]
     paces = [Pace.of(take.readings, known.yardsticks) for take in takes]
     steps = [StepTimes.of(take.steps, model, pace) for take, pace in zip(takes, paces, strict=True)]
     simulated = [simulate(plan, i, pace=pace) for i, pace in enumerate(paces)]
-    # The same with every step scaled to what the run's own took in all: what is left is not the step times'.
+    # With every step scaled to what the run's own took in all: what is left is not the step times'.
     own = [pace.times_as_long(each.slowness) for pace, each in zip(paces, steps, strict=True)]
-    otherwise = {"error_at_own_pace": own, "error_at_usual_pace": [STEADY] * len(takes)}
     measured = [summary(each) for each in columns]
     predicted = [summarise(run, measure) for run in simulated]
-    others = {
-        called: [summarise(simulate(plan, i, pace=pace), measure) for i, pace in enumerate(each)]
-        for called, each in otherwise.items()
+    otherwise = {
+        "error_at_own_pace": [summarise(simulate(plan, i, pace=pace), measure) for i, pace in enumerate(own)],
+        "error_beforehand": [summarise(simulate(beforehand, i), measure) for i in range(len(takes))],
     }
     return {
-        "load": load,
-        "rate": load * capacity,
         "requests": plan.requests,
         "pace": [pace.means() for pace in paces],
-        "metrics": compare_load(measured, predicted, others),
+        "metrics": compare_load(measured, predicted, otherwise),
         "measured": measured,
         "predicted": predicted,
         "steps": compare_steps(steps),

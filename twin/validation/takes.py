@@ -1,7 +1,7 @@
 """What was timed live, kept in the run folder: every request and every step, so that a killed run loses no repeat.
 
-probe/steps.parquet                        one row a step of probing: its round, what ran, its begin and its duration
-probe/pace.parquet                         one row a reading of the machine's pace
+probe/part-2/steps.parquet                 one row a step of probing: its round, what ran, its begin and its duration
+probe/part-2/pace.parquet                  one row a reading of the machine's pace
 live/load-0.7-repeat-2/requests.parquet    one row a request: its times, and when each of its tokens came
 live/load-0.7-repeat-2/steps.parquet       one row a step: what ran, its begin and its end
 live/load-0.7-repeat-2/pace.parquet        one row a reading of the machine's pace
@@ -21,7 +21,7 @@ from latency_models.engine_steps import Step, describe
 from latency_models.yardsticks import Reading
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
-from twin.validation.plant import PlayedRun, ProbedRounds
+from twin.validation.plant import PlayedRun
 
 Floats = NDArray[np.float64]
 
@@ -100,26 +100,49 @@ class Take:
         token_times = requests.pop("token_times")
         told = read_columns(folder / "steps.parquet")
         names = zip(told.pop("kind"), told.pop("batch"), told.pop("begin"), strict=True)
-        steps = [Step(**dict(zip(told, row, strict=True))) for row in zip(*told.values(), strict=True)]
-        pace = read_columns(folder / "pace.parquet")
         return cls(
             {name: np.array(values, dtype=np.float64) for name, values in requests.items()},
             token_times,
-            [TimedBatch(*named, step) for named, step in zip(names, steps, strict=True)],
-            [Reading(*row) for row in zip(*(pace[name] for name in Reading._fields), strict=True)],
+            [TimedBatch(*named, step) for named, step in zip(names, _steps(told), strict=True)],
+            _read_pace(folder),
         )
 
 
-def write_probed(folder: Path, probed: ProbedRounds) -> None:
-    """Put down what probing gave.
+@dataclass(frozen=True)
+class Probing:
+    """A part of probing. Times are seconds since its start.
 
-    Raises:
-        OSError: the disk does not take it.
+    Attributes:
+        rounds: of each, its steps in order, with the times at which they began. readings: of the machine's pace.
     """
-    rows = [
-        {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(probed.rounds) for begin, step in steps
-    ]
-    _write_timed(folder, rows, probed.readings)
+
+    rounds: Sequence[Sequence[tuple[float, Step]]]
+    readings: Sequence[Reading]
+
+    def write(self, folder: Path) -> None:
+        """Put it down.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        rows = [
+            {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
+        ]
+        _write_timed(folder, rows, self.readings)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What `write` put down.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        told = read_columns(folder / "steps.parquet")
+        numbers, begins = told.pop("round"), told.pop("begin")
+        rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
+        for number, begin, step in zip(numbers, begins, _steps(told), strict=True):
+            rounds[number].append((begin, step))
+        return cls(rounds, _read_pace(folder))
 
 
 def _write_timed(folder: Path, steps: Sequence[Mapping[str, Any]], readings: Sequence[Reading]) -> None:
@@ -127,6 +150,15 @@ def _write_timed(folder: Path, steps: Sequence[Mapping[str, Any]], readings: Seq
     write_columns(folder / "steps.parquet", {name: [row[name] for row in steps] for name in steps[0]})
     pace = {name: [getattr(each, name) for each in readings] for name in Reading._fields}
     write_columns(folder / "pace.parquet", pace)
+
+
+def _steps(columns: Mapping[str, Sequence[Any]]) -> list[Step]:
+    return [Step(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def _read_pace(folder: Path) -> list[Reading]:
+    pace = read_columns(folder / "pace.parquet")
+    return [Reading(*row) for row in zip(*(pace[name] for name in Reading._fields), strict=True)]
 
 
 def kind_of(batch: Batch) -> str:
