@@ -23,6 +23,7 @@ from latency_models.measured_steps import StepRegression, read_measured_steps
 from twin.scenarios.kinds import read_scenario
 from twin.serving.measured import compare, read_measured
 from twin.sweeps.serving_sweep import make_run, prepare, report_run
+from workloads.errors import BadInput
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "vllm-rtxpro6000-llama31-8b.yaml"
 RUN = "measured/vllm_0.19_rtxpro6000_llama31_8b"
@@ -67,7 +68,10 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    run, by_workload, loop = vllm_run(asked.data), steps(asked.data), closed_loop(asked.data)
+    try:
+        run, by_workload, loop = vllm_run(asked.data), steps(asked.data), closed_loop(asked.data)
+    except BadInput as error:
+        parser.error(str(error))
     told = provenance("twin.benchmark-serving-accuracy/1")
     document = {**told, "vllm_run": run, "steps": by_workload, "closed_loop": loop}
     if asked.out:

@@ -20,20 +20,31 @@ from typing import Any
 
 from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
-from latency_models.kernel_tables.parallel import KernelTableSettings
-from latency_models.kernel_tables.step_time import load_kernel_tables
-from latency_models.step_time import LinearStepTime, StepTime
+from benchmarks.serving_accuracy import EXAMPLE, RUN
+from benchmarks.serving_speed import SCENARIO
+from latency_models.step_time import StepTime
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from twin.scenarios.kinds import read_scenario
+from twin.scenarios.serving import check_scenario
+from twin.scenarios.step_time import LinearSpec
+from workloads.errors import BadInput
 from workloads.request import Request
-
-TABLES = "measured/vllm_0.19_rtxpro6000_llama31_8b/kernels_tp1"
-SETTINGS = KernelTableSettings(model="llama-3.1-8b", overhead=160e-6, kernel_gap=1.3e-6)
-LINE = LinearStepTime(overhead=0.0083, per_token=6.2e-5, per_kv_token=3.2e-7)
 
 CALLS, RUNS, STEPS = 500, 10, 500
 """Steps asked for one by one a turn; runs of decode steps a turn, and the steps of each."""
+
+
+def models(data: Path) -> tuple[StepTime, StepTime]:
+    """The tables as the example has them, and the line of `benchmarks.serving_speed`.
+
+    Raises:
+        BadInput: tables that cannot be read.
+    """
+    settings = {"step_time.path": str((data / RUN / "kernels_tp1").absolute())}
+    tables = check_scenario(read_scenario(EXAMPLE), settings, EXAMPLE).step_time.build(EXAMPLE.parent)
+    return tables, LinearSpec.model_validate(SCENARIO["step_time"]).build(EXAMPLE.parent)
 
 
 def mixed_step() -> Batch:
@@ -69,7 +80,7 @@ def seconds_a_step(model: StepTime) -> float:
     return (time.perf_counter() - start) / RUNS / STEPS
 
 
-def measure(tables: StepTime, repeat: int) -> list[dict[str, Any]]:
+def measure(tables: StepTime, line: StepTime, repeat: int) -> list[dict[str, Any]]:
     """Both questions to both models."""
     batch = mixed_step()
     asked: dict[str, Callable[[StepTime], float]] = {
@@ -78,7 +89,7 @@ def measure(tables: StepTime, repeat: int) -> list[dict[str, Any]]:
     }
     rows = []
     for question, ask in asked.items():
-        ours, baseline = in_turns(repeat, [lambda a=ask: a(tables), lambda a=ask: a(LINE)])  # type: ignore[misc]
+        ours, baseline = in_turns(repeat, [lambda a=ask: a(tables), lambda a=ask: a(line)])  # type: ignore[misc]
         rows.append(
             {
                 "question": question,
@@ -99,8 +110,10 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.repeat < 1:
         parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
-    tables = load_kernel_tables(asked.data / TABLES, SETTINGS)
-    rows = measure(tables, asked.repeat)
+    try:
+        rows = measure(*models(asked.data), asked.repeat)
+    except BadInput as error:
+        parser.error(str(error))
     for row in rows:
         told = f"tables {1e6 * row['tables']:6.2f} µs, line {1e6 * row['line']:5.2f} µs, × {row['ratio']:.1f}"
         print(f"{row['question']:>24}: {told}")
