@@ -22,7 +22,7 @@ WEIGHTS = (1, 2, 3, 2, 1)
 
 OUTLIER = 5.0
 """A reading counts for at most so many times the median of those around it, and for no less than that divided by it. A
-yardstick that was interrupted can take a thousand times as long, which the steps around it do not; cut at twice, what
+yardstick that was interrupted was seen to take 113 times as long, which the steps around it did not; cut at twice, what
 steps do lose to interruptions is lost, and they are predicted up to 2 % too fast.
 """
 

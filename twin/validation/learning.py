@@ -114,8 +114,8 @@ class Known:
 
 
 def shares(rounds: int, repeats: int) -> list[int]:
-    """Rounds of each part: one part a repeat, as even as can be, but none of fewer than five rounds."""
-    parts = min(repeats, rounds // 5)
+    """Rounds of each part: one part a repeat, as even as can be, but none without a round that is held out."""
+    parts = min(repeats, rounds // HELD_OUT)
     return [len(range(part, rounds, parts)) for part in range(parts)]
 
 
