@@ -1,13 +1,14 @@
 """Step times of a whole engine as it stands, learnt from steps that were timed on it.
 
-    t = β + δ·decodes + κ·chunks + ω·outputs + τ(rows mod 4)
+    t = β + δ·decodes + κ·chunks + ω·outputs
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
 
 Each f is a broken line through 0 with knots where the data are, so that a knee (a cache that no longer holds, a product
 that changes its algorithm) is followed and not averaged away. They rise or stay level: more work takes no less time.
-But for τ: a CPU computes products in strips of four rows, and rows left over cost extra, so that a step of 7 rows takes
-longer than one of 8. `longest` is there because decodes of unequal lengths are padded to the longest where attention
-runs as one dense product; its length is counted in whole pages.
+Not so f₁ where rows are few: a CPU has several ways to compute a product of one row, of two or three, and of strips of
+four, so that 3 rows may take longer than 4, and 7 than 8. There each number of rows has a level of its own. `longest`
+is there because decodes of unequal lengths are padded to the longest where attention runs as one dense product; its
+length is counted in whole pages.
 
 Where kernel tables say what a step should take, this says what it does take, host included; it holds for the engine,
 the model and the machine that were measured.
@@ -15,6 +16,8 @@ the model and the machine that were measured.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +32,13 @@ from latency_models.calibration import Provenance
 from latency_models.strict import Strict, checked, read_yaml
 from schedulers.batches import Batch
 
-SCHEMA = "twin.engine-steps/1"
+SCHEMA = "twin.engine-steps/2"
 
 LINES = ("rows", "decode_attention", "chunk_attention")
 SLOPES = ("decodes", "chunks", "outputs")
 
-STRIP = 4
-"""Rows that a CPU's products are computed in."""
+FEW = 32
+"""Rows up to which each number of them has a level of its own, where it was timed often enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +82,29 @@ def pages(tokens: int, page_tokens: int) -> int:
 
 
 class BrokenLine(Strict):
-    """f(0) = 0, then linear from knot to knot; beyond the last, on with the last slope. Seconds."""
+    """f(0) = 0, then linear from knot to knot; beyond the last, on with the last slope unless that falls. Seconds."""
 
     knots: list[PositiveInt]
     values: list[NonNegativeFloat]
 
     def at(self, x: float) -> float:
         """f(x)."""
-        before_x, before_y = 0.0, 0.0
-        slope = 0.0
-        for knot, value in zip(self.knots, self.values, strict=True):
-            slope = (value - before_y) / (knot - before_x)
-            if x <= knot:
-                return before_y + slope * (x - before_x)
-            before_x, before_y = float(knot), value
+        knots, values = self.knots, self.values
+        if not knots:
+            return 0.0
+        i = min(bisect_left(knots, x), len(knots) - 1)
+        before_x, before_y = (knots[i - 1], values[i - 1]) if i else (0, 0.0)
+        slope = (values[i] - before_y) / (knots[i] - before_x)
+        if x > knots[i]:
+            return values[i] + max(slope, 0.0) * (x - knots[i])
         return before_y + slope * (x - before_x)
 
 
 class EngineStepsFile(Strict):
-    """The file `twin.engine-steps/1`. Times in seconds.
+    """The file `twin.engine-steps/2`. Times in seconds.
 
     Attributes:
         page_tokens: tokens of a KV block. overhead, slopes, lines: β, δ κ ω and the broken lines, by name.
-        tails: τ of 0 to 3 rows left over.
         largest: of each feature, the largest that was measured. points: steps that taught it.
         heldout_median_error, heldout_p90_error: |predicted / measured − 1| of steps that taught nothing.
         repeat_spread: relative deviation of steps that are alike: what no model could explain.
@@ -109,12 +112,11 @@ class EngineStepsFile(Strict):
             where the pace was not read.
     """
 
-    schema_: Literal["twin.engine-steps/1"] = Field(alias="schema")
+    schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
     page_tokens: PositiveInt
     overhead: NonNegativeFloat
     slopes: dict[str, NonNegativeFloat]
     lines: dict[str, BrokenLine]
-    tails: list[NonNegativeFloat] = Field(default=[0.0] * STRIP, min_length=STRIP, max_length=STRIP)
     largest: dict[str, int]
     points: PositiveInt
     heldout_median_error: NonNegativeFloat
@@ -128,7 +130,7 @@ class EngineSteps(Estimator):
     """The regression above; least squares of relative errors, with no coefficient below 0.
 
     `fit` learns:
-        overhead_, slopes_, lines_, tails_: β, δ κ ω by name, the broken lines by name, and τ.
+        overhead_, slopes_, lines_: β, δ κ ω by name, and the broken lines by name.
         largest_: the largest of every feature that was measured. points_: how many steps.
 
     Args:
@@ -140,7 +142,6 @@ class EngineSteps(Estimator):
     overhead_: float
     slopes_: dict[str, float]
     lines_: dict[str, BrokenLine]
-    tails_: list[float]
 
     def __init__(self, page_tokens: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
         self.page_tokens, self.support, self.huber = page_tokens, support, huber
@@ -159,12 +160,11 @@ class EngineSteps(Estimator):
         if not (seconds > 0).all():
             raise CannotFit("expected durations above 0", field="steps", value=float(seconds.min()))
         columns = {name: np.array([getattr(step, name) for step in steps], float) for name in (*LINES, *SLOPES)}
-        knots = {name: _knots(columns[name], self.support) for name in LINES}
-        left = columns["rows"] % STRIP
+        few = {name: FEW if name == "rows" else 0 for name in LINES}
+        knots = {name: _knots(columns[name], self.support, few[name]) for name in LINES}
         design = [np.ones(len(steps)), *(columns[name] for name in SLOPES)]
-        design += [(left == tail).astype(float) for tail in range(1, STRIP)]
         for name in LINES:
-            design += _rises(columns[name], knots[name])
+            design += _pieces(columns[name], knots[name], few[name])
         x = np.stack(design, axis=1)
         scale = np.maximum(x.max(axis=0), 1e-300)
         x = x / scale
@@ -180,11 +180,7 @@ class EngineSteps(Estimator):
         found = iter((solution / scale).tolist())
         self.overhead_ = next(found)
         self.slopes_ = {name: next(found) for name in SLOPES}
-        self.tails_ = [0.0, *(next(found) for _ in range(1, STRIP))]
-        self.lines_ = {
-            name: BrokenLine(knots=knots[name], values=np.cumsum([next(found) for _ in knots[name]]).tolist())
-            for name in LINES
-        }
+        self.lines_ = {name: _line(knots[name], [next(found) for _ in knots[name]], few[name]) for name in LINES}
         self.largest_ = {name: int(column.max()) for name, column in columns.items()}
         self.points_ = len(steps)
         return self
@@ -241,7 +237,6 @@ class EngineSteps(Estimator):
             + slopes["decodes"] * step.decodes
             + slopes["chunks"] * step.chunks
             + slopes["outputs"] * step.outputs
-            + self.tails_[step.rows % STRIP]
             + lines["rows"].at(step.rows)
             + lines["decode_attention"].at(step.decode_attention)
             + lines["chunk_attention"].at(step.chunk_attention)
@@ -273,7 +268,6 @@ class EngineSteps(Estimator):
             "overhead": self.overhead_,
             "slopes": dict(self.slopes_),
             "lines": {name: line.model_dump() for name, line in self.lines_.items()},
-            "tails": list(self.tails_),
             "largest": dict(self.largest_),
             "points": self.points_,
             "heldout_median_error": float(np.median(size)),
@@ -288,7 +282,6 @@ class EngineSteps(Estimator):
         """The model that a file describes."""
         made = cls(file.page_tokens)
         made.overhead_, made.slopes_, made.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
-        made.tails_ = list(file.tails)
         made.largest_, made.points_ = dict(file.largest), file.points
         return made
 
@@ -311,32 +304,43 @@ def read_engine_steps(path: Path) -> EngineSteps:
     return EngineSteps.from_file(read_engine_steps_file(path))
 
 
-def _knots(column: Floats, support: int) -> list[int]:
-    """Where a broken line may bend: 1, 2, 3, 4, 6, 8, 12, … as far as the data go, each with enough data before it.
+def _knots(column: Floats, support: int, few: int) -> list[int]:
+    """Where a broken line may bend: at 1, 2, 3, 4, 6, 8, 12, …, and at every number up to `few`, as far as the data go.
 
-    Dense where numbers are small, since products of one, two and four rows may be computed in quite different ways.
+    Each has enough data before it.
     """
     above = np.sort(column[column > 0])
     if not len(above):
         return []
     most, known = int(above[-1]), 0
+    octaves = (1 << i for i in range(most.bit_length()))
     knots: list[int] = []
-    for octave in (1 << i for i in range(most.bit_length())):
-        for knot in (octave, octave * 3 // 2):
-            below = int(np.searchsorted(above, knot, side="right"))
-            if knot < most and knot not in knots and below - known >= support:
-                knots.append(knot)
-                known = below
+    for knot in sorted({*range(1, few + 1), *(each for octave in octaves for each in (octave, octave * 3 // 2))}):
+        below = int(np.searchsorted(above, knot, side="right"))
+        if knot < most and below - known >= support:
+            knots.append(knot)
+            known = below
     if knots and len(above) - known < support:
         knots.pop()
     return [*knots, most]
 
 
-def _rises(column: Floats, knots: Sequence[int]) -> list[Floats]:
-    """One column a piece of the line: how far along it each point lies, 0 to 1; beyond the last, further than 1."""
-    pieces = []
-    for i, knot in enumerate(knots):
-        before = knots[i - 1] if i else 0
+def _pieces(column: Floats, knots: Sequence[int], few: int) -> list[Floats]:
+    """What a broken line is the sum of, a column a knot: its levels up to `few`, and from there on what it rises by.
+
+    A level counts in full at its knot, less and less towards the next on either side, and the last beyond it too. A
+    rise is how far along its piece a point lies, 0 to 1; beyond the last knot, further than 1.
+    """
+    levels = [knot for knot in knots if knot <= few]
+    pieces: list[Floats] = [np.interp(column, [0, *levels], each) for each in np.eye(len(levels) + 1)[1:]]
+    for before, knot in itertools.pairwise([*(levels[-1:] or [0]), *knots[len(levels) :]]):
         share = (column - before) / (knot - before)
-        pieces.append(np.maximum(share, 0.0) if i == len(knots) - 1 else np.clip(share, 0.0, 1.0))
+        pieces.append(np.maximum(share, 0.0) if knot == knots[-1] else np.clip(share, 0.0, 1.0))
     return pieces
+
+
+def _line(knots: list[int], found: Sequence[float], few: int) -> BrokenLine:
+    """The broken line of which so much of each piece was found."""
+    levels = sum(knot <= few for knot in knots)
+    rising = np.cumsum([*found[max(levels - 1, 0) :]])
+    return BrokenLine(knots=knots, values=[*found[: max(levels - 1, 0)], *rising.tolist()])

@@ -24,32 +24,37 @@ different parts of a machine."""
 
 
 class Yardstick:
-    """A product of so many rows with a matrix of the model: a millisecond of what its steps are made of.
+    """The products of one layer with so many rows: a few milliseconds of what steps are made of.
 
-    The matrix is one that each layer has. The last layer's goes first and is not timed, since code and processor are
-    cold for whatever differs from what ran before; the first layer's is, which a step has long put out of the cache.
+    All of them, since they do not slow down alike: of eight rows on one machine the wide product that begins an FFN
+    varied twice as much as the narrow one that ends it. The first layer's are timed, which a step has long put out of
+    the cache; one of the last layer's goes before and is not, since code and processor are cold for whatever differs
+    from what ran before.
 
     Args:
-        decoder: its dense layers' last matrix is taken, or in a mixture of experts that of attention.
+        decoder: its layers' dense matrices are taken, in a mixture of experts those of attention.
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        first, last = decoder.weights.layers[0], decoder.weights.layers[-1]
-        shape = decoder.config.shape
-        if isinstance(first.ffn, DenseFFN) and isinstance(last.ffn, DenseFFN):
-            self._timed, self._warming, columns = first.ffn.down, last.ffn.down, shape.intermediate
-        else:
-            self._timed, self._warming, columns = first.o, last.o, shape.heads * shape.head_dim
-        norm = decoder.weights.norm
-        self._rows = functools.cache(lambda rows: torch.ones(rows, columns, dtype=norm.dtype, device=norm.device))
+        shape, weights = decoder.config.shape, decoder.weights
+        first, last = weights.layers[0], weights.layers[-1]
+        wide = shape.heads * shape.head_dim
+        self._warming = last.o, wide
+        self._timed = [(first.qkv, shape.hidden), (first.o, wide)]
+        if isinstance(first.ffn, DenseFFN):
+            self._timed += [(first.ffn.gate_up, shape.hidden), (first.ffn.down, shape.intermediate)]
+        dtype, device = weights.norm.dtype, weights.norm.device
+        self._ones = functools.cache(lambda rows, columns: torch.ones(rows, columns, dtype=dtype, device=device))
 
     def __call__(self, rows: int) -> float:
-        """Seconds that it takes now."""
-        x = self._rows(rows)
+        """Seconds that they take now."""
+        work = [(self._ones(rows, columns), matrix) for matrix, columns in self._timed]
+        warming, columns = self._warming
         with torch.inference_mode():
-            linear(x, self._warming)
+            linear(self._ones(rows, columns), warming)
             begin = time.perf_counter()
-            linear(x, self._timed)
+            for x, matrix in work:
+                linear(x, matrix)
             return time.perf_counter() - begin
 
 
@@ -58,7 +63,7 @@ class PacedClock:
 
     Args:
         yardstick: what is timed, told its rows; None: nothing, and the clock is any other.
-        share: of all time, that goes to it. sizes: the rows that it can have.
+        share: of the time of steps of each size, that goes to it at most. sizes: the rows that it can have.
 
     Attributes:
         readings: in order, their times by this clock.
@@ -69,8 +74,7 @@ class PacedClock:
     ) -> None:
         self.readings: list[Reading] = []
         self._yardstick, self._share = yardstick, share
-        self._sizes = sizes
-        self._credit = self._most = 0.0  # seconds that may go to readings now, and at any time
+        self._owed = dict.fromkeys(sizes, 0.0)  # seconds that are to go by before each size is read again
         self._start = self._seen = time.perf_counter()
 
     def __call__(self) -> float:
@@ -81,24 +85,19 @@ class PacedClock:
 
         To be called when a step of so many rows has just ended. After a wait the processor is cold, and the yardstick a
         tenth slower, which says nothing of the steps; so it is where products of another kind have run for a while.
-        Nor is a wait made up for by more than the time of a reading of each size.
+        Nor is a wait made up for: there is at most one reading a step. Each size has a time of its own, so that large
+        steps, which are few and whose readings are long, do not keep small ones from being followed.
         """
         stopped = time.perf_counter()
         if self._yardstick is None:
             return
-        self._credit = min(self._credit + self._share * (stopped - self._seen), self._most)
+        size = nearest(rows, self._owed)
+        self._owed[size] -= stopped - self._seen
         self._seen = stopped
-        if not self.readings:
-            self._most = sum(self._read(self._yardstick, size, stopped) for size in self._sizes)
-        size = nearest(rows, self._sizes)
-        while self._credit >= 0:
-            self._read(self._yardstick, size, stopped)
+        due = [size] if self.readings else list(self._owed)
+        for each in due:
+            if self._owed[each] <= 0:
+                begin = time.perf_counter()
+                self.readings.append(Reading(stopped - self._start, each, self._yardstick(each)))
+                self._owed[each] = (time.perf_counter() - begin) / self._share
         self._start += time.perf_counter() - stopped
-
-    def _read(self, yardstick: Callable[[int], float], rows: int, stopped: float) -> float:
-        """One reading, at the time at which the clock was stopped; what it cost, seconds."""
-        begin = time.perf_counter()
-        self.readings.append(Reading(stopped - self._start, rows, yardstick(rows)))
-        cost = time.perf_counter() - begin
-        self._credit -= cost
-        return cost

@@ -13,7 +13,7 @@ from kernels.shapes import Shape
 from live.engine import Engine
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
-from live.models.weights import random_weights
+from live.models.weights import DenseFFN, random_weights
 from live.validation import pace
 from live.validation import play as playing
 from live.validation.pace import PacedClock
@@ -91,7 +91,7 @@ def test_the_clock_stands_still_while_the_pace_is_read(monkeypatch: pytest.Monke
 
 
 def test_readings_go_with_the_steps_that_have_just_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every size once, then the nearest, an eighth of the time; a wait is not made up for by more than one of each."""
+    """Every size once, then the nearest: an eighth of the time of each, or one a step where that is less."""
     time = Time()
     monkeypatch.setattr(pace, "time", time)
 
@@ -100,18 +100,22 @@ def test_readings_go_with_the_steps_that_have_just_ended(monkeypatch: pytest.Mon
         return rows / 1024
 
     clock = PacedClock(yardstick, share=0.125, sizes=[1, 8, 64])
-    for i in range(1000):
-        time.now += 1 / 64
-        clock.rest(1 if i < 500 else 40)
-    read = [rows for _, rows, _ in clock.readings]
-    assert read[:3] == [1, 8, 64]
-    assert set(read[3:]) == {1, 64}
-    given = sum(seconds for _, _, seconds in clock.readings)
-    assert given == pytest.approx(0.125 * (time.now - 100.0), rel=0.05)
-    before = len(clock.readings)
+
+    def steps(rows: int, seconds: float) -> list[int]:
+        before, begin = len(clock.readings), time.now
+        while time.now < begin + seconds:
+            time.now += 1 / 64
+            clock.rest(rows)
+        return [size for _, size, _ in clock.readings[before:]]
+
+    assert steps(1, 0.1)[:3] == [1, 8, 64]
+    assert steps(1, 17.0) == [1] * 1024  # each 16 and its reading 1 / 1024 s
+    large = steps(40, 20.0)
+    assert set(large) == {64}
+    assert len(large) / 16 == pytest.approx(0.125 * 20.0, rel=0.05)
+    assert steps(1, 0.16) == [1] * 10  # at once again, though a large one was read not long ago
     time.now += 1000.0
-    clock.rest(1)
-    assert len(clock.readings) - before == pytest.approx(1 + 8 + 64, abs=1)
+    assert steps(1, 0.16) == [1] * 10  # a wait is not made up for
 
 
 @pytest.mark.parametrize(("family", "quantise"), [("qwen3", None), ("qwen3", {"group": -1}), ("qwen3_moe", None)])
@@ -132,6 +136,19 @@ def test_every_model_has_a_yardstick(tmp_path: Path, family: str, quantise: dict
     few, many = (np.median([plant.yardstick(rows) for _ in range(20)]) for rows in (1, 4096))
     assert many > 3 * few
     assert not plant.clock().readings
+
+
+def test_a_yardstick_is_the_products_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first, warmed up by one of the last; none is left out, since they do not slow down alike."""
+    made = decoder()
+    seen: list[tuple[tuple[int, ...], object]] = []
+    monkeypatch.setattr(pace, "linear", lambda x, matrix: seen.append((tuple(x.shape), matrix)))
+    assert pace.Yardstick(made)(5) > 0
+    first, last = made.weights.layers
+    assert isinstance(first.ffn, DenseFFN)
+    multiplied = [last.o, first.qkv, first.o, first.ffn.gate_up, first.ffn.down]
+    assert [id(matrix) for _, matrix in seen] == [id(matrix) for matrix in multiplied]
+    assert [shape for shape, _ in seen] == [(5, matrix.shape[1]) for matrix in multiplied]
 
 
 def test_a_run_that_is_interrupted_by_readings_plays_the_same(passing: PassingTime) -> None:

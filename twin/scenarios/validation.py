@@ -48,8 +48,8 @@ class ProbeSpec(Strict):
     Attributes:
         rounds: how many; a fifth of them is held out. steps: of a round at most.
         prompt, answer: tokens at most.
-        pace_share: of all time, that goes to reading the machine's pace between steps; 0: it is taken to hold still.
-            Default 0.1; 0 with `engine.async_scheduling`, where a step is always under way.
+        pace_share: of all time, that goes to reading the machine's pace between steps at most, one reading a step; 0:
+            it is taken to hold still. Default 0.2; 0 with `engine.async_scheduling`, where a step is always under way.
     """
 
     rounds: int = Field(default=150, ge=10)
@@ -103,7 +103,7 @@ class ValidationScenario(Strict):
         """Of all time, that goes to reading the machine's pace."""
         if self.probe.pace_share is not None:
             return self.probe.pace_share
-        return 0.0 if self.engine.get("async_scheduling") else 0.1
+        return 0.0 if self.engine.get("async_scheduling") else 0.2
 
     def fingerprint(self, *besides: str) -> str:
         """Changes with the scenario and with what else its result depends on."""

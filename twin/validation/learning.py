@@ -78,7 +78,7 @@ class Learning:
         self._parts.append(kept)
 
     def known(self, name: str) -> Path:
-        """Fit what has been probed so far, and write it to a file of the run folder: `twin.engine-steps/1`.
+        """Fit what has been probed so far, and write it to a file of the run folder: `twin.engine-steps/2`.
 
         Raises:
             OSError: the disk does not take it.
@@ -120,7 +120,7 @@ def shares(rounds: int, repeats: int) -> list[int]:
 
 
 def learnt(parts: Sequence[Probing], page_tokens: int, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The document `twin.engine-steps/1` of what was probed; `provenance`: what this adds to."""
+    """The document `twin.engine-steps/2` of what was probed; `provenance`: what this adds to."""
     yardsticks = usual([reading for part in parts for reading in part.readings])
     rounds = [steps for part in parts for steps in at_pace(part.rounds, Pace.of(part.readings, yardsticks))]
     taught = [step for i, steps in enumerate(rounds) if i % HELD_OUT for step in steps]
