@@ -25,12 +25,13 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.base import CannotFit, Estimator, Floats
 from latency_models.calibration import Provenance
 from latency_models.strict import Strict, checked, read_yaml
 from schedulers.batches import Batch
+from workloads.errors import BadInput
 
 SCHEMA = "twin.engine-steps/2"
 
@@ -86,6 +87,14 @@ class BrokenLine(Strict):
 
     knots: list[PositiveInt]
     values: list[NonNegativeFloat]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> BrokenLine:
+        if any(after <= before for before, after in itertools.pairwise(self.knots)):
+            raise BadInput("expected rising numbers", field="knots", value=self.knots)
+        if len(self.values) != len(self.knots):
+            raise BadInput(f"expected a value for each of {len(self.knots)} knots", field="values", value=self.values)
+        return self
 
     def at(self, x: float) -> float:
         """f(x)."""
@@ -340,7 +349,7 @@ def _pieces(column: Floats, knots: Sequence[int], few: int) -> list[Floats]:
 
 
 def _line(knots: list[int], found: Sequence[float], few: int) -> BrokenLine:
-    """The broken line of which so much of each piece was found."""
-    levels = sum(knot <= few for knot in knots)
-    rising = np.cumsum([*found[max(levels - 1, 0) :]])
-    return BrokenLine(knots=knots, values=[*found[: max(levels - 1, 0)], *rising.tolist()])
+    """The broken line that has so much of each piece."""
+    pieces = _pieces(np.array(knots, float), knots, few)
+    values = sum((amount * piece for amount, piece in zip(found, pieces, strict=True)), np.zeros(len(knots)))
+    return BrokenLine(knots=knots, values=values.tolist())

@@ -125,6 +125,21 @@ def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
         read_engine_steps(file)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"knots": [1, 2], "values": [0.1]}, "lines.rows.values"), ({"knots": [2, 1], "values": [0.1, 0.2]}, "knots")],
+)
+def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[float]], field: str) -> None:
+    model = EngineSteps().fit(drawn(500, 6, 0.05))
+    document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
+    document["lines"]["rows"] = wrong
+    file = tmp_path / "steps.yaml"
+    file.write_text(write_yaml(document))
+    with pytest.raises(BadInput, match=field) as caught:
+        read_engine_steps(file)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
     # Its rows went by strips of four, and its yardsticks were others.
     model = EngineSteps().fit(drawn(500, 6, 0.05))
