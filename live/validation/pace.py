@@ -74,7 +74,7 @@ class PacedClock:
     ) -> None:
         self.readings: list[Reading] = []
         self._yardstick, self._share = yardstick, share
-        self._owed = dict.fromkeys(sizes, 0.0)  # seconds that are to go by before each size is read again
+        self._owed = dict.fromkeys(sizes, 0.0)  # seconds of each size's readings that its share is yet to make up for
         self._start = self._seen = time.perf_counter()
 
     def __call__(self) -> float:
@@ -92,12 +92,11 @@ class PacedClock:
         if self._yardstick is None:
             return
         size = nearest(rows, self._owed)
-        self._owed[size] -= stopped - self._seen
+        self._owed[size] -= self._share * (stopped - self._seen)
         self._seen = stopped
-        due = [size] if self.readings else list(self._owed)
-        for each in due:
+        for each in [size] if self.readings else self._owed:
             if self._owed[each] <= 0:
                 begin = time.perf_counter()
                 self.readings.append(Reading(stopped - self._start, each, self._yardstick(each)))
-                self._owed[each] = (time.perf_counter() - begin) / self._share
+                self._owed[each] = time.perf_counter() - begin
         self._start += time.perf_counter() - stopped
