@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from twin.scenarios.kinds import read_scenario
-from twin.scenarios.overrides import apply
+from scenarios.kinds import read_scenario
+from scenarios.overrides import apply
 from twin.sweeps.parallel import usable_cores
 from twin.sweeps.ratio_sweep import prepare
 

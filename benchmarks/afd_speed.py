@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
+from scenarios.afd import check_scenario
+from scenarios.overrides import apply
+from scenarios.ratios import parse_ratios
 from twin.afd.bundle import Bundle
 from twin.afd.plan import make_plan
-from twin.reproductions.afd import BASELINE
-from twin.scenarios.afd import check_scenario
-from twin.scenarios.overrides import apply
-from twin.scenarios.ratios import parse_ratios
+from twin.reproductions.afd.reproduction import BASELINE
 
 SCENARIO = Path(__file__).parent.parent / "examples" / "afd-deepseek-v3.yaml"
 PAPER_SWEEP = ["sweep", str(SCENARIO), "--ratio", "1,2,4,8,16,24,32", "--json"]

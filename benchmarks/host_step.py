@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.provenance import provenance
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
 from live import executor
 from live.engine import Engine
-from live.generation import ask
+from live.generation import make_generation
 from live.models.config import ModelConfig
 from live.models.decoder import Inputs, PagedCache
 from schedulers.engine_config import EngineConfig
@@ -36,7 +36,7 @@ LIMITS = {1: 30e-6, 64: 80e-6, 256: 200e-6}
 WARM, TURN = 20, 50
 """Steps that are not counted, and those of one batch before the next has its turn."""
 
-CONFIG = ModelConfig("llama", Shape(1, 8, 8, 1, 1, 8, 100), positions=4096, tied=True)
+CONFIG = ModelConfig("llama", Shape(1, 8, 8, 1, 1, 8, 100), max_position_embeddings=4096, tied=True)
 
 
 class Instant:
@@ -62,10 +62,18 @@ class Instant:
 
 def decoding(batch: int) -> Engine:
     """An engine that decodes so many sequences, for at least a thousand steps."""
-    config = EngineConfig(kv_blocks=80 * batch, max_num_seqs=batch, max_num_batched_tokens=8192)
+    config = EngineConfig(num_gpu_blocks=80 * batch, max_num_seqs=batch, max_num_batched_tokens=8192)
     engine = Engine(Instant(), config)  # type: ignore[arg-type]
     for i in range(batch):
-        engine.submit(ask(i, np.arange(20 + i % 50), 1000, wish=Wish(temperature=0.0), end_tokens=frozenset({99})))
+        engine.submit(
+            make_generation(
+                i,
+                np.arange(20 + i % 50),
+                1000,
+                sampling_params=SamplingParams(temperature=0.0),
+                end_tokens=frozenset({99}),
+            )
+        )
     for _ in range(WARM):
         engine.step()
     return engine

@@ -241,7 +241,7 @@ def _humming(bench: Bench, tokens: int, size: int, ours: float) -> None:
     try:
         humming_peer.checked_product(*operands())
         timing = bench.call(HUMMING, sizes, make, _packed_bytes(size, size, tokens, bench))
-    except Exception as error:  # a compiler of somebody else's: no reason for the rest to fail
+    except Exception as error:  # another project's compiler failed; measure the rest
         bench.absent(HUMMING, sizes, error)
         return
     bench.rows.append({"operation": f"{HUMMING} / w4_gemm", "sizes": sizes, "ratio": timing.seconds / ours})

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from benchmarks.kernels import MISSED, Bench, about
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from kernels.w4_gemm import PackedWeight
 from live.engine import Engine
 from live.executor import Executor
-from live.generation import Generation, ask
+from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
 from live.models.config import read_config
 from live.models.decoder import Decoder
@@ -40,7 +40,7 @@ from schedulers.engine_config import EngineConfig, OneShotBudget
 
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
 BLOCK = 16
-GREEDY = Wish(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 MODES: dict[str, tuple[Callable[..., Executor], int]] = {
     "eager": (Executor, 1),
@@ -163,8 +163,9 @@ def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
     """With room for all that is under way at once; a request for one token keeps no cache."""
     blocks = -(-(workload.prompt + workload.answer) // BLOCK) + 1
     config = EngineConfig(
-        kv_blocks=workload.concurrency * blocks, block_tokens=BLOCK, max_num_seqs=workload.concurrency,
-        max_num_batched_tokens=8192, prefix_caching=False, one_shot=OneShotBudget() if workload.answer == 1 else None,
+        num_gpu_blocks=workload.concurrency * blocks, block_size=BLOCK, max_num_seqs=workload.concurrency,
+        max_num_batched_tokens=8192, enable_prefix_caching=False,
+        one_shot=OneShotBudget() if workload.answer == 1 else None,
     )  # fmt: skip
     make, depth = MODES[mode]
     return Engine(decoder, config, make_executor=make, depth=depth)
@@ -173,7 +174,7 @@ def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
 def requests(workload: Workload, vocabulary: int, seed: int) -> list[Generation]:
     """All different, and none of them known to the engine."""
     prompts = np.random.default_rng(seed).integers(vocabulary, size=(workload.requests, workload.prompt))
-    return [ask(i, prompt, workload.answer, wish=GREEDY) for i, prompt in enumerate(prompts)]
+    return [make_generation(i, prompt, workload.answer, sampling_params=GREEDY) for i, prompt in enumerate(prompts)]
 
 
 def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
@@ -205,7 +206,7 @@ def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> di
     serving = engine(workload, decoder, mode)
     for seed in (1, 2):
         serve(serving, workload, seed)
-    serving.executor.settle()
+    serving.executor.freeze_graphs()
     gc.disable()  # a pause of its own in the middle of a step
     try:
         runs = [serve(serving, workload, 10 + seed) for seed in range(repeats)]
@@ -237,7 +238,7 @@ def met(workload: Workload, found: dict[str, dict[str, Any]]) -> bool:
     return bool(max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim)
 
 
-def told(row: dict[str, Any], judged: bool) -> str:
+def table_row(row: dict[str, Any], judged: bool) -> str:
     """One line of the table."""
     metric, scale, unit = row["metric"], *((1.0, "req/s") if row["metric"] == "requests" else (1e3, "ms"))
     modes = ", ".join(
@@ -274,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = []
     for row in rows(bench, [tiny(each) for each in chosen] if asked.tiny else chosen, asked.repeats):
         found.append(row)
-        print(told(row, judged), flush=True)
+        print(table_row(row, judged), flush=True)
         if asked.out:  # after each, so that a run that is cut short leaves what it had
             asked.out.write_text(json.dumps(document | {"workloads": found}, indent=1) + "\n", encoding="utf-8")
     return MISSED if judged and not all(row["met"] for row in found) else 0

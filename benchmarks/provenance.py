@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from twin.cli.manifest import manifest
+from twin.api.manifest import manifest
 
 
 def provenance(schema: str) -> dict[str, Any]:

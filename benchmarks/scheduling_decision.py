@@ -2,7 +2,7 @@
 
     python -m benchmarks.scheduling_decision [--repeat 15] [--json] [--out FILE]
 
-Alone: `SloChunks.allowance`, which SPEAR calls "negligible µs-scale overhead" (4.3), on the tables of
+Alone: `SloChunks.max_prefill_tokens`, which SPEAR calls "negligible µs-scale overhead" (4.3), on the tables of
 examples/spear-slo.yaml and on a table of 128 points. In place: `EngineCore.begin_step` and `end_step` of a step with 1,
 64 and 256 decodes beside a prompt that is under way. `StaticChunks` with the same number of tokens is the baseline;
 both take turns in this process, and a ratio is the median over turns of that turn's ratio. Exit code 4 when an
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from latency_models.ec_tables import EcTables
+from latency_models.sources.ec_tables.step_time import EcTables
+from scenarios.kinds import read_scenario
+from scenarios.serving import check_scenario
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from twin.scenarios.kinds import read_scenario
-from twin.scenarios.serving import check_scenario
 from workloads.request import Request
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "spear-slo.yaml"
@@ -54,7 +54,7 @@ def tables() -> dict[str, tuple[list[int], list[float]]]:
 
 def seconds_a_call(policy: ChunkPolicy, decodes: int) -> float:
     """Mean of `CALLS` calls, the loop taken off."""
-    allowance, rounds = policy.allowance, range(CALLS)
+    allowance, rounds = policy.max_prefill_tokens, range(CALLS)
     start = time.perf_counter()
     for _ in rounds:
         allowance(decodes)
@@ -67,7 +67,7 @@ def seconds_a_call(policy: ChunkPolicy, decodes: int) -> float:
 def seconds_a_step(policy: ChunkPolicy, decodes: int) -> tuple[float, float]:
     """Medians of `begin_step` and of `end_step`."""
     engine, now = engine_with(decodes), time.perf_counter
-    engine.chunks = policy
+    engine.chunk_policy = policy
     engine.submit(Request(id=decodes, arrival=0.0, prompt_tokens=PROMPT, max_tokens=1), 0.0)
     begun, ended = [], []
     for _ in range(STEPS):
@@ -85,11 +85,13 @@ def seconds_a_step(policy: ChunkPolicy, decodes: int) -> tuple[float, float]:
 
 def engine_with(decodes: int) -> EngineCore:
     """An engine where so many sequences decode, with plenty of blocks and no end in sight."""
-    config = EngineConfig(kv_blocks=1_000_000, max_num_batched_tokens=8192, max_num_seqs=512, prefix_caching=False)
+    config = EngineConfig(
+        num_gpu_blocks=1_000_000, max_num_batched_tokens=8192, max_num_seqs=512, enable_prefix_caching=False
+    )
     engine = EngineCore(config)
     for number in range(decodes):
         engine.submit(Request(id=number, arrival=0.0, prompt_tokens=16, max_tokens=10_000), 0.0)
-    while engine.decodes < decodes:
+    while engine.num_decodes < decodes:
         batch = engine.begin_step(0.0)
         assert batch is not None
         engine.end_step(batch, (), 0.0)
@@ -114,9 +116,9 @@ def allowances(repeat: int) -> list[dict[str, Any]]:
     for name, (tokens, seconds) in tables().items():
         for goal in GOALS:
             for decodes in DECODES:
-                slo = SloChunks(tokens, seconds, goal, largest=512)
-                chunk = slo.allowance(decodes)
-                static = StaticChunks(chunk, beside=True)
+                slo = SloChunks(tokens, seconds, goal, max_tokens=512)
+                chunk = slo.max_prefill_tokens(decodes)
+                static = StaticChunks(chunk, exclude_decodes=True)
                 ours, baseline = in_turns(
                     repeat,
                     [lambda p=slo, d=decodes: seconds_a_call(p, d), lambda p=static, d=decodes: seconds_a_call(p, d)],  # type: ignore[misc]
@@ -133,15 +135,15 @@ def steps(repeat: int) -> list[dict[str, Any]]:
     tokens, seconds = tables()["example"]
     rows = []
     for decodes in DECODES:
-        slo = SloChunks(tokens, seconds, GOALS[0], largest=512)
-        static = StaticChunks(slo.allowance(decodes), beside=True)
+        slo = SloChunks(tokens, seconds, GOALS[0], max_tokens=512)
+        static = StaticChunks(slo.max_prefill_tokens(decodes), exclude_decodes=True)
         ours, baseline = in_turns(
             repeat,
             [lambda p=slo, d=decodes: seconds_a_step(p, d), lambda p=static, d=decodes: seconds_a_step(p, d)],  # type: ignore[misc]
         )
         for index, call in enumerate(("begin_step", "end_step")):
             pair = ([turn[index] for turn in ours], [turn[index] for turn in baseline])
-            rows.append({"call": call, "decodes": decodes, "chunk": slo.allowance(decodes)} | compare(*pair))
+            rows.append({"call": call, "decodes": decodes, "chunk": slo.max_prefill_tokens(decodes)} | compare(*pair))
     return rows
 
 

@@ -35,13 +35,15 @@ import torch
 from benchmarks.provenance import provenance
 from kernels.shapes import Shape
 from live.engine import Engine
-from live.generation import Generation, ask
+from live.generation import Generation, make_generation
+from live.input_batch import generation_of
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.seats import generation_of
-from live.server.exchange import Message, Receive, Send
-from live.server.running import Front, Stopping, listen, open_doors, serve
+from live.server.asgi import Message, Receive, Send
+from live.server.launcher import GracefulShutdown, listen, serve, start_server
+from live.server.limits import Limits
+from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
@@ -103,7 +105,7 @@ class Bare:
         """Answer one request with a constant piece for each token. Its prompt is its number, and zeros."""
         number = int(json.loads((await receive())["body"])["messages"][0]["content"][:DIGITS])
         digits = [ord(digit) for digit in f"{number:0{DIGITS}d}"]
-        self.engine.submit(ask(BARE + number, digits + [0] * (self.prompt - DIGITS), TOKENS))
+        self.engine.submit(make_generation(BARE + number, digits + [0] * (self.prompt - DIGITS), TOKENS))
         for i in range(TOKENS):
             await asyncio.sleep(0)
             self.engine.step()
@@ -175,15 +177,17 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
         finally:
             stop()
 
-    def ready(service: Service, stopping: Stopping) -> None:
+    def ready(service: Service, stopping: GracefulShutdown) -> None:
         loop = asyncio.get_running_loop()
         threading.Thread(target=one_by_one, args=(lambda: loop.call_soon_threadsafe(stopping.stop),)).start()
 
     async def both(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         assert template is not None
         prompt = len(tokenizer.encode(template.render(messages(0)), special=False))
-        bare, running = await open_doors(Bare(engine, prompt), doors[1])
-        await serve(engine, Front("tiny"), doors[0], tokenizer=tokenizer, template=template, ready=ready, signals=False)
+        bare, running = await start_server(Bare(engine, prompt), doors[1], Limits())
+        await serve(
+            engine, ServerConfig("tiny"), doors[0], tokenizer=tokenizer, template=template, ready=ready, signals=False
+        )
         bare.should_exit = True
         await running
 
@@ -199,9 +203,9 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
 
 
 def _engine() -> Engine:
-    config = ModelConfig("llama", SHAPE, positions=4096, tied=False)
+    config = ModelConfig("llama", SHAPE, max_position_embeddings=4096, tied=False)
     decoder = Decoder(config, random_weights(config, torch.float32, "cpu"))
-    return Engine(decoder, EngineConfig(kv_blocks=4096, one_shot=OneShotBudget()))
+    return Engine(decoder, EngineConfig(num_gpu_blocks=4096, one_shot=OneShotBudget()))
 
 
 def summary(times: list[float]) -> dict[str, float]:

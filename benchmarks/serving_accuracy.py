@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.provenance import provenance
-from latency_models.aiconfigurator.regression import SiliconRegression
-from latency_models.aiconfigurator.silicon import read_silicon_rows
-from latency_models.measured_steps import StepRegression, read_measured_steps
-from twin.scenarios.kinds import read_scenario
-from twin.serving.measured import compare, read_measured
+from latency_models.sources.aiconfigurator.regression import SiliconRegression
+from latency_models.sources.aiconfigurator.silicon import read_silicon_rows
+from latency_models.sources.vllm_step_log.step_log import read_step_log
+from latency_models.sources.vllm_step_log.step_time import StepRegression
+from scenarios.kinds import read_scenario
+from twin.serving.reference_run import compare, read_reference_run
 from twin.sweeps.serving_sweep import make_run, prepare, report_run
 from workloads.errors import BadInput
 
@@ -39,12 +40,12 @@ def vllm_run(data: Path) -> dict[str, Any]:
     }
     (task,) = prepare(read_scenario(EXAMPLE), EXAMPLE, [settings]).tasks
     summary = report_run(make_run(task), task.plan)["summary"]
-    return compare(summary, read_measured(data / RUN / "requests.jsonl")["summary"])
+    return compare(summary, read_reference_run(data / RUN / "requests.jsonl")["summary"])
 
 
 def steps(data: Path) -> dict[str, float]:
     """Median relative error of decode-only steps of the later half of each experiment, by workload."""
-    taught, later = read_measured_steps(data / "measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz").split(0.5)
+    taught, later = read_step_log(data / "measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz").split(0.5)
     model = StepRegression().fit(taught)
     found = {}
     for workload in sorted(set(later.workload.tolist())):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from latency_models.strict import write_yaml
-from twin.serving.run import simulate
+from latency_models.io.config_io import write_yaml
+from twin.serving.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 SCENARIO: dict[str, Any] = {
@@ -36,7 +36,12 @@ SCENARIO: dict[str, Any] = {
         "decode": {"distribution": "fixed", "mean": 256},
         "arrivals": {"process": "poisson", "rate": 5.0},
     },
-    "engine": {"kv_blocks": 7000, "max_num_batched_tokens": 512, "max_num_seqs": 256, "prefix_caching": False},
+    "engine": {
+        "num_gpu_blocks": 7000,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 256,
+        "enable_prefix_caching": False,
+    },
     # 13.5 GB of weights at 80 % of 2.04 TB/s; 13.5 GFLOP a token at 70 % of 312 TFLOP/s; 0.5 MB of cache a token.
     "step_time": {"source": "linear", "overhead": 0.0083, "per_token": 6.2e-5, "per_kv_token": 3.2e-7},
     "detail": False,
@@ -68,7 +73,7 @@ def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) ->
         gc.collect()
         gc.disable()
         start = time.perf_counter()
-        run = simulate(plan)
+        run = Simulation(plan).run()
         times.append(time.perf_counter() - start)
         gc.enable()
     seconds = statistics.median(times)

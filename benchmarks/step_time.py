@@ -1,10 +1,10 @@
-"""What it costs to ask how long a step takes: kernel tables, with the α/β line as baseline.
+"""The cost of predicting a step time: kernel tables, with the α/β line as the baseline.
 
     python -m benchmarks.step_time --data ../shared/data [--repeat 15] [--out FILE]
 
-The tables are LLMServingSim's of an RTX PRO 6000. Asked are a step of two prompts beside a hundred decodes of two
-lengths, and of a run of five hundred decode steps the share of one. Tables and line take turns in this process, and a
-ratio is the median over turns of that turn's ratio.
+The tables are LLMServingSim's of an RTX PRO 6000. Two calls are timed: one step of two prompts beside a hundred decodes
+of two lengths, and one run of five hundred decode steps, divided by its steps. Tables and line alternate in this
+process; a ratio is the median of the ratios of each turn.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
 from benchmarks.serving_accuracy import EXAMPLE, RUN
 from benchmarks.serving_speed import SCENARIO
+from latency_models.sources.linear.spec import LinearSpec
 from latency_models.step_time import StepTime
+from scenarios.kinds import read_scenario
+from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from twin.scenarios.kinds import read_scenario
-from twin.scenarios.serving import check_scenario
-from twin.scenarios.step_time import LinearSpec
 from workloads.errors import BadInput
 from workloads.request import Request
 
 CALLS, RUNS, STEPS = 500, 10, 500
-"""Steps asked for one by one a turn; runs of decode steps a turn, and the steps of each."""
+"""Single steps in each turn; runs of decode steps in each turn, and the steps of each run."""
 
 
 def models(data: Path) -> tuple[StepTime, StepTime]:
-    """The tables as the example has them, and the line of `benchmarks.serving_speed`.
+    """The tables of the example, and the line of `benchmarks.serving_speed`.
 
     Raises:
         BadInput: tables that cannot be read.
@@ -49,7 +49,7 @@ def models(data: Path) -> tuple[StepTime, StepTime]:
 
 def mixed_step() -> Batch:
     """Prompts of 700 tokens and of 300 after 128 cached ones, beside decodes on 1,000 and 2,000 tokens."""
-    core = EngineCore(EngineConfig(kv_blocks=100_000, max_num_batched_tokens=200_000, max_num_seqs=256))
+    core = EngineCore(EngineConfig(num_gpu_blocks=100_000, max_num_batched_tokens=200_000, max_num_seqs=256))
     for number in range(100):
         core.submit(Request(number, 0.0, 1000 * (1 + number % 2), 100), 0.0)
     batch = core.begin_step(0.0)
@@ -64,7 +64,7 @@ def mixed_step() -> Batch:
 
 
 def seconds_a_call(model: StepTime, batch: Batch) -> float:
-    """Mean of `CALLS` calls."""
+    """Seconds of a call, averaged over `CALLS` calls."""
     seconds = model.seconds
     start = time.perf_counter()
     for _ in range(CALLS):
@@ -73,7 +73,7 @@ def seconds_a_call(model: StepTime, batch: Batch) -> float:
 
 
 def seconds_a_step(model: StepTime) -> float:
-    """Of `RUNS` runs of decode steps, the share of one step."""
+    """Seconds of a step, averaged over `RUNS` runs of decode steps."""
     start = time.perf_counter()
     for _ in range(RUNS):
         model.decode_seconds(100, 100_000, 2000, STEPS)
@@ -81,18 +81,18 @@ def seconds_a_step(model: StepTime) -> float:
 
 
 def measure(tables: StepTime, line: StepTime, repeat: int) -> list[dict[str, Any]]:
-    """Both questions to both models."""
+    """Time both calls on both models."""
     batch = mixed_step()
-    asked: dict[str, Callable[[StepTime], float]] = {
+    calls: dict[str, Callable[[StepTime], float]] = {
         "a mixed step": lambda model: seconds_a_call(model, batch),
         "a decode step of a run": seconds_a_step,
     }
     rows = []
-    for question, ask in asked.items():
-        ours, baseline = in_turns(repeat, [lambda a=ask: a(tables), lambda a=ask: a(line)])  # type: ignore[misc]
+    for name, call in calls.items():
+        ours, baseline = in_turns(repeat, [lambda a=call: a(tables), lambda a=call: a(line)])  # type: ignore[misc]
         rows.append(
             {
-                "question": question,
+                "question": name,
                 "tables": statistics.median(ours),
                 "line": statistics.median(baseline),
                 "ratio": statistics.median(a / b for a, b in zip(ours, baseline, strict=True)),
@@ -107,19 +107,19 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds measured/")
     parser.add_argument("--repeat", type=int, default=15, help="turns")
     parser.add_argument("--out", type=Path, help="write the document to this file")
-    asked = parser.parse_args()
-    if asked.repeat < 1:
-        parser.error(f"--repeat: expected at least 1, found {asked.repeat}")
+    arguments = parser.parse_args()
+    if arguments.repeat < 1:
+        parser.error(f"--repeat: expected at least 1, found {arguments.repeat}")
     try:
-        rows = measure(*models(asked.data), asked.repeat)
+        rows = measure(*models(arguments.data), arguments.repeat)
     except BadInput as error:
         parser.error(str(error))
     for row in rows:
-        told = f"tables {1e6 * row['tables']:6.2f} µs, line {1e6 * row['line']:5.2f} µs, × {row['ratio']:.1f}"
-        print(f"{row['question']:>24}: {told}")
-    if asked.out:
-        document = {**provenance("twin.benchmark-step-time/1"), "repeat": asked.repeat, "rows": rows}
-        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+        text = f"tables {1e6 * row['tables']:6.2f} µs, line {1e6 * row['line']:5.2f} µs, × {row['ratio']:.1f}"
+        print(f"{row['question']:>24}: {text}")
+    if arguments.out:
+        document = {**provenance("twin.benchmark-step-time/1"), "repeat": arguments.repeat, "rows": rows}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

@@ -25,6 +25,7 @@ from tokenizers.decoders import DecodeStream
 from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
 from live.text.chat import ChatTemplate
+from live.text.stop_strings import StopStrings
 from live.text.stream import TextStream
 from live.text.tokenizer import FILE, Tokenizer
 from workloads.errors import BadInput
@@ -60,7 +61,7 @@ def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], f
 
 def streamed(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> None:
     """An answer, token by token."""
-    stream = TextStream(tokenizer, stops)
+    stream = TextStream(tokenizer, StopStrings(stops) if stops else None)
     for token in ids:
         stream.push(token)
     stream.finish()

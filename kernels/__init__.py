@@ -1,11 +1,11 @@
-"""What runs: one folder an operation, a torch reference beside its Triton kernel.
+"""Compute kernels: one folder for each operation, with a PyTorch reference beside the Triton kernel.
 
-    rms_norm  rope_kv_write  silu_mul            what is memory alone
+    rms_norm  rope_kv_write  silu_mul            element-wise, memory-bound
     decode_attention  prefill_attention          over a paged cache         kv_blocks   its blocks, for transfer
     w4_gemm  error_compensator  ec_tail          4-bit weights, and SPEAR's correction of them
     expert_gemm                                  mixtures of experts        sampling    logits to tokens
-    microbenchmark  ahead_of_time  shipping  shapes    how they are timed, and compiled where there is no GPU
+    microbenchmark  ahead_of_time  shipping  shapes    timing, and compilation without a GPU
 
-This file stays empty of names, since transformers looks for a package that is called like this one: dispatch lives in
-each operation's folder. Imports nothing internal.
+This file defines no names, since transformers looks for a package of the same name. Each operation's folder dispatches
+between reference and kernel. Imports nothing internal.
 """

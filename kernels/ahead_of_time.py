@@ -1,9 +1,9 @@
-"""Compiles every shipped kernel for GPUs that need not be there, and says what each takes of one.
+"""Compiles every shipped kernel for GPUs that need not be present, and reports the resources that each takes.
 
     python -m kernels.ahead_of_time [OPERATION ...] [--arch 80 90] [--json]
 
-One line a kernel: registers, bytes spilled, bytes of shared memory. Exit code 4 if one does not compile, spills, or
-does not fit.
+One line for each kernel: registers, bytes spilled, bytes of shared memory. Exit code 4 if a kernel does not compile,
+spills, or does not fit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FAILED = 4
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel takes.
+    """The resources of a compiled kernel.
 
     Attributes:
-        registers: a thread. spilled: bytes a thread keeps in local memory. shared: bytes a block.
-        tensor_cores: the instruction it multiplies matrices with, "wgmma" or "mma"; "" if it does not.
+        registers: of each thread. spilled: bytes of local memory of each thread. shared: bytes of each block.
+        tensor_cores: the instruction that multiplies matrices, "wgmma" or "mma"; "" for none.
         error: why it did not compile.
     """
 
@@ -52,24 +52,24 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether it compiled, spills nothing, and leaves shared memory for one block."""
+        """Whether it compiled, spills nothing, and fits into the shared memory of one block."""
         return not self.error and not self.spilled and self.shared <= SHARED_BYTES[self.arch]
 
 
 def operations() -> list[str]:
-    """The operations that have kernels: packages here with a module `triton`."""
+    """The operations that have kernels: packages with a module `triton`."""
     found = [module.name for module in pkgutil.iter_modules(kernels.__path__) if module.ispkg]
     return [name for name in sorted(found) if (Path(kernels.__path__[0]) / name / "triton.py").exists()]
 
 
 def shipped(operation: str) -> list[Shipped]:
-    """What one operation ships."""
+    """The configurations that one operation ships."""
     configurations: list[Shipped] = importlib.import_module(f"kernels.{operation}.triton").SHIPPED
     return configurations
 
 
 def source_of(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Collection[str]) -> Any:
-    """What Triton compiles: a kernel, the types of its arguments in order, constants, and which are multiples of 16."""
+    """The input of Triton's compiler: a kernel, the types of its arguments in order, constants, and multiples of 16."""
     from triton.compiler import ASTSource
 
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in aligned}
@@ -77,7 +77,7 @@ def source_of(kernel: Any, signature: Mapping[str, str], constants: Mapping[str,
 
 
 def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compiled:
-    """One configuration, compiled for one compute capability; Triton keeps what it compiled in its own cache."""
+    """One configuration, compiled for one compute capability. Triton caches the result."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -110,10 +110,10 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
-    assert found is not None, told
-    return int(found[1]), int(found[2])
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert match is not None, usage
+    return int(match[1]), int(match[2])
 
 
 def compile_all(names: list[str], archs: list[int]) -> Iterator[Compiled]:
@@ -126,22 +126,22 @@ def compile_all(names: list[str], archs: list[int]) -> Iterator[Compiled]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """The command's entry point."""
     parser = argparse.ArgumentParser(prog="python -m kernels.ahead_of_time", description=__doc__.split("\n\n")[0])
     parser.add_argument("operations", nargs="*", metavar="OPERATION", help="default: all")
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_BYTES))
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     known = operations()
-    for name in asked.operations:
+    for name in options.operations:
         if name not in known:
             parser.error(f"unknown operation {name}; expected one of {', '.join(known)}")
     made = []
-    for compiled in compile_all(asked.operations or known, asked.arch):
+    for compiled in compile_all(options.operations or known, options.arch):
         made.append(compiled)
-        if not asked.json:
+        if not options.json:
             print(_line(compiled), flush=True)
-    if asked.json:
+    if options.json:
         print(json.dumps([dataclasses.asdict(each) | {"fits": each.fits} for each in made], indent=1))
     return 0 if all(each.fits for each in made) else FAILED
 

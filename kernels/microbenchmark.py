@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 COLD_BYTES = {"cpu": 64 << 20, "cuda": 192 << 20}
-"""Buffers gone through between two uses of one of them: more than the last-level cache holds (60 MB on an H100)."""
+"""Bytes of buffers used between two uses of one buffer: more than the last-level cache holds (60 MB on an H100)."""
 
-MOST_SETS = 64
+MAX_SETS = 64
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Case:
     """One point of an operation's grid.
 
     Attributes:
-        operation: the folder's name, with a suffix where an operation has several forms: "w4_gemm/group".
-        sizes: what the point is: {"tokens": 64, "hidden": 4096}.
+        operation: the folder's name, with a suffix if an operation has several forms: "w4_gemm/group".
+        sizes: of the point: {"tokens": 64, "hidden": 4096}.
         prepare: makes a set of inputs and returns the call that works on them.
-        moved: bytes that must be read and written at least. flops: floating-point operations.
+        moved: bytes that must at least be read and written. flops: floating-point operations.
         set_bytes: bytes of one set of inputs.
     """
 
@@ -40,11 +40,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of a case.
+    """The measurement of a case.
 
     Attributes:
         seconds: median of the samples. spread: (third quartile − first) / median.
-        samples: how many there were. calls: of the kernel in each.
+        samples: their number. calls: of the kernel in each sample.
     """
 
     seconds: float
@@ -78,7 +78,7 @@ def measure(
         cold: bytes gone through between two uses of an input, in place of COLD_BYTES.
     """
     through = COLD_BYTES[device] if cold is None else cold
-    sets = min(MOST_SETS, max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
+    sets = min(MAX_SETS, max(1, through // max(case.set_bytes, 1) + 1)) if rotate else 1
     calls = [case.prepare() for _ in range(sets)]
     times = _cuda_times(calls, budget, samples) if device == "cuda" else _cpu_times(calls, budget, samples)
     quartiles = statistics.quantiles([seconds for seconds, _ in times], n=4)

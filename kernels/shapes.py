@@ -1,4 +1,4 @@
-"""The shapes of a model that decide what its kernels are called with, as its Hugging Face config.json has them."""
+"""The model sizes that kernels are called with, as in a Hugging Face config.json."""
 
 from __future__ import annotations
 

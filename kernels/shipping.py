@@ -1,7 +1,7 @@
-"""The kernel configurations that ship: what each operation's `triton.py` lists as SHIPPED.
+"""The kernel configurations that ship: the SHIPPED list of each operation's `triton.py`.
 
-Triton compiles anew for whole numbers that are 1 (as constants) and for multiples of 16. Numbers that change from step
-to step are therefore declared `do_not_specialize`: a server would stand still for seconds in the middle of its work.
+Triton compiles a kernel again for integer arguments that are 1 (as constants) and for multiples of 16. Numbers that
+change from step to step are therefore declared `do_not_specialize`: otherwise a server would stop for seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class Shipped:
     """One kernel as it is launched on a GPU: types of its arguments, its constants, warps and stages.
 
     Attributes:
-        kernel: what `triton.jit` made.
-        types: of the arguments that are no constants, in order, as Triton writes them: "*bf16 i32 fp32".
+        kernel: made by `triton.jit`.
+        types: of the non-constant arguments, in order, in Triton's notation: "*bf16 i32 fp32".
         constants: of the constant arguments, by name.
-        aligned: arguments known to be multiples of 16, by name; pointers are by themselves.
-        least_arch: the first compute capability it is meant for, as 80 or 90.
+        aligned: names of integer arguments that are multiples of 16; pointers always are.
+        least_arch: the lowest compute capability that it supports, such as 80 or 90.
     """
 
     kernel: Any
@@ -33,6 +33,6 @@ class Shipped:
 
     @property
     def name(self) -> str:
-        """The kernel with its constants, for people."""
+        """The kernel's name with its constants."""
         constants = ", ".join(f"{key}={value}" for key, value in self.constants.items())
         return f"{self.kernel.__name__}[{constants}]"

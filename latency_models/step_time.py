@@ -1,101 +1,122 @@
-"""How long one engine step takes: what the twin asks, and the α/β line that answers for a whole engine.
+"""How long one engine step takes: the protocol that a simulator calls, and a base class with its defaults.
 
-`StepTime` is the one seam between a plant that simulates and what is known of the hardware. Whoever implements it
-answers twice, to the last bit alike: for one batch, and for a run of decode steps between which nobody joins or leaves.
+A model gives the same durations, bit for bit, for single batches and for runs of decode steps between which no
+sequence joins or leaves. That is what lets a simulation skip over such runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from schedulers.batches import Batch
 from schedulers.lockstep import GroupBatch
 
+if TYPE_CHECKING:
+    import numpy as np
+
+ChunkTable: TypeAlias = tuple[list[int], list[float]]
+"""Token counts, rising, and the seconds of a pass over each."""
+
 
 class StepTime(Protocol):
-    """Seconds of a step."""
+    """Step times of an engine, seconds. `StepTimeModel` has defaults for all methods but the first two."""
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
+        """Duration of one step."""
         ...
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """Durations of `steps` successive decode steps of the same `decodes` sequences.
+        """Durations of `steps` successive decode steps of the same sequences; equal to `seconds` of each.
 
-        `kv` and `longest` are `decode_kv` and `longest_decode` of the first; from step to step the one grows by
-        `decodes`, the other by 1. Equal to asking `seconds` for each.
+        Args:
+            decodes: sequences, each of which gets one token a step.
+            kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
+            longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
         """
         ...
 
-
-class GroupStepTime(Protocol):
-    """A step-time model that knows what data-parallel ranks share: the experts of a step see the tokens of all
-    ranks."""
-
-    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """Seconds of one rank's step, when all ranks together have `gathered` rows. None: the rank is idle."""
+    def group_seconds(self, batch: GroupBatch) -> float:
+        """Duration of a step that data-parallel ranks take together: the slowest rank's."""
         ...
 
-    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`, of one rank (0 decodes: idle); equal to asking `rank_seconds` for each."""
+    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
+        """Durations of successive decode steps of data-parallel ranks; equal to `group_seconds` of each.
+
+        Args:
+            runs: (decodes, kv, longest) of each rank, as in `decode_seconds`; an idle rank has 0 decodes.
+        """
+        ...
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether `draw` gives other models: the fit left a distribution of its parameters."""
+        ...
+
+    def draw(self, rng: np.random.Generator) -> StepTime:
+        """A model with parameters drawn from the uncertainty of the fit; the model itself where there is none."""
+        ...
+
+    def outside(self) -> Mapping[str, float]:
+        """Axes on which predictions so far lay beyond the measurements, with the largest value on each."""
+        ...
+
+    def chunk_table(self) -> ChunkTable | None:
+        """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
         ...
 
 
-def group_seconds(model: StepTime, batch: GroupBatch) -> float:
-    """Duration of a step that data-parallel ranks take together: the slowest rank's.
+class StepTimeModel(ABC):
+    """Base class of step-time models. A subclass implements `seconds` and `decode_seconds`.
 
-    A model without `rank_seconds` has nothing that ranks share, and idle ranks take no time.
-    """
-    ranks = batch.ranks
-    if hasattr(model, "rank_seconds"):
-        group = cast(GroupStepTime, model)
-        return max(group.rank_seconds(rank, batch.tokens) for rank in ranks)
-    return max(model.seconds(rank) for rank in ranks if rank is not None)
-
-
-def group_decode_seconds(model: StepTime, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-    """`group_seconds` of successive decode steps; `runs` has each rank's decodes, KV tokens and longest."""
-    gathered = sum(decodes for decodes, _, _ in runs)
-    if hasattr(model, "rank_seconds"):
-        group = cast(GroupStepTime, model)
-        each = [group.rank_decode_seconds(*run, gathered, steps) for run in runs]
-    else:
-        each = [model.decode_seconds(*run, steps) for run in runs if run[0]]
-    return [max(durations) for durations in zip(*each, strict=True)]
-
-
-class LinearStepTime:
-    """t = β + α_token · (prompt tokens + decodes) + α_kv · KV tokens read: AFD's α/β lines for a colocated engine.
-
-    Args:
-        overhead: β, seconds of a step whatever its batch: reading the weights, and the host's share.
-        per_token: α_token, seconds a row of the linear layers.
-        per_kv_token: α_kv, seconds a cached token that a decode attends to.
-        per_prefill_kv_token: seconds a cached token that one prompt token attends to: long prompts are quadratic.
+    The defaults describe a model without parameter uncertainty, whose ranks share nothing.
     """
 
-    def __init__(
-        self, overhead: float, per_token: float, per_kv_token: float = 0.0, per_prefill_kv_token: float = 0.0
-    ) -> None:
-        self.overhead, self.per_token = overhead, per_token
-        self.per_kv_token, self.per_prefill_kv_token = per_kv_token, per_prefill_kv_token
-
+    @abstractmethod
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
-        duration = self.overhead + self.per_token * batch.n_decodes + self.per_kv_token * batch.decode_kv
-        if batch.chunks:
-            duration += self.per_token * batch.prefill_tokens
-            if self.per_prefill_kv_token:
-                duration += self.per_prefill_kv_token * attended(batch)
-        return duration
+        """As `StepTime.seconds`."""
 
+    @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """As `StepTime.decode_seconds`."""
-        fixed, slope = self.overhead + self.per_token * decodes, self.per_kv_token
-        return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        """Seconds of one data-parallel rank's step.
 
-def attended(batch: Batch) -> float:
-    """Cached tokens that the prompt tokens of a batch attend to, summed over prompt tokens (half a chunk is causal)."""
-    return sum(chunk.tokens * (chunk.context + 0.5 * (chunk.tokens + 1)) for chunk in batch.chunks)
+        Args:
+            batch: the rank's batch; None for an idle rank.
+            gathered: rows of all ranks together. Experts that are spread over the ranks see all of them.
+        """
+        return 0.0 if batch is None else self.seconds(batch)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        """`rank_seconds` of successive decode steps; 0 decodes mean an idle rank."""
+        return self.decode_seconds(decodes, kv, longest, steps) if decodes else [0.0] * steps
+
+    def group_seconds(self, batch: GroupBatch) -> float:
+        """As `StepTime.group_seconds`."""
+        return max(self.rank_seconds(rank, batch.tokens) for rank in batch.ranks)
+
+    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
+        """As `StepTime.group_decode_seconds`."""
+        gathered = sum(decodes for decodes, _, _ in runs)
+        ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
+        return [max(durations) for durations in zip(*ranks, strict=True)]
+
+    @property
+    def can_draw(self) -> bool:
+        """As `StepTime.can_draw`."""
+        return False
+
+    def draw(self, rng: np.random.Generator) -> StepTime:
+        """As `StepTime.draw`."""
+        return self
+
+    def outside(self) -> Mapping[str, float]:
+        """As `StepTime.outside`."""
+        return {}
+
+    def chunk_table(self) -> ChunkTable | None:
+        """As `StepTime.chunk_table`."""
+        return None

@@ -1,4 +1,13 @@
-"""The real plant: models, executors and engines driven by the same `schedulers` as the twin. Never imports `twin`.
+"""The live engine: models, executors, engines and a server, driven by the same `schedulers` as the twin.
 
-There is no server yet, and no GPU has run any of it.
+This package never imports `twin`. A step, from the outside in:
+
+engine        schedules, launches and commits steps   executor      runs a batch and samples tokens
+generation    a request with its output               input_batch   index arrays of the decoding sequences
+block_pool    block ids for the scheduler's blocks     logprobs      log-probabilities
+async_copy    copies from device to host               graphs/       padded steps, CUDA graphs
+loaded_model  a model on a device, and its engines     models/       checkpoints and the forward pass
+text/         tokenizers, chat templates, stop strings server/       the HTTP server
+validation/   replays of workloads, for comparison with predictions
+calibration/  measurements of kernels, for predictions
 """

@@ -1,8 +1,8 @@
-"""Which physical block is whose: the live plant's side of `schedulers.kv_cache`.
+"""Physical block ids for the blocks that `schedulers.kv_cache` only counts.
 
-The scheduler counts blocks. Here every count has its ids: those of free blocks by the entry of the free queue that they
-stand in, those of a prefix block in its node's payload, those of a sequence, shared ones first, in its holding's.
-Blocks that were drawn for decodes without saying for whom wait in `drawn` until somebody is given one.
+The ids of free blocks are kept with their entry of the free queue, those of a prefix node in its payload, and those of
+a sequence, shared blocks first, in the payload of its `SequenceBlocks`. Blocks that were allocated for decodes without
+an owner wait in `unassigned_ids` until a sequence gets them.
 """
 
 from __future__ import annotations
@@ -10,149 +10,155 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import cast
 
-from schedulers.kv_cache import Holding, KVCache, Node, Remains
+from schedulers.kv_cache import FreeRun, KVCache, PrefixNode, SequenceBlocks
 
 
 class BlockPool(KVCache):
-    """A KV cache whose blocks have numbers, from 0.
+    """A KV cache whose blocks have ids, from 0.
 
     Attributes:
-        drawn: ids taken off the free queue and not given to a sequence yet.
+        unassigned_ids: ids that were taken off the free queue and belong to no sequence yet.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, node_blocks: int = 1, caching: bool = True) -> None:
-        super().__init__(blocks, block_tokens, node_blocks, caching)
-        self.drawn: list[int] = []
-        self._ids: dict[Remains, list[int]] = {}
+    def __init__(self, num_blocks: int, block_size: int, blocks_per_node: int = 1, enable_caching: bool = True) -> None:
+        super().__init__(num_blocks, block_size, blocks_per_node, enable_caching)
+        self.unassigned_ids: list[int] = []
+        self._ids: dict[FreeRun, list[int]] = {}
         self._leaving: list[int] = []
-        for entry in self._queue:
-            assert isinstance(entry, Remains)
-            self._ids[entry] = list(range(blocks))
+        for entry in self._free_queue:
+            assert isinstance(entry, FreeRun)
+            self._ids[entry] = list(range(num_blocks))
 
-    def table(self, holding: Holding) -> list[int]:
-        """The blocks of a sequence in the order of its tokens; the pool's own list."""
-        if holding.payload is None:
-            holding.payload = []
-        return cast(list[int], holding.payload)
+    def table(self, blocks: SequenceBlocks) -> list[int]:
+        """The block ids of a sequence in the order of its tokens. The list is the pool's own."""
+        if blocks.payload is None:
+            blocks.payload = []
+        return cast(list[int], blocks.payload)
 
-    def give(self, holding: Holding) -> int:
-        """The next block of a sequence that decodes, out of those drawn for this step."""
-        block = self.drawn.pop()
-        self.table(holding).append(block)
+    def assign(self, blocks: SequenceBlocks) -> int:
+        """Give a decoding sequence its next block, one of those allocated for this step; returns the id."""
+        block = self.unassigned_ids.pop()
+        self.table(blocks).append(block)
         return block
 
-    # -- what the scheduler asks for ---------------------------------------------------------------------------------
+    # -- the scheduler's interface -----------------------------------------------------------------------------------
 
-    def attach(self, holding: Holding, nodes: Many[Node]) -> None:
+    def attach(self, blocks: SequenceBlocks, nodes: Many[PrefixNode]) -> None:
         """As `KVCache.attach`."""
-        super().attach(holding, nodes)
-        table = self.table(holding)
+        super().attach(blocks, nodes)
+        table = self.table(blocks)
         for node in nodes:
             table.extend(cast(list[int], node.payload))
 
-    def reclaim(self, holding: Holding, count: int) -> None:
-        """As `KVCache.reclaim`: what it left behind is its own again, but for what shared blocks now stand in for."""
-        remains = holding.remains
-        if remains is None:
+    def reclaim(self, blocks: SequenceBlocks, count: int) -> None:
+        """As `KVCache.reclaim`: a sequence takes back the blocks that it freed, except where shared blocks now
+        replace them.
+        """
+        run = blocks.freed_run
+        if run is None:
             return
-        begin = (len(holding.nodes) - remains.follows) * self.node_blocks
-        super().reclaim(holding, count)
-        ids = self._ids.pop(remains, [])
-        self.table(holding).extend(ids[begin : begin + count])
+        begin = (len(blocks.nodes) - run.num_preceding_nodes) * self.blocks_per_node
+        super().reclaim(blocks, count)
+        ids = self._ids.pop(run, [])
+        self.table(blocks).extend(ids[begin : begin + count])
         del ids[begin : begin + count]
         if ids:
-            self._ids[remains] = ids
+            self._ids[run] = ids
 
-    def take(self, holding: Holding, count: int) -> None:
-        """As `KVCache.take`."""
-        super().take(holding, count)
+    def allocate(self, blocks: SequenceBlocks, count: int) -> None:
+        """As `KVCache.allocate`."""
+        super().allocate(blocks, count)
         if count:
-            self.table(holding).extend(self.drawn[-count:])
-            del self.drawn[-count:]
+            self.table(blocks).extend(self.unassigned_ids[-count:])
+            del self.unassigned_ids[-count:]
 
-    def draw(self, count: int) -> None:
-        """As `KVCache.draw`. Of what a preempted sequence left the last blocks go first: the others still follow on."""
-        missing = count if count <= self.free else 0  # too many are refused below
-        for entry in self._queue:
+    def allocate_unassigned(self, count: int) -> None:
+        """As `KVCache.allocate_unassigned`. The last blocks of a free run go first, so that the others can be
+        reclaimed.
+        """
+        missing = count if count <= self.num_free_blocks else 0  # `super` refuses too many
+        for entry in self._free_queue:
             if missing <= 0:
                 break
-            if isinstance(entry, Remains):
+            if isinstance(entry, FreeRun):
                 ids = self._ids[entry]
                 going = min(missing, len(ids))
-                self.drawn.extend(ids[len(ids) - going :])
+                self.unassigned_ids.extend(ids[len(ids) - going :])
                 del ids[len(ids) - going :]
                 if not ids:
                     del self._ids[entry]
             else:
                 ids = cast(list[int], entry.payload)
                 going = len(ids)
-                self.drawn.extend(ids)
+                self.unassigned_ids.extend(ids)
             missing -= going
-        super().draw(count)
+        super().allocate_unassigned(count)
 
-    def publish(self, holding: Holding, ids: Many[int], tokens: int) -> None:
-        """As `KVCache.publish`."""
-        before = len(holding.nodes)
-        super().publish(holding, ids, tokens)
-        size = self.node_blocks
-        for i in range(before, len(holding.nodes)):
-            holding.nodes[i].payload = self.table(holding)[i * size : (i + 1) * size]
+    def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
+        """As `KVCache.cache_blocks`."""
+        before = len(blocks.nodes)
+        super().cache_blocks(blocks, ids, tokens)
+        size = self.blocks_per_node
+        for i in range(before, len(blocks.nodes)):
+            blocks.nodes[i].payload = self.table(blocks)[i * size : (i + 1) * size]
 
-    def release(self, holding: Holding, *, keep: int = 0) -> None:
-        """As `KVCache.release`."""
-        private = self.table(holding)[len(holding.nodes) * self.node_blocks :]
-        lacking = holding.private - len(private)  # drawn for it, and its step was never prepared
+    def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
+        """As `KVCache.free`."""
+        private = self.table(blocks)[len(blocks.nodes) * self.blocks_per_node :]
+        lacking = blocks.num_private - len(private)  # allocated for it, but its step was never prepared
         if lacking > 0:
-            private.extend(self.drawn[-lacking:])
-            del self.drawn[-lacking:]
-        kept = private[:keep] if self.caching else []
+            private.extend(self.unassigned_ids[-lacking:])
+            del self.unassigned_ids[-lacking:]
+        kept = private[:keep] if self.enable_caching else []
         self._leaving = private[len(kept) :]
-        holding.payload = None
-        super().release(holding, keep=keep)
+        blocks.payload = None
+        super().free(blocks, keep=keep)
         if kept:
-            assert holding.remains is not None
-            self._ids[holding.remains] = kept
+            assert blocks.freed_run is not None
+            self._ids[blocks.freed_run] = kept
 
-    def _append(self, count: int) -> None:
-        super()._append(count)
-        last = next(reversed(self._queue))
-        assert isinstance(last, Remains)
+    def _append_blank(self, count: int) -> None:
+        super()._append_blank(count)
+        last = next(reversed(self._free_queue))
+        assert isinstance(last, FreeRun)
         self._ids.setdefault(last, []).extend(self._leaving)
 
-    def _prepend(self, count: int) -> None:
-        super()._prepend(count)
-        first = next(iter(self._queue))
-        assert isinstance(first, Remains)
-        self._ids[first] = self.drawn[-count:]
-        del self.drawn[-count:]
+    def _prepend_blank(self, count: int) -> None:
+        super()._prepend_blank(count)
+        first = next(iter(self._free_queue))
+        assert isinstance(first, FreeRun)
+        self._ids[first] = self.unassigned_ids[-count:]
+        del self.unassigned_ids[-count:]
 
     # -- integrity ---------------------------------------------------------------------------------------------------
 
-    def check_integrity(self, holdings: Many[Holding], unsettled: int = 0) -> None:
-        """As `KVCache.check_integrity`, and every block has one place.
+    def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
+        """As `KVCache.check_integrity`, and every block is in exactly one place.
 
         Raises:
             AssertionError: with the numbers.
         """
-        super().check_integrity(holdings, unsettled)
-        size = self.node_blocks
-        placed = list(self.drawn)
-        nodes: dict[Node, None] = {}
-        for entry in self._queue:
-            if isinstance(entry, Remains):
+        super().check_integrity(owners, unassigned)
+        size = self.blocks_per_node
+        placed = list(self.unassigned_ids)
+        nodes: dict[PrefixNode, None] = {}
+        for entry in self._free_queue:
+            if isinstance(entry, FreeRun):
                 if len(self._ids[entry]) != entry.count:
                     raise AssertionError(f"{entry.count} free blocks have {len(self._ids[entry])} ids")
                 placed.extend(self._ids[entry])
             else:
                 nodes[entry] = None
-        for holding in holdings:
-            table = self.table(holding)
-            for i, node in enumerate(holding.nodes):
+        for blocks in owners:
+            table = self.table(blocks)
+            for i, node in enumerate(blocks.nodes):
                 if table[i * size : (i + 1) * size] != node.payload:
                     raise AssertionError(f"prefix block {node.key} is {node.payload}, a sequence reads {table}")
                 nodes[node] = None
-            placed.extend(table[len(holding.nodes) * size :])
+            placed.extend(table[len(blocks.nodes) * size :])
         for node in nodes:
             placed.extend(cast(list[int], node.payload))
-        if sorted(placed) != list(range(self.blocks)):
-            raise AssertionError(f"{len(placed)} ids of {len(set(placed))} blocks are placed, there are {self.blocks}")
+        if sorted(placed) != list(range(self.num_blocks)):
+            raise AssertionError(
+                f"{len(placed)} ids of {len(set(placed))} blocks are placed, there are {self.num_blocks}"
+            )

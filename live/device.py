@@ -1,7 +1,8 @@
-"""What a measurement was made on."""
+"""The device, the threads and the software versions that run a model."""
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -11,14 +12,14 @@ import torch
 from workloads.errors import BadInput
 
 DEFAULT_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-"""Of weights and what is computed with them, by device, where nobody says otherwise."""
+"""Type of weights and activations by device, unless the user chooses another."""
 
 
 def device_name(device: str) -> str:
-    """The product behind "cpu" or "cuda", and for a CPU the threads that were used.
+    """The product name of "cpu" or "cuda"; for a CPU with the number of threads.
 
     Raises:
-        BadInput: no such device here.
+        BadInput: the device does not exist here.
     """
     if device == "cuda":
         if not torch.cuda.is_available():
@@ -32,14 +33,27 @@ def device_name(device: str) -> str:
     return f"{model}, {torch.get_num_threads()} threads"
 
 
+def use_threads(threads: int, field: str = "threads") -> None:
+    """Use this many CPU threads for one operation.
+
+    Raises:
+        BadInput: none, or more than there are processors: threads would wait for one another, and OpenMP ends the
+            process if it cannot start them.
+    """
+    limit = os.cpu_count() or 1
+    if not 1 <= threads <= limit:
+        raise BadInput(f"expected 1 to {limit}, the processors of this machine", field=field, value=threads)
+    torch.set_num_threads(threads)
+
+
 def versions() -> dict[str, str]:
-    """Of what was installed."""
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    """Versions of Python and of the installed packages that run a model."""
+    result = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in ("triton", "serving-twin"):
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+        result["cuda"] = torch.version.cuda
+    return result

@@ -1,11 +1,11 @@
-"""The engine loop: schedule, run, commit.
+"""The engine loop: schedule a step, run it, commit its output.
 
-The scheduler decides (`schedulers.EngineCore`, the one that the twin drives), the executor runs, and what came out goes
-to whoever asked. Time is read from a clock that is handed in, and only to be written down: no decision looks at it.
+`schedulers.EngineCore`, which the twin drives too, schedules; an executor runs the batch; the output goes to the
+generations. The engine reads its clock only to record times: no decision depends on them.
 
-With `depth` 2 it is one step ahead: the next step is decided and launched before what this one gave is known, so that
-the device never waits for the host. Whoever turns out to have ended with a step may then have a row in the next: what
-that row gives is dropped. The twin's engine has the same depth.
+With `depth` 2 the engine schedules and launches step i+1 before the output of step i is known (vLLM's async
+scheduling), so that the device does not wait for the host. A sequence that ended in step i may still occupy a row in
+step i+1; that output is discarded. The twin's engine has the same depth.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from live.block_pool import BlockPool
-from live.executor import Executor, Pending, Produced
+from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput
 from live.generation import Generation
+from live.input_batch import generation_of
 from live.models.decoder import Decoder
-from live.seats import generation_of
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -30,33 +30,34 @@ from schedulers.sequence import Sequence
 Clock = Callable[[], float]
 
 Watch = Callable[[Batch, float, float], None]
-"""Called with each step that has run, its start and its end, seconds of the engine's clock. It only looks."""
+"""Called after each step with its batch, its start and its end, in seconds of the engine's clock."""
 
 
 class StepResult(NamedTuple):
-    """What one step changed: who was given a token or a state, and who of all is done."""
+    """What one step changed: the output of the model, and the generations that are finished."""
 
-    produced: Produced
+    output: ModelRunnerOutput
     finished: list[Generation]
 
 
-class Flight(NamedTuple):
-    """A step that has been launched; and when its deciding began, or from when on it is the oldest."""
+class InFlightStep(NamedTuple):
+    """A step that has been launched. `begin`: when its scheduling began, or when it became the oldest in flight."""
 
     batch: Batch
-    pending: Pending
+    pending: AsyncModelRunnerOutput
     begin: float
 
 
 class Engine:
-    """One engine with its model. Not thread-safe: whoever drives it owns it.
+    """One engine with its model. It is not thread-safe.
 
     Args:
-        make_executor: what runs its batches. depth: steps that are under way at once, 1 or 2.
+        make_executor: makes what runs the batches. depth: steps in flight at once, 1 or 2.
 
     Attributes:
-        core: its scheduler. executor: the model. clock: seconds. watch: looks on, if there is anybody.
-        keep_times: write down when every token came (`Generation.times`).
+        core: the scheduler. executor: runs batches on the model. clock: returns seconds.
+        watch: called after each step; None for nothing.
+        keep_times: record when each token came (`Generation.times`).
     """
 
     def __init__(
@@ -70,56 +71,56 @@ class Engine:
         make_executor: Callable[[Decoder, BlockPool, EngineConfig], Executor] = Executor,
         depth: int = 1,
     ) -> None:
-        assert depth in (1, 2), "what a step is made of is staged in two places"
+        assert depth in (1, 2), "an executor has two staging buffers for the inputs of a step"
         self.core = EngineCore(config, chunks, make_cache=BlockPool)
-        pool = self.core.kv
+        pool = self.core.kv_cache
         assert isinstance(pool, BlockPool)
         self.executor = make_executor(decoder, pool, config)
         self.clock, self.watch, self.keep_times = clock, watch, False
-        self._depth, self._flying = depth, deque[Flight]()
+        self._depth, self._in_flight = depth, deque[InFlightStep]()
 
     def submit(self, generation: Generation) -> Sequence:
-        """Take a request in.
+        """Add a request.
 
         Raises:
-            ValueError: an id that is here already, a request that would not fit if it were alone, one that is longer
-                than the model's contexts, or one for tokens where the model gives none.
+            ValueError: an id that is in use, a request that does not fit into the KV cache, one that is longer than the
+                model's context, or one for tokens from a model without an LM head.
         """
-        request = generation.request
-        longest, tokens = self.executor.decoder.config.positions, request.prompt_tokens + request.max_tokens
-        if tokens > longest:
+        request, decoder = generation.request, self.executor.decoder
+        limit, tokens = decoder.config.max_position_embeddings, request.prompt_tokens + request.max_tokens
+        if tokens > limit:
             raise ValueError(
-                f"request {request.id}: expected at most the model's {longest} positions, "
+                f"request {request.id}: expected at most the model's {limit} positions, "
                 f"{tokens} prompt and output tokens are more"
             )
-        if self.executor.decoder.weights.head is None and (request.task == "generate" or generation.prompt_top >= 0):
-            raise ValueError(f"request {request.id}: expected a task without tokens, since the model has no LM head")
+        if decoder.weights.head is None and (request.task == "generate" or generation.prompt_logprobs >= 0):
+            raise ValueError(f"request {request.id}: expected a pooling task, since the model has no LM head")
         generation.submitted = self.clock()
         sequence = self.core.submit(request, generation.submitted)
         sequence.payload = generation
         return sequence
 
     def step(self) -> StepResult | None:
-        """Launch as far as the engine's depth allows, and end the oldest step; None when there is nothing to run."""
-        flying = self._flying
-        while len(flying) < self._depth and (flight := self._launch()) is not None:
-            flying.append(flight)
-        if not flying:
+        """Launch as many steps as the depth allows and finish the oldest; None when there is nothing to run."""
+        in_flight = self._in_flight
+        while len(in_flight) < self._depth and (launched := self._launch()) is not None:
+            in_flight.append(launched)
+        if not in_flight:
             return None
-        flight = flying.popleft()
-        produced, seated = flight.pending(), flight.batch.decodes
+        oldest = in_flight.popleft()
+        output, decodes = oldest.pending(), oldest.batch.decodes
         end = self.clock()
-        if flying:  # it runs from now on
-            flying[0] = flying[0]._replace(begin=end)
+        if in_flight:  # the device works on it from now on
+            in_flight[0] = in_flight[0]._replace(begin=end)
         if self._depth > 1:
-            seated, produced = _alive(flight.batch, produced)
-        finished = self._commit(flight.batch, seated, produced, end)
+            decodes, output = _without_finished(oldest.batch, output)
+        finished = self._commit(oldest.batch, decodes, output, end)
         if self.watch is not None:
-            self.watch(flight.batch, flight.begin, end)
-        return StepResult(produced, finished)
+            self.watch(oldest.batch, oldest.begin, end)
+        return StepResult(output, finished)
 
-    def _launch(self) -> Flight | None:
-        """Decide a step and launch it."""
+    def _launch(self) -> InFlightStep | None:
+        """Schedule a step and launch it; None when there is nothing to schedule."""
         begin = self.clock()
         batch = self.core.begin_step(begin)
         if batch is None:
@@ -128,43 +129,46 @@ class Engine:
             generation = generation_of(chunk.sequence)
             if generation.scheduled < 0:
                 generation.scheduled = begin
-        return Flight(batch, self.executor.launch(batch), begin)
+        return InFlightStep(batch, self.executor.launch(batch), begin)
 
-    def abort(self, number: int) -> Generation | None:
-        """Take a request back between steps; None when nobody of that number is here."""
-        sequence = self.core.abort(number, self.clock())
+    def abort(self, request_id: int) -> Generation | None:
+        """Abort a request between steps; None when there is no such request."""
+        sequence = self.core.abort(request_id, self.clock())
         if sequence is None:
             return None
         generation = generation_of(sequence)
-        generation.ending = "abort"
+        generation.finish_reason = "abort"
         return generation
 
-    def _commit(self, batch: Batch, seated: Many[Sequence], produced: Produced, end: float) -> list[Generation]:
-        """Hand out what the step gave; `seated`: the decodes that it gave a token. Returns whoever is done."""
+    def _commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
+        """Write a step's output to its generations, and end the step; returns the generations that are finished.
+
+        `decodes`: the sequences that `output.decodes` belong to.
+        """
         stopped = []
-        for i, (generation, token) in enumerate(zip(produced.decodes, produced.tokens, strict=True)):
+        for i, (generation, token) in enumerate(zip(output.decodes, output.tokens, strict=True)):
             generation.output.append(token)
-            if (token in generation.end_tokens or generation.until is not None) and generation.ends_with(token):
-                stopped.append(seated[i])
+            if (token in generation.end_tokens or generation.stop_check is not None) and generation.ends_with(token):
+                stopped.append(decodes[i])
         if self.keep_times:
-            for generation in produced.decodes:
+            for generation in output.decodes:
                 generation.times.append(end)
         if batch.chunks:
-            stopped += self._commit_prompts(produced, end)
-        for told in produced.told:
-            told.write()
+            stopped += self._commit_prompts(output, end)
+        for result in output.logprobs:
+            result.store()
         for sequence in stopped:
-            generation_of(sequence).ending = "stop"
+            generation_of(sequence).finish_reason = "stop"
         finished = [generation_of(sequence) for sequence in self.core.end_step(batch, stopped, end)]
         for generation in finished:
             generation.last_token = end
-            generation.ending = generation.ending or ("length" if generation.output else "stop")
+            generation.finish_reason = generation.finish_reason or ("length" if generation.output else "stop")
         return finished
 
-    def _commit_prompts(self, produced: Produced, end: float) -> list[Sequence]:
-        """The same of prompts that the step has completed. Returns those whose answer ends with its first token."""
+    def _commit_prompts(self, output: ModelRunnerOutput, end: float) -> list[Sequence]:
+        """Write the output of completed prompts; returns the sequences that end with their first token."""
         stopped = []
-        for sequence, token in produced.first_tokens:
+        for sequence, token in output.first_tokens:
             generation = generation_of(sequence)
             if generation.first_token < 0:
                 generation.first_token = end
@@ -173,21 +177,21 @@ class Engine:
                 generation.times.append(end)
             if generation.ends_with(token):
                 stopped.append(sequence)
-        for sequence, state in produced.states.items():
+        for sequence, pooled in output.pooled.items():
             generation = generation_of(sequence)
-            generation.pooled, generation.first_token = state, end
+            generation.pooled_output, generation.first_token = pooled, end
         return stopped
 
 
-def _alive(batch: Batch, produced: Produced) -> tuple[Many[Sequence], Produced]:
-    """What a step gave to those whose answer had not ended meanwhile, and which of its decodes they are."""
-    kept = [i for i, generation in enumerate(produced.decodes) if not generation.ending]
-    if len(kept) == len(produced.decodes) and not batch.chunks:
-        return batch.decodes, produced
-    return [batch.decodes[i] for i in kept], produced._replace(
-        decodes=[produced.decodes[i] for i in kept],
-        tokens=[produced.tokens[i] for i in kept],
-        first_tokens=[each for each in produced.first_tokens if not generation_of(each[0]).ending],
-        states={each: state for each, state in produced.states.items() if not generation_of(each).ending},
-        told=[each for each in produced.told if not each.generation.ending],
+def _without_finished(batch: Batch, output: ModelRunnerOutput) -> tuple[Many[Sequence], ModelRunnerOutput]:
+    """The decoding sequences and the output of a step, without sequences that have finished since it was launched."""
+    kept = [i for i, generation in enumerate(output.decodes) if not generation.finish_reason]
+    if len(kept) == len(output.decodes) and not batch.chunks:
+        return batch.decodes, output
+    return [batch.decodes[i] for i in kept], output._replace(
+        decodes=[output.decodes[i] for i in kept],
+        tokens=[output.tokens[i] for i in kept],
+        first_tokens=[pair for pair in output.first_tokens if not generation_of(pair[0]).finish_reason],
+        pooled={each: state for each, state in output.pooled.items() if not generation_of(each).finish_reason},
+        logprobs=[result for result in output.logprobs if not result.generation.finish_reason],
     )

@@ -1,4 +1,4 @@
-"""A request as the live plant carries it: its tokens, what it asks for, and what it has been given."""
+"""A request as the live engine carries it: its tokens, its sampling parameters and its output so far."""
 
 from __future__ import annotations
 
@@ -11,65 +11,71 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from workloads.request import Request
 
-Ending: TypeAlias = Literal["", "stop", "length", "abort"]
+FinishReason: TypeAlias = Literal["", "stop", "length", "abort"]
 
-Likely: TypeAlias = list[tuple[int, float]]
-"""Token ids and their log-probabilities, likeliest first."""
+TopLogprobs: TypeAlias = list[tuple[int, float]]
+"""Token ids with their log-probabilities, the most likely first."""
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One request and its answer so far.
+    """One request with its output so far.
 
     Attributes:
-        request: what the scheduler sees. prompt: token ids, int64.
-        wish: how tokens are drawn. end_tokens: ids that end the answer. fewest: tokens before which nothing ends it.
-        until: told every token but those that end the answer already; whether it ends there (a stop string, say).
-        top: log-probabilities wanted: -1 none, 0 of the tokens given, n also of the n likeliest.
-        prompt_top: the same of the prompt's tokens.
-        output: ids given so far. ending: why it is over, "" while it is not.
-        logprobs, tops: one entry for each of `output`, where `top` asks for them.
-        prompt_logprobs, prompt_tops: one entry for each prompt token where `prompt_top` asks for them; of the first
-            there is none.
-        submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 while they have not come.
-        times: when each of `output` came, if the engine keeps that.
-        pooled: where the request asks for no tokens but for what its last one comes to: the normed state, (hidden,)
-            float32, or of a model that tells classes, for tasks that ask for these, (labels,) float32.
+        request: the request as the scheduler sees it. prompt: prompt token ids, int64.
+        sampling_params: how its tokens are sampled. end_tokens: token ids that end the output.
+        min_tokens: output tokens before which neither an end token nor `stop_check` ends the output.
+        stop_check: called with each output token that is not an end token; returns whether the output ends there, for
+            example because a stop string is complete.
+        logprobs: how many log-probabilities to return for each output token, as in vLLM: -1 for none, 0 for the sampled
+            token's only, n for the n most likely tokens as well.
+        prompt_logprobs: the same for the prompt's tokens.
+        output: output token ids so far. finish_reason: why the output ended, "" while the request is unfinished.
+        token_logprobs, top_logprobs: one entry for each output token, if `logprobs` is not -1.
+        prompt_token_logprobs, prompt_top_logprobs: one entry for each prompt token, if `prompt_logprobs` is not -1.
+            The first prompt token has no log-probability.
+        submitted, scheduled, first_token, last_token: seconds of the engine's clock, -1 until they are known.
+        times: when each output token came, if the engine keeps token times.
+        pooled_output: the result of a pooling request, which produces no tokens: the last token's hidden state after
+            the final norm, (hidden,) float32, or for classification tasks the logits of the labels, (labels,) float32.
     """
 
     request: Request
     prompt: npt.NDArray[np.int64]
-    wish: Wish = field(default_factory=Wish)
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
     end_tokens: frozenset[int] = frozenset()
-    fewest: int = 0
-    until: Callable[[int], bool] | None = None
-    top: int = -1
-    prompt_top: int = -1
+    min_tokens: int = 0
+    stop_check: Callable[[int], bool] | None = None
+    logprobs: int = -1
+    prompt_logprobs: int = -1
     output: list[int] = field(default_factory=list)
-    ending: Ending = ""
+    finish_reason: FinishReason = ""
     submitted: float = -1.0
     scheduled: float = -1.0
     first_token: float = -1.0
     last_token: float = -1.0
-    pooled: npt.NDArray[np.float32] | None = None
+    pooled_output: npt.NDArray[np.float32] | None = None
     times: list[float] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[Likely] = field(default_factory=list)
-    prompt_logprobs: list[float | None] = field(default_factory=list)
-    prompt_tops: list[Likely] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    prompt_token_logprobs: list[float | None] = field(default_factory=list)
+    prompt_top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def ends_with(self, token: int) -> bool:
-        """Whether the answer is over with this token, which is the latest of `output`."""
-        enough = len(self.output) >= self.fewest
+        """Whether the output ends with `token`, which is the last of `output`."""
+        enough = len(self.output) >= self.min_tokens
         if enough and token in self.end_tokens:
             return True
-        return self.until is not None and self.until(token) and enough
+        return self.stop_check is not None and self.stop_check(token) and enough
 
     def tokens(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Ids at positions of prompt and answer together: what a chunk computes, also again after a preemption."""
+        """Token ids at positions `begin` to `end` of prompt and output together.
+
+        After a preemption, a prefill chunk also recomputes output tokens.
+        """
         size = len(self.prompt)
         if end <= size:
             return self.prompt[begin:end]
@@ -77,42 +83,44 @@ class Generation:
         return np.concatenate((self.prompt[begin:], rest)) if begin < size else rest
 
 
-def prefix_ids(prompt: npt.NDArray[np.int64], block_tokens: int, salt: bytes = b"") -> tuple[int, ...]:
-    """One id for each whole block of a prompt, which says what is in it and in all before it.
+def prefix_ids(prompt: npt.NDArray[np.int64], block_size: int, cache_salt: bytes = b"") -> tuple[int, ...]:
+    """One id for each full block of a prompt: a hash of the block's tokens and of all tokens before it.
 
     Args:
-        salt: prompts with different ones share nothing.
+        cache_salt: prompts with different salts share no blocks.
     """
     ids: list[int] = []
-    digest, content, size = salt, prompt.tobytes(), block_tokens * prompt.itemsize
+    digest, content, size = cache_salt, prompt.tobytes(), block_size * prompt.itemsize
     for end in range(size, len(content) + 1, size):
         digest = blake2b(digest + content[end - size : end], digest_size=16).digest()
         ids.append(int.from_bytes(digest, "little"))
     return tuple(ids)
 
 
-def ask(
-    number: int,
+def make_generation(
+    request_id: int,
     prompt: Many[int] | npt.NDArray[np.int64],
-    most: int,
+    max_tokens: int,
     *,
-    wish: Wish | None = None,
+    sampling_params: SamplingParams | None = None,
     end_tokens: frozenset[int] = frozenset(),
-    fewest: int = 0,
-    block_tokens: int = 16,
+    min_tokens: int = 0,
+    block_size: int = 16,
     task: str = "generate",
     arrival: float = 0.0,
     priority: int = 0,
-    until: Callable[[int], bool] | None = None,
-    top: int = -1,
-    prompt_top: int = -1,
-    salt: bytes = b"",
+    stop_check: Callable[[int], bool] | None = None,
+    logprobs: int = -1,
+    prompt_logprobs: int = -1,
+    cache_salt: bytes = b"",
 ) -> Generation:
-    """A generation with its request: prefix ids included, so that the scheduler can share its blocks.
+    """A generation with its request, which has the prefix ids that let the scheduler share cached blocks.
 
-    Whoever wants log-probabilities of the prompt shares none: of what is in the cache no state is left to tell them.
+    A request for the prompt's log-probabilities shares no blocks: they need the hidden states of every prompt token,
+    which the KV cache does not hold.
     """
     tokens = np.asarray(prompt, dtype=np.int64)
-    shared = prefix_ids(tokens, block_tokens, salt) if prompt_top < 0 else ()
-    request = Request(number, arrival, len(tokens), most, prefix_blocks=shared, task=task, priority=priority)
-    return Generation(request, tokens, wish or Wish(), end_tokens, fewest, until, top, prompt_top)
+    shared = prefix_ids(tokens, block_size, cache_salt) if prompt_logprobs < 0 else ()
+    request = Request(request_id, arrival, len(tokens), max_tokens, prefix_blocks=shared, task=task, priority=priority)
+    params = sampling_params or SamplingParams()
+    return Generation(request, tokens, params, end_tokens, min_tokens, stop_check, logprobs, prompt_logprobs)

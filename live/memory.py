@@ -1,20 +1,26 @@
-"""Memory that the process keeps."""
+"""Memory of the process and of its devices."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+from pathlib import Path
+
+from workloads.errors import BadInput
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
+
+MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+"""Where Linux reports the machine's memory, and the process's share of it."""
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed for what is asked for next; whether it could be told.
+    """Make the C library keep freed memory for later allocations; returns whether it accepted the setting.
 
-    A forward pass on the CPU asks for megabytes and frees them, layer by layer. By default glibc hands such pieces back
-    to the kernel, which clears every page of them anew: 10,500 page faults a decode step of 16 sequences with 1,000
-    tokens each, and half of the step's time (53 ms against 27 on two virtual cores). It holds for the whole process.
+    A forward pass on the CPU allocates and frees megabytes in each layer. By default glibc returns such memory to the
+    kernel, which clears every page again: 10,500 page faults in a decode step of 16 sequences with 1,000 tokens each,
+    half of the step's time (53 ms instead of 27 on two virtual cores). The setting holds for the whole process.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -23,10 +29,59 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(M_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
-def keep_what_is_loaded() -> None:
-    """Have the garbage collector pass over what is there now: modules and models, which stay as long as the process.
+def freeze_loaded_objects() -> None:
+    """Exclude everything that is loaded now, modules and models, from garbage collection.
 
-    It walks them all each time it looks at everything: 92 ms with PyTorch loaded, in which no step runs.
+    A full collection with PyTorch loaded takes 92 ms, in which no step runs.
     """
     gc.collect()
     gc.freeze()
+
+
+def available_bytes(device: str) -> int | None:
+    """Memory of "cpu" or "cuda" that can still be allocated; None if the system does not report it.
+
+    On a CPU it is Linux's MemAvailable, or less if the process is in a control group with a limit.
+    """
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    available = [int(line.split()[1]) * 1024 for line in _lines(MEMINFO) if line.startswith("MemAvailable:")]
+    limit = "".join(_lines(CONTROL_GROUP / "memory.max"))
+    if limit.isdigit():
+        used = int("".join(_lines(CONTROL_GROUP / "memory.current")) or 0)
+        cached = [
+            int(line.split()[1]) for line in _lines(CONTROL_GROUP / "memory.stat") if line.startswith("inactive_file ")
+        ]
+        available.append(max(int(limit) - used + sum(cached), 0))
+    return min(available, default=None)
+
+
+def check_memory(
+    size: int, what: str, device: str, *, field: str | None = None, value: object = None, file: Path | None = None
+) -> None:
+    """Refuse an allocation that does not fit into a device's memory, before it is made.
+
+    Args:
+        size: bytes. what: what needs them, in the plural. field, value, file: where the user set it.
+
+    Raises:
+        BadInput: more than is available.
+    """
+    available = available_bytes(device)
+    if available is not None and size > available:
+        expected = f"expected less: {what} take {_gib(size)} of {device} memory, and {_gib(available)} are available"
+        raise BadInput(expected, field=field, value=value, file=file)
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a system file; none if it does not exist."""
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _gib(size: int) -> str:
+    return f"{min(size, 10**30) / 2**30:,.2f} GiB"

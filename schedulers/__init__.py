@@ -1,6 +1,6 @@
-"""Who runs next: pure state machines that both plants drive, simulated and real.
+"""Pure scheduling state machines, driven alike by the simulator and by the live engine.
 
-May live here: slots, queues, policies and their integrity checks, in plain Python on slotted objects and integers.
-May not: a clock, I/O, randomness, SimPy, torch, numpy, or any third-party package. Time comes in as an argument. Of the
-other folders only the `Request` type of `workloads` may be imported.
+Allowed here: queues, slots, policies and their integrity checks, in plain Python on slotted objects and integers.
+Not allowed: a clock, I/O, randomness, SimPy, torch, numpy or any other third-party package. Time and random draws are
+passed in as arguments. Of the other packages only the `Request` type of `workloads` may be imported.
 """

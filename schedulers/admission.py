@@ -1,233 +1,263 @@
-"""Who joins a step: the greedy, class-aware admission loop (Prelude 3, "Scheduler policy")."""
+"""Which waiting sequences join a step: greedy admission from several queues (Prelude 3, "Scheduler policy")."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from schedulers.batches import Chunk
 from schedulers.sequence import PREFILLING, Sequence
 
 if TYPE_CHECKING:
-    from schedulers.engine_config import OneShotBudget
-    from schedulers.engine_core import EngineCore
-    from schedulers.kv_cache import Node
-    from schedulers.waiting import WaitingQueue
+    from schedulers.decode_set import DecodeSet
+    from schedulers.engine_config import EngineConfig, OneShotBudget
+    from schedulers.kv_cache import KVCache, PrefixNode
+    from schedulers.waiting_queue import WaitingQueue
 
-NO_TOKENS: Final = 0
-"""The head of a lane could run, but this step is full."""
+NO_BUDGET: Final = 0
+"""The first sequence of a queue could run, but the token budget of this step is used up."""
 
-NO_ROOM: Final = -1
-"""The head of a lane finds no seat or too few blocks, and will not until somebody leaves."""
+NO_SPACE: Final = -1
+"""The first sequence of a queue finds no slot or too few blocks until a running sequence leaves."""
 
-LATER: Final = -2
-"""The head of a lane waits a step, for a prefix that is being computed or for others of its kind."""
+DEFERRED: Final = -2
+"""The first sequence of a queue waits a step: another one computes its prefix, or its task differs from the step's."""
 
 
-def cold_key(sequence: Sequence, cached: int) -> int:
-    """The id of the first prefix block beyond `cached` of them: what a leader computes and its peers wait for."""
+class AdmittingCore(Protocol):
+    """The part of `EngineCore` that admission reads and changes; see there for the attributes."""
+
+    config: EngineConfig
+    kv_cache: KVCache
+    decode_set: DecodeSet
+    queues: list[WaitingQueue]
+    running: dict[Sequence, None]
+    one_shot_running: dict[Sequence, None]
+    prefix_leaders: dict[int, None]
+    cached_tokens: int
+
+    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
+        """As `EngineCore.schedule_chunk`."""
+        ...
+
+
+def uncached_prefix_key(sequence: Sequence, num_cached_nodes: int) -> int:
+    """The first prefix id that is not cached: a leader computes it, and its followers wait for it."""
     ids = sequence.request.prefix_blocks
-    return ids[cached] if cached < len(ids) else -1 - sequence.number
+    return ids[num_cached_nodes] if num_cached_nodes < len(ids) else -1 - sequence.seq_id
 
 
-def admit(core: EngineCore, chunks: list[Chunk], budget: int) -> bool:
-    """Admit waiting sequences to a step, as far as tokens, seats and blocks go; their chunks are appended.
+def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
+    """Admit waiting sequences within the token, slot and block limits, and append their chunks to `chunks`.
 
-    Lanes are served in the common order of their policy, each until its own head finds no place: that one class is full
-    does not hold up the other. But where a one-shot prompt waits for the next step to hold it whole, chats behind it
-    begin only if they leave nothing of their prompts for that step. Returns whether everybody who still waits is
-    waiting for a seat or for blocks.
+    Queues are served in the common order of their policy. A full queue does not block the other queue. A one-shot
+    prompt may wait for the next step because only that step can hold it whole. Then chats behind it begin only if they
+    leave no prompt tokens for that step.
+
+    Returns:
+        Whether every sequence that still waits lacks a slot or blocks.
     """
-    open_lanes = [lane for lane in core.lanes if lane.count]
-    lacking = True
-    later: list[Sequence] = []
-    one_shot = OneShotAllowance(core.config.one_shot, chunks, budget) if core.config.one_shot else None
-    while open_lanes:
-        lane = _next(open_lanes) if len(open_lanes) > 1 else open_lanes[0]
-        sequence = lane.first()
+    open_queues = [queue for queue in core.queues if queue.count]
+    lacks_space = True
+    deferred: list[Sequence] = []
+    one_shot = OneShotStepBudget(core.config.one_shot, chunks, budget) if core.config.one_shot else None
+    while open_queues:
+        queue = _next_queue(open_queues) if len(open_queues) > 1 else open_queues[0]
+        sequence = queue.peek()
         if sequence is None:
-            open_lanes.remove(lane)
+            open_queues.remove(queue)
             continue
         if one_shot is not None and sequence.one_shot:
-            taken = _place_one_shot(core, chunks, budget, sequence, one_shot)
+            num_tokens = _try_admit_one_shot(core, chunks, budget, sequence, one_shot)
         else:
-            taken = _place(core, chunks, budget, sequence, one_shot is not None and one_shot.awaited)
-        if taken > 0:
-            budget -= taken
-        elif taken == LATER:
-            later.append(lane.pop())
-            lacking = False
+            num_tokens = _try_admit(core, chunks, budget, sequence, one_shot is not None and one_shot.prompt_deferred)
+        if num_tokens > 0:
+            budget -= num_tokens
+        elif num_tokens == DEFERRED:
+            deferred.append(queue.pop())
+            lacks_space = False
         else:
-            open_lanes.remove(lane)
-            lacking = lacking and taken == NO_ROOM
-    for sequence in later:
-        core.lanes[-1 if sequence.one_shot else 0].push(sequence)
-    return lacking
+            open_queues.remove(queue)
+            lacks_space = lacks_space and num_tokens == NO_SPACE
+    for sequence in deferred:
+        core.queues[-1 if sequence.one_shot else 0].requeue(sequence)
+    return lacks_space
 
 
-def _next(lanes: list[WaitingQueue]) -> WaitingQueue:
-    """The lane whose head comes first, or one that has nobody left."""
-    for lane in lanes:
-        if lane.first() is None:
-            return lane
-    return min(lanes, key=lambda lane: lane.key())
+def _next_queue(queues: list[WaitingQueue]) -> WaitingQueue:
+    """The queue whose first sequence has the smallest key, or a queue that is empty."""
+    for queue in queues:
+        if queue.peek() is None:
+            return queue
+    return min(queues, key=lambda queue: queue.peek_key())
 
 
-def _place(core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
-    """Admit the head of the ordinary lane: tokens of its first chunk, or why there are none.
+def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: Sequence, whole_only: bool) -> int:
+    """Admit the first sequence of the ordinary queue: the tokens of its first chunk, or the reason for none.
 
-    `whole_only`: that chunk must be all that is missing of its prompt.
+    `whole_only`: the chunk must complete the prompt.
     """
-    config, kv = core.config, core.kv
+    config, kv_cache = core.config, core.kv_cache
     if len(core.running) >= config.max_num_seqs:
-        return NO_ROOM
+        return NO_SPACE
     if budget <= 0:
-        return NO_TOKENS
-    nodes, spared, left = _cached(core, sequence)
-    if core.leading and _is_led(core, sequence, nodes):
-        return LATER
-    tokens = min(sequence.goal - spared, budget)
-    if whole_only and spared + tokens < sequence.goal:
-        return NO_TOKENS
-    whole = config.reserve == "answer"
-    ahead = spared + tokens
-    if config.reserve != "chunk":
-        ahead = sequence.goal if not whole else sequence.request.prompt_tokens + sequence.limit - 1
-    more = max(kv.blocks_for(ahead) - len(nodes) * kv.node_blocks - left, 0)
-    if (kv.cost(nodes, more + left) if nodes else more + left) > kv.free:
-        return _lacking_blocks(core, nodes)
-    if config.max_table_blocks and _table_is_full(core, kv.blocks_for(ahead)):
-        return NO_ROOM
-    core.lanes[0].pop()
-    if spared or sequence.holding.remains is not None:
-        kv.attach(sequence.holding, nodes)
-        kv.reclaim(sequence.holding, left)
-    kv.take(sequence.holding, more)
-    sequence.reserved = whole
-    _enter(core, sequence, spared)
+        return NO_BUDGET
+    nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
+    if core.prefix_leaders and _follows_leader(core, sequence, nodes):
+        return DEFERRED
+    num_tokens = min(sequence.num_tokens_to_compute - num_cached, budget)
+    if whole_only and num_cached + num_tokens < sequence.num_tokens_to_compute:
+        return NO_BUDGET
+    reserve_output = config.kv_reservation == "max_tokens"
+    reserved_tokens = num_cached + num_tokens
+    if reserve_output:
+        reserved_tokens = sequence.request.prompt_tokens + sequence.max_tokens - 1
+    elif config.kv_reservation != "chunk":
+        reserved_tokens = sequence.num_tokens_to_compute
+    reserved_blocks = kv_cache.blocks_for(reserved_tokens)
+    new_blocks = max(reserved_blocks - len(nodes) * kv_cache.blocks_per_node - reclaimable, 0)
+    needed = new_blocks + reclaimable
+    if (kv_cache.free_blocks_needed(nodes, needed) if nodes else needed) > kv_cache.num_free_blocks:
+        return _too_few_blocks(core, nodes)
+    if config.max_table_blocks and _block_table_is_full(core, reserved_blocks):
+        return NO_SPACE
+    core.queues[0].pop()
+    if num_cached or sequence.blocks.freed_run is not None:
+        kv_cache.attach(sequence.blocks, nodes)
+        kv_cache.reclaim(sequence.blocks, reclaimable)
+    kv_cache.allocate(sequence.blocks, new_blocks)
+    sequence.blocks_reserved = reserve_output
+    _start_prefill(core, sequence, num_cached)
     core.running[sequence] = None
-    return core.schedule(chunks, sequence, tokens)
+    return core.schedule_chunk(chunks, sequence, num_tokens)
 
 
-def _cached(core: EngineCore, sequence: Sequence) -> tuple[list[Node], int, int]:
-    """Trie nodes and tokens that the cache spares a sequence, and the blocks among them that are its own remains.
+def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[PrefixNode], int, int]:
+    """Prefix nodes and tokens that the cache supplies, and the blocks among them that a preempted sequence reclaims.
 
-    The last token is always computed, since its output is what is wanted.
+    The last token is always computed, since its output is needed.
     """
-    kv = core.kv
-    if not sequence.request.prefix_blocks and sequence.holding.remains is None:
+    kv_cache = core.kv_cache
+    if not sequence.request.prefix_blocks and sequence.blocks.freed_run is None:
         return [], 0, 0
-    nodes = kv.match(sequence.request.prefix_blocks, min(sequence.goal - 1, sequence.request.prompt_tokens))
-    spared = len(nodes) * kv.node_tokens
-    left = kv.remaining(sequence.holding, len(nodes), (sequence.goal - 1 - spared) // kv.block_tokens)
-    return nodes, spared + left * kv.block_tokens, left
+    max_cached = sequence.num_tokens_to_compute - 1
+    nodes = kv_cache.match_prefix(sequence.request.prefix_blocks, min(max_cached, sequence.request.prompt_tokens))
+    num_cached = len(nodes) * kv_cache.node_tokens
+    max_blocks = (max_cached - num_cached) // kv_cache.block_size
+    reclaimable = kv_cache.num_reclaimable(sequence.blocks, len(nodes), max_blocks)
+    return nodes, num_cached + reclaimable * kv_cache.block_size, reclaimable
 
 
-def _lacking_blocks(core: EngineCore, nodes: Many[Node]) -> int:
-    """Too few blocks, and for good until somebody leaves: unless decodes take blocks that the sequence would share.
+def _too_few_blocks(core: AdmittingCore, nodes: Many[PrefixNode]) -> int:
+    """The reason when blocks are short: permanent until a sequence leaves, unless eviction can change the need.
 
-    An id of several blocks is forgotten whole when one of them is taken. A sequence that finds less then wants fewer
-    blocks for its first chunk, by more than have been taken.
+    A node of several blocks is evicted whole when one of its blocks is allocated. A sequence that finds less of its
+    prefix cached then needs fewer blocks for its first chunk, by more than were allocated.
     """
-    return NO_TOKENS if nodes and core.kv.node_blocks > 1 else NO_ROOM
+    return NO_BUDGET if nodes and core.kv_cache.blocks_per_node > 1 else NO_SPACE
 
 
-def _is_led(core: EngineCore, sequence: Sequence, nodes: Many[Node]) -> bool:
-    """Whether a prompt in flight computes the block that this one misses first."""
-    return bool(core.leading) and cold_key(sequence, len(nodes)) in core.leading
+def _follows_leader(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode]) -> bool:
+    """Whether a prompt under way computes the first prefix block that this sequence misses."""
+    return bool(core.prefix_leaders) and uncached_prefix_key(sequence, len(nodes)) in core.prefix_leaders
 
 
-def _table_is_full(core: EngineCore, blocks: int) -> bool:
+def _block_table_is_full(core: AdmittingCore, new_entries: int) -> bool:
+    """Whether `new_entries` more block-table entries exceed `max_table_blocks`."""
     entries = 0
     for sequence in core.running:
-        cached = core.cohort.kv_tokens(sequence) if sequence in core.cohort.members else sequence.computed
-        entries += core.kv.blocks_for(cached)
-    return bool(core.running) and entries + blocks > core.config.max_table_blocks
+        decoding = sequence in core.decode_set.sequences
+        cached = core.decode_set.num_computed_tokens(sequence) if decoding else sequence.num_computed_tokens
+        entries += core.kv_cache.blocks_for(cached)
+    return bool(core.running) and entries + new_entries > core.config.max_table_blocks
 
 
-def _enter(core: EngineCore, sequence: Sequence, spared: int) -> None:
+def _start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> None:
+    """Mark a sequence as prefilling after the tokens that the cache supplies."""
     sequence.state = PREFILLING
-    sequence.computed = sequence.cached = spared
-    core.cached_tokens += spared
+    sequence.num_computed_tokens = sequence.num_cached_tokens = num_cached
+    core.cached_tokens += num_cached
 
 
-class OneShotAllowance:
-    """What one-shot work may still take of this step, and the kind of it that the step runs.
+class OneShotStepBudget:
+    """What one-shot work may still use of a step, and the model and task of the one-shot work in it.
 
     Attributes:
-        tokens, sequences: what is left of the class's budget; chunks that go on from the step before have had theirs.
-        whole: prompt tokens that a step holds which has these decodes and no other prompts.
-        kind: model and task of the one-shot work in this step, None without any.
-        awaited: a prompt waits for the next step, which holds it whole.
+        tokens, sequences: what is left of the one-shot limits after the chunks already in the step.
+        whole_prompt_tokens: longest prompt that a step with these decodes and no other prompts holds whole.
+        model_and_task: of the one-shot work in this step, None without any.
+        prompt_deferred: a prompt waits for the next step, which holds it whole.
     """
 
-    __slots__ = ("awaited", "kind", "sequences", "tokens", "whole")
+    __slots__ = ("model_and_task", "prompt_deferred", "sequences", "tokens", "whole_prompt_tokens")
 
-    def __init__(self, budget: OneShotBudget, chunks: Many[Chunk], left: int) -> None:
-        """`chunks` are in the step already, and leave `left` tokens of it."""
-        self.tokens, self.sequences = budget.most_tokens(), budget.sequences
-        self.whole = min(self.tokens, left + sum(chunk.tokens for chunk in chunks))
-        self.kind: tuple[str, str] | None = None
-        self.awaited = False
+    def __init__(self, limits: OneShotBudget, chunks: Many[Chunk], budget: int) -> None:
+        """`chunks` are in the step already and leave `budget` tokens of it."""
+        self.tokens, self.sequences = limits.max_step_tokens(), limits.sequences
+        self.whole_prompt_tokens = min(self.tokens, budget + sum(chunk.tokens for chunk in chunks))
+        self.model_and_task: tuple[str, str] | None = None
+        self.prompt_deferred = False
         for chunk in chunks:
             if chunk.sequence.one_shot:
                 self.spend(chunk.sequence, chunk.tokens)
 
-    def spend(self, sequence: Sequence, tokens: int) -> None:
-        """So many tokens of a prompt are in the step."""
-        self.tokens -= tokens
+    def spend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count `num_tokens` tokens of a prompt that is now in the step."""
+        self.tokens -= num_tokens
         self.sequences -= 1
-        self.kind = sequence.request.model, sequence.request.task
+        self.model_and_task = sequence.request.model, sequence.request.task
 
 
-def _place_one_shot(
-    core: EngineCore, chunks: list[Chunk], budget: int, sequence: Sequence, allowance: OneShotAllowance
+def _try_admit_one_shot(
+    core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: Sequence, step: OneShotStepBudget
 ) -> int:
-    """Admit the head of the one-shot lane: a whole suffix in one pass, or why not.
+    """Admit the first sequence of the one-shot queue: the rest of its prompt in one pass, or the reason for none.
 
-    Work of another model or task than the step's waits for a later step, since its output head differs. A suffix that
-    only what is in this step already keeps from being whole waits for the next. One that no step could take whole is
-    chunked over paged blocks like a prompt, and still holds no seat.
+    A request of another model or task than the step's waits for a later step, since its output head differs. A prompt
+    that would be whole without the other work in this step waits for the next. A prompt that no step can hold whole is
+    chunked over KV blocks like any other, and still takes no slot.
     """
-    budget = min(budget, allowance.tokens)
-    if budget <= 0 or allowance.sequences <= 0:
-        return NO_TOKENS
+    budget = min(budget, step.tokens)
+    if budget <= 0 or step.sequences <= 0:
+        return NO_BUDGET
     request = sequence.request
-    if allowance.kind not in (None, (request.model, request.task)):
-        return LATER
-    kv = core.kv
-    nodes, spared, left = _cached(core, sequence)
-    if _is_led(core, sequence, nodes):
-        return LATER
-    tokens = sequence.goal - spared
-    if tokens <= budget:
-        more = _worth_caching(core, sequence, nodes, left)
-    elif tokens <= allowance.whole:
-        allowance.awaited = True
-        return NO_TOKENS
+    if step.model_and_task not in (None, (request.model, request.task)):
+        return DEFERRED
+    kv_cache = core.kv_cache
+    nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
+    if _follows_leader(core, sequence, nodes):
+        return DEFERRED
+    num_tokens = sequence.num_tokens_to_compute - num_cached
+    if num_tokens <= budget:
+        new_blocks = _blocks_worth_caching(core, sequence, nodes, reclaimable)
+    elif num_tokens <= step.whole_prompt_tokens:
+        step.prompt_deferred = True
+        return NO_BUDGET
     else:
-        tokens = budget
-        more = kv.blocks_for(spared + tokens) - len(nodes) * kv.node_blocks - left
-    if kv.cost(nodes, more + left) > kv.free:
-        return _lacking_blocks(core, nodes)
-    core.lanes[-1].pop()
-    kv.attach(sequence.holding, nodes)
-    kv.reclaim(sequence.holding, left)
-    kv.take(sequence.holding, more)
-    allowance.spend(sequence, tokens)
-    _enter(core, sequence, spared)
-    core.visiting[sequence] = None
-    return core.schedule(chunks, sequence, tokens)
+        num_tokens = budget
+        held = len(nodes) * kv_cache.blocks_per_node + reclaimable
+        new_blocks = kv_cache.blocks_for(num_cached + num_tokens) - held
+    if kv_cache.free_blocks_needed(nodes, new_blocks + reclaimable) > kv_cache.num_free_blocks:
+        return _too_few_blocks(core, nodes)
+    core.queues[-1].pop()
+    kv_cache.attach(sequence.blocks, nodes)
+    kv_cache.reclaim(sequence.blocks, reclaimable)
+    kv_cache.allocate(sequence.blocks, new_blocks)
+    step.spend(sequence, num_tokens)
+    _start_prefill(core, sequence, num_cached)
+    core.one_shot_running[sequence] = None
+    return core.schedule_chunk(chunks, sequence, num_tokens)
 
 
-def _worth_caching(core: EngineCore, sequence: Sequence, nodes: Many[Node], left: int) -> int:
-    """Blocks to keep the named part of a one-shot prompt in, for others to find; none where blocks are short.
+def _blocks_worth_caching(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
+    """Blocks that keep the shareable part of a one-shot prompt for other sequences; 0 where blocks are short.
 
-    `left`: blocks of its own that it will take back, and that serve as well.
+    `reclaimable`: blocks of its own that it takes back, which serve as well.
     """
-    kv = core.kv
-    if not kv.caching:
+    kv_cache = core.kv_cache
+    if not kv_cache.enable_caching:
         return 0
-    named = min(len(sequence.request.prefix_blocks), sequence.goal // kv.node_tokens)
-    more = max((named - len(nodes)) * kv.node_blocks - left, 0)
-    return more if kv.cost(nodes, more + left) <= kv.free else 0
+    shareable = min(len(sequence.request.prefix_blocks), sequence.num_tokens_to_compute // kv_cache.node_tokens)
+    new_blocks = max((shareable - len(nodes)) * kv_cache.blocks_per_node - reclaimable, 0)
+    fits = kv_cache.free_blocks_needed(nodes, new_blocks + reclaimable) <= kv_cache.num_free_blocks
+    return new_blocks if fits else 0

@@ -1,10 +1,8 @@
-"""What one step runs: the typed batches that a scheduler hands to a plant.
+"""The work of one step: typed batches that a scheduler hands to a backend.
 
-The type is a resource contract, decided before anything is launched (Prelude 3, table 1). A `OneShotBatch` leaves
-nothing behind but its answers; a `DecodeBatch` advances residents by a token each; a `MixedBatch` does both, or
-prefills prompts whose cache stays.
-
-A plant reads `chunks` and `decodes`; a latency model needs only the numbers. Neither writes.
+The type says what the step may leave behind (Prelude 3, table 1). A `OneShotBatch` leaves nothing but its results, a
+`DecodeBatch` advances running sequences by a token each, and a `MixedBatch` does both or prefills prompts whose cache
+stays. A backend reads `chunks` and `decodes`; a latency model needs only the numbers. Neither changes a batch.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ if TYPE_CHECKING:
 class Chunk:
     """Prompt tokens of one sequence in one step.
 
-    `context` tokens of it are in the cache already, `tokens` more are computed now; `last` says that they complete the
-    prompt, so that the step's output holds the sequence's next token.
+    Attributes:
+        tokens: prompt tokens computed by this step. context: tokens that are in the cache before it.
+        last: the chunk completes the prompt, so that the step also produces the sequence's next token.
     """
 
     __slots__ = ("context", "last", "sequence", "tokens")
@@ -36,19 +35,21 @@ class Batch:
     """One step.
 
     Attributes:
-        chunks: prompt chunks, in the order in which they were admitted. `prefill_tokens` is the sum of their tokens.
-        decodes: sequences that get one token each, oldest first; `n_decodes` is how many.
-        decode_kv: cached tokens that all decodes attend to, their new ones included. `longest_decode`: the most that
-            one of them attends to.
-        outputs: rows that go through the LM head and the sampler: the decodes and the prompts that are completed.
-        arrived: decodes that have just come with their cache from a prefill engine.
-        ending: sequences that reach their `max_tokens` with this step.
-        tick: how many steps the scheduler had begun, this one included.
+        chunks: prompt chunks in the order of admission. `prefill_tokens` is the sum of their tokens.
+        decodes: decoding sequences, oldest admission first; `n_decodes` is their number.
+        tokens_per_decode: tokens that each decode computes, draft tokens of speculative decoding included.
+            max_outputs_per_decode: tokens that it may emit. Both are 1 in today's scheduler.
+        decode_kv: cached tokens that all decodes attend to, their new tokens included. longest_decode: the largest
+            share of one decode.
+        outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
+        transferred: decodes that were admitted in this step with a cache computed by a prefill engine.
+        finishing: sequences that reach their `max_tokens` in this step.
+        step_index: number of this step, counted from 1.
     """
 
     __slots__ = (
-        "arrived", "chunks", "decode_kv", "decodes", "ending", "longest_decode", "n_decodes", "outputs",
-        "prefill_tokens", "tick",
+        "chunks", "decode_kv", "decodes", "finishing", "longest_decode", "max_outputs_per_decode", "n_decodes",
+        "outputs", "prefill_tokens", "step_index", "tokens_per_decode", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -57,41 +58,45 @@ class Batch:
         decodes: Many[Sequence] = (),
         decode_kv: int = 0,
         longest_decode: int = 0,
-        arrived: Many[Sequence] = (),
-        ending: Many[Sequence] = (),
-        tick: int = 0,
+        transferred: Many[Sequence] = (),
+        finishing: Many[Sequence] = (),
+        step_index: int = 0,
+        tokens_per_decode: int = 1,
+        max_outputs_per_decode: int = 1,
     ) -> None:
         self.chunks, self.decodes = chunks, decodes
-        self.n_decodes = self.outputs = len(decodes)
+        self.n_decodes = len(decodes)
+        self.tokens_per_decode, self.max_outputs_per_decode = tokens_per_decode, max_outputs_per_decode
+        self.outputs = self.n_decodes * tokens_per_decode
         self.decode_kv, self.longest_decode = decode_kv, longest_decode
         self.prefill_tokens = 0
         for chunk in chunks:
             self.prefill_tokens += chunk.tokens
             self.outputs += chunk.last
-        self.arrived, self.ending, self.tick = arrived, ending, tick
+        self.transferred, self.finishing, self.step_index = transferred, finishing, step_index
 
     @property
     def tokens(self) -> int:
-        """Rows of the linear layers: prompt tokens and one for each decode."""
-        return self.prefill_tokens + self.n_decodes
+        """Rows of the linear layers: tokens of prompts and of decodes."""
+        return self.prefill_tokens + self.n_decodes * self.tokens_per_decode
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.chunks)}, {self.n_decodes} decodes of {self.decode_kv} tokens)"
 
 
 class OneShotBatch(Batch):
-    """Prompts that are answered by this one forward pass. No decode slot, no cache that outlives the step."""
+    """Prompts that are complete after this forward pass. They use no decode slot and keep no cache."""
 
     __slots__ = ()
 
 
 class DecodeBatch(Batch):
-    """One token for every resident sequence."""
+    """One token for every running sequence."""
 
     __slots__ = ()
 
 
 class MixedBatch(Batch):
-    """Prompt chunks whose cache stays, beside decodes or alone; or one-shot work beside decodes."""
+    """Prompt chunks whose cache stays, with or without decodes; or one-shot work beside decodes."""
 
     __slots__ = ()

@@ -1,12 +1,11 @@
 """Slots of an attention/FFN-disaggregated bundle: x attention instances × m microbatches × B slots (AFD 3.1, 5.1).
 
-A slot holds one request for as long as it decodes. The slots of one microbatch step together, so whoever finishes
-leaves at the end of a step, and the vacated slots are refilled from one global queue before the next step of that
-microbatch begins (continuous batching). The scheduler is never told how long an answer will be: the plant says who
-finished.
+A slot holds one request while it decodes. The slots of a microbatch step together. Finished requests leave at the end
+of a step, and their slots are refilled from one global queue before the next step of that microbatch (continuous
+batching). The scheduler does not know how long an answer will be: the backend says which requests have finished.
 
-No step does work proportional to B. Each instance keeps one running token load per microbatch: it grows by the number
-of its resident requests each step, and changes by one request's tokens at each admission and completion.
+No step does work proportional to B. Each instance keeps one token load per microbatch. It grows by the number of the
+instance's requests each step, and changes by one request's tokens at each admission and completion.
 """
 
 from __future__ import annotations
@@ -14,22 +13,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from schedulers.registry import Registry
+
 Waiting = tuple[int, int]
-"""One queued request: (request id, prompt tokens)."""
+"""A queued request: (request id, prompt tokens)."""
 
 
 class Microbatch:
-    """What one microbatch holds, as the attention instances see it in the step at hand.
-
-    The plant reads it between `BundleSlots.begin_step` and `BundleSlots.end_step` and writes nothing.
+    """The requests of one microbatch during a step. A backend reads it between `begin_step` and `end_step`.
 
     Attributes:
-        index: which of the bundle's m microbatches this is.
+        index: position among the bundle's m microbatches.
         step: decode steps ended so far.
-        loads: token load of each attention instance, T of eq. 1: prompt plus generated tokens of its residents,
-        length x. active: resident requests of each attention instance, length x. requests: resident requests over all
-        instances. admitted: ids that entered their slots at the start of this step. vacant: the instance that owns
-        each free slot, in the order in which the slots became free.
+        loads: token load of each attention instance (T of eq. 1), length x: prompt and generated tokens of its
+            requests. active: resident requests of each attention instance, length x. requests: their sum.
+        admitted: ids of the requests that entered slots at the start of this step.
+        resident: (instance, prompt tokens minus the step of admission) by request id, so that the second number plus
+            `step` is the request's token load at any step.
+        vacant: the instance of each free slot, in the order in which the slots became free.
     """
 
     __slots__ = ("active", "admitted", "index", "loads", "requests", "resident", "step", "vacant")
@@ -41,14 +42,12 @@ class Microbatch:
         self.active = [0] * instances
         self.requests = 0
         self.admitted: list[int] = []
-        # Slot by slot, instance after instance, so that the first requests spread evenly.
+        # The free slots alternate between instances, so that the first requests spread evenly.
         self.vacant: deque[int] = deque(list(range(instances)) * slots)
-        # id -> (instance, prompt tokens minus the step of admission), so that `offset + step` is the token load at
-        # any step.
         self.resident: dict[int, tuple[int, int]] = {}
 
-    def seat(self, requests: Sequence[Waiting], instances: Sequence[int]) -> None:
-        """Seat each request on the instance beside it; the caller has taken the slots from `vacant`."""
+    def admit(self, requests: Sequence[Waiting], instances: Sequence[int]) -> None:
+        """Give each request a slot of its instance; the caller has taken the slots from `vacant`."""
         resident, loads, active, step = self.resident, self.loads, self.active, self.step
         for (request_id, prompt_tokens), instance in zip(requests, instances, strict=True):
             resident[request_id] = (instance, prompt_tokens - step)
@@ -59,43 +58,42 @@ class Microbatch:
 
 
 Refill = Callable[[Microbatch, deque[Waiting]], None]
-"""A refill policy seats waiting requests on vacant slots until one of the two runs out."""
+"""A refill policy: it moves waiting requests to free slots until one of the two runs out."""
 
 
 def refill_fcfs(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
-    """Global first come, first served: the oldest request takes the slot that has been free longest."""
+    """First come, first served over all instances: the oldest request takes the slot that has been free longest."""
     vacant = microbatch.vacant
     entering = range(min(len(vacant), len(waiting)))
-    microbatch.seat([waiting.popleft() for _ in entering], [vacant.popleft() for _ in entering])
+    microbatch.admit([waiting.popleft() for _ in entering], [vacant.popleft() for _ in entering])
 
 
 def refill_least_loaded(microbatch: Microbatch, waiting: deque[Waiting]) -> None:
-    """Still the oldest requests first, but the longest prompt among them goes to the lightest instance with a free
-    slot.
+    """Admit the oldest requests; the longest prompt of them goes to the least loaded instance with a free slot.
 
-    Who enters is decided by age, so nobody starves; only where they sit is decided by load. Greedy: each seat counts
-    before the next is given.
+    Age alone decides which requests enter, so none starves. Load decides where they run. The assignment is greedy: each
+    request counts before the next is placed.
     """
     entering = [waiting.popleft() for _ in range(min(len(microbatch.vacant), len(waiting)))]
-    for request in sorted(entering, key=lambda waiting_request: -waiting_request[1]):
+    for request in sorted(entering, key=lambda request: -request[1]):
         instance = min(microbatch.vacant, key=microbatch.loads.__getitem__)
         microbatch.vacant.remove(instance)
-        microbatch.seat([request], [instance])
+        microbatch.admit([request], [instance])
 
 
-REFILL_POLICIES: dict[str, Refill] = {"fcfs": refill_fcfs, "least_loaded": refill_least_loaded}
+REFILL_POLICIES: Registry[Refill] = Registry(fcfs=refill_fcfs, least_loaded=refill_least_loaded)
 
 
 class BundleSlots:
-    """The slots of one bundle and the global queue in front of them.
+    """The slots of one bundle, and the global queue of requests that wait for them.
 
-    Drive it with `submit`, then for each microbatch in turn `begin_step` and `end_step`.
+    Call `submit`, then `begin_step` and `end_step` for each microbatch in turn.
 
     Args:
         instances: attention instances, x.
         microbatches: microbatches in flight, m.
         batch_size: slots of one instance in one microbatch, B.
-        refill: how vacated slots are filled.
+        refill: the refill policy.
     """
 
     def __init__(self, instances: int, microbatches: int, batch_size: int, refill: Refill = refill_fcfs) -> None:
@@ -109,7 +107,7 @@ class BundleSlots:
         self.waiting.extend(requests)
 
     def begin_step(self, index: int) -> Microbatch | None:
-        """Fill the microbatch's vacant slots; None when it holds nobody and has no step to run."""
+        """Fill the microbatch's free slots. None when it is empty and has no step to run."""
         microbatch = self.microbatches[index]
         microbatch.admitted = []
         if microbatch.vacant and self.waiting:
@@ -117,7 +115,7 @@ class BundleSlots:
         return microbatch if microbatch.requests else None
 
     def end_step(self, microbatch: Microbatch, finished: Iterable[int]) -> None:
-        """Every resident request gained a token; `finished` ids leave their slots.
+        """Count a token for every resident request, then free the slots of the `finished` ids.
 
         Raises:
             KeyError: an id that is not resident in this microbatch.
@@ -135,10 +133,10 @@ class BundleSlots:
         microbatch.requests = len(resident)
 
     def check_integrity(self) -> None:
-        """Recount everything from the residents.
+        """Compare the running sums with a recount over the resident requests.
 
         Raises:
-            AssertionError: with the numbers, when a running sum has drifted from what it stands for.
+            AssertionError: they differ; the message has the numbers.
         """
         for microbatch in self.microbatches:
             loads, active = [0] * self.instances, [0] * self.instances

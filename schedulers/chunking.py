@@ -1,15 +1,18 @@
-"""How many prompt tokens a step may hold beside its decodes: chunk policies."""
+"""Chunk policies: how many prompt tokens a step may compute beside its decodes."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from itertools import pairwise
 from typing import Protocol
 
+from schedulers.registry import Registry
+
 
 def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
-    """y at `tokens`, linear between the points of x (which increase), beyond them along the nearest two; 0 of none."""
+    """y at `tokens`: linear between the points of x, which increase, extrapolated beyond them; 0 for 0 tokens."""
     if tokens <= 0:
         return 0.0
     i = min(max(bisect_right(x, tokens), 1), len(x) - 1)
@@ -17,85 +20,93 @@ def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
 
 
 class ChunkPolicy(Protocol):
-    """Handed the decodes of a step, says how many prompt tokens may join them."""
+    """Limits the prompt tokens of a step, given its decodes."""
 
-    def allowance(self, decodes: int) -> int:
-        """Prompt tokens, at least 0. The step's token budget holds besides."""
+    def max_prefill_tokens(self, num_decodes: int) -> int:
+        """Prompt tokens that a step with `num_decodes` decodes may compute, at least 0.
+
+        The token budget of the engine holds as well.
+        """
         ...
 
 
 class StaticChunks:
-    """At most `tokens` rows a step, decodes included: chunked prefill as engines have it (Sarathi's token budget).
+    """At most `tokens` tokens a step, decodes included: the token budget of chunked prefill (Sarathi-Serve).
 
-    `beside`: prompt tokens instead, beside however many decodes (the static chunk sizes of SPEAR 5.3.3).
+    `exclude_decodes`: the limit is for prompt tokens alone (static chunks of SPEAR 5.3.3).
     """
 
-    def __init__(self, tokens: int, beside: bool = False) -> None:
-        self.tokens, self.beside = tokens, beside
+    def __init__(self, tokens: int, exclude_decodes: bool = False) -> None:
+        self.tokens, self.exclude_decodes = tokens, exclude_decodes
 
-    def allowance(self, decodes: int) -> int:
-        """As `ChunkPolicy.allowance`."""
-        return self.tokens if self.beside else max(self.tokens - decodes, 0)
+    def max_prefill_tokens(self, num_decodes: int) -> int:
+        """As `ChunkPolicy.max_prefill_tokens`."""
+        return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
 
 
 class SloChunks:
-    """The largest chunk c with T(d) + T(c) ≤ T_SLO, c_min ≤ c ≤ c_max (SPEAR 4.3).
+    """The largest chunk c with T(d) + T(c) ≤ T_SLO and c_min ≤ c ≤ c_max (SPEAR 4.3).
 
-    T is the iteration latency of the current selection S of error compensators, tabulated over token counts and
-    linear between them; T(0) = 0, and beyond the table its last slope goes on. Where not even c_min fits, c_min it is:
-    prompts must move, so the goal can be missed when decodes alone take nearly all of it.
+    T is the iteration latency of the current selection S of error compensators: a table over token counts, linear
+    between its points and extrapolated with its last slope; T(0) = 0. Where not even c_min fits, c_min is used, since
+    prompts must progress. The SLO can then be missed, when decodes alone take nearly all of it.
 
     Args:
         tokens, seconds: the table, both increasing.
-        goal: T_SLO, seconds.
-        smallest, largest: c_min and c_max, tokens.
-        step: chunks are multiples of it, rounded down, but not below c_min.
+        slo_seconds: T_SLO.
+        min_tokens, max_tokens: c_min and c_max.
+        granularity: chunks are rounded down to multiples of it, but not below c_min.
 
     Raises:
-        ValueError: a table that is empty or does not increase, limits in the wrong order, or a step below 1.
+        ValueError: a table that is empty or does not increase, limits in the wrong order, or a granularity below 1.
     """
 
     def __init__(
         self,
         tokens: Many[int],
         seconds: Many[float],
-        goal: float,
-        smallest: int = 16,
-        largest: int = 2048,
-        step: int = 1,
+        slo_seconds: float,
+        min_tokens: int = 16,
+        max_tokens: int = 2048,
+        granularity: int = 1,
     ) -> None:
         if len(tokens) != len(seconds) or len(tokens) < 2:
             raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
         for column in (tokens, seconds):
             if any(later <= earlier for earlier, later in pairwise(column)):
                 raise ValueError(f"expected a table that increases, found {list(column)}")
-        if not 1 <= smallest <= largest:
-            raise ValueError(f"expected 1 <= smallest <= largest, found {smallest} and {largest}")
-        if step < 1:
-            raise ValueError(f"expected a step of at least 1, found {step}")
-        self.goal, self.smallest, self.largest, self.step = goal, smallest, largest, step
+        if not 1 <= min_tokens <= max_tokens:
+            raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
+        if granularity < 1:
+            raise ValueError(f"expected a step of at least 1, found {granularity}")
+        self.slo_seconds, self.granularity = slo_seconds, granularity
+        self.min_tokens, self.max_tokens = min_tokens, max_tokens
         self._tokens, self._seconds = list(tokens), list(seconds)
 
     def seconds(self, tokens: int) -> float:
         """T(tokens)."""
         return interpolate(self._tokens, self._seconds, tokens)
 
-    def allowance(self, decodes: int) -> int:
-        """As `ChunkPolicy.allowance`: bisection over the rows of the table, then the line between two."""
-        chunk = self._largest_within(decodes)
-        return max(chunk - chunk % self.step, self.smallest)
+    def max_prefill_tokens(self, num_decodes: int) -> int:
+        """As `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
+        chunk = self._largest_within_slo(num_decodes)
+        return max(chunk - chunk % self.granularity, self.min_tokens)
 
-    def _largest_within(self, decodes: int) -> int:
-        left = self.goal - self.seconds(decodes)
-        if self.seconds(self.largest) <= left:
-            return self.largest
+    def _largest_within_slo(self, num_decodes: int) -> int:
+        left = self.slo_seconds - self.seconds(num_decodes)
+        if self.seconds(self.max_tokens) <= left:
+            return self.max_tokens
         x, y = self._tokens, self._seconds
         i = min(max(bisect_right(y, left), 1), len(y) - 1)
         chunk = x[i - 1] + int((left - y[i - 1]) * (x[i] - x[i - 1]) / (y[i] - y[i - 1]))
-        chunk = min(max(chunk, self.smallest), self.largest)
-        # Rounding may have put it one off: T itself decides.
-        while chunk > self.smallest and self.seconds(chunk) > left:
+        chunk = min(max(chunk, self.min_tokens), self.max_tokens)
+        # Rounding may put the chunk off by one, so T itself decides.
+        while chunk > self.min_tokens and self.seconds(chunk) > left:
             chunk -= 1
-        while chunk < self.largest and self.seconds(chunk + 1) <= left:
+        while chunk < self.max_tokens and self.seconds(chunk + 1) <= left:
             chunk += 1
         return chunk
+
+
+CHUNK_POLICIES: Registry[Callable[..., ChunkPolicy]] = Registry(static=StaticChunks, slo=SloChunks)
+"""Makes a policy from its parameters, which a scenario gives by name. Each engine has a policy of its own."""

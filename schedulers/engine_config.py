@@ -1,29 +1,30 @@
-"""What an engine is set to. The defaults are vLLM V1's."""
+"""Settings of one engine. Names and defaults are vLLM V1's where vLLM has the setting."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from schedulers.waiting import ORDERS
+from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.waiting_queue import SCHEDULING_POLICIES
 
-Reserve = Literal["chunk", "prompt", "answer"]
-"""How many blocks admission wants: for the first chunk, for the whole prompt, or for the answer up to its limit too."""
+KVReservation = Literal["chunk", "prompt", "max_tokens"]
+"""Blocks allocated at admission: for the first chunk, for the prompt, or for the prompt and `max_tokens` of output."""
 
-Share = Literal["scheduled", "computed"]
-"""When a prompt block can be shared: once its step is scheduled (vLLM), or once it has been computed (Prelude)."""
+CacheBlocksOn = Literal["scheduled", "computed"]
+"""When a prompt block enters the prefix cache: when its step is scheduled (vLLM), or when it is computed (Prelude)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneShotBudget:
-    """What one-shot work may take of a step (Prelude 3). It holds no decode slot and no cache beyond the step.
+    """Limits of one-shot work in a step (Prelude 3). One-shot work holds no decode slot, and no cache after the step.
 
     Attributes:
         tokens: prompt tokens a step. sequences: prompts a step.
-        activation_bytes: temporary memory a step; `bytes_per_token` is what a prompt token takes of it.
+        activation_bytes: temporary memory a step, of which each prompt token takes `bytes_per_token`.
 
     Raises:
-        ValueError: budgets under which no prompt could ever run.
+        ValueError: limits under which no prompt could ever run.
     """
 
     tokens: int = 8192
@@ -37,14 +38,14 @@ class OneShotBudget:
                 raise ValueError(f"one_shot.{name}: expected at least 1, found {getattr(self, name)}")
         if self.bytes_per_token < 0:
             raise ValueError(f"one_shot.bytes_per_token: expected 0 or more, found {self.bytes_per_token}")
-        if self.most_tokens() < 1:
+        if self.max_step_tokens() < 1:
             raise ValueError(
                 f"one_shot.activation_bytes: expected room for a token, which takes bytes_per_token "
                 f"({self.bytes_per_token:g}), found {self.activation_bytes:g}"
             )
 
-    def most_tokens(self) -> int:
-        """Prompt tokens a step that both budgets permit."""
+    def max_step_tokens(self) -> int:
+        """Prompt tokens a step that both the token and the memory limit allow."""
         if not self.bytes_per_token:
             return self.tokens
         return int(min(self.tokens, self.activation_bytes // self.bytes_per_token))
@@ -55,57 +56,72 @@ class EngineConfig:
     """Settings of one engine.
 
     Attributes:
-        kv_blocks, block_tokens: KV memory: how many blocks of how many tokens.
-        max_num_batched_tokens: rows a step, prompt tokens and decodes together. max_num_seqs: sequences that run at
+        num_gpu_blocks, block_size: KV memory: the number of blocks, and the tokens of each.
+        max_num_batched_tokens: tokens a step, prompt tokens and decodes together. max_num_seqs: sequences that run at
             once.
         max_table_blocks: block-table entries of all running sequences together, 0 for no limit.
-        prefix_caching: whether prompt blocks are shared and remembered. prefix_id_tokens: prompt tokens that one id of
-            a request's `prefix_blocks` stands for, a multiple of `block_tokens`.
-        share: when a prompt block can be shared.
-        lead_cold_prefixes: of waiting requests with the same uncached prefix one leads, its peers wait a step (Prelude
-            3).
-        order: who waits ahead of whom: fcfs, priority or shortest_prompt.
-        reserve: how many blocks admission wants.
-        one_shot: a budget of its own for one-shot work; None sends it down the decode-shaped path like everything else.
+        enable_prefix_caching: share prompt blocks among sequences and keep them after use. prefix_id_tokens: prompt
+            tokens that one id of a request's `prefix_blocks` stands for, a multiple of `block_size`.
+        cache_blocks_on: when a prompt block enters the prefix cache.
+        in_batch_prefix_caching: of waiting requests with the same uncached prefix, admit one and hold back the others
+            until it has computed the prefix (Prelude 3; SGLang's term).
+        scheduling_policy: the order of waiting requests (`schedulers.waiting_queue`). preemption_policy: which sequence
+            is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
+        kv_reservation: blocks allocated at admission.
+        one_shot: limits of one-shot work; None runs one-shot requests like all others.
 
     Raises:
         ValueError: settings that contradict each other.
     """
 
-    kv_blocks: int
-    block_tokens: int = 16
+    num_gpu_blocks: int
+    block_size: int = 16
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128
     max_table_blocks: int = 0
-    prefix_caching: bool = True
+    enable_prefix_caching: bool = True
     prefix_id_tokens: int = 16
-    share: Share = "scheduled"
-    lead_cold_prefixes: bool = False
-    order: str = "fcfs"
-    reserve: Reserve = "chunk"
+    cache_blocks_on: CacheBlocksOn = "scheduled"
+    in_batch_prefix_caching: bool = False
+    scheduling_policy: str = "fcfs"
+    preemption_policy: str | None = None
+    kv_reservation: KVReservation = "chunk"
     one_shot: OneShotBudget | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kv_blocks", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):
+        for name in ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, found {getattr(self, name)}")
         if self.max_table_blocks < 0:
             raise ValueError(f"max_table_blocks: expected 0 (no limit) or more, found {self.max_table_blocks}")
-        for name, choices in (("order", tuple(ORDERS)), ("share", get_args(Share)), ("reserve", get_args(Reserve))):
+        allowed = {
+            "scheduling_policy": tuple(SCHEDULING_POLICIES),
+            "preemption_policy": (*PREEMPTION_POLICIES, None),
+            "cache_blocks_on": get_args(CacheBlocksOn),
+            "kv_reservation": get_args(KVReservation),
+        }
+        for name, choices in allowed.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name}: expected one of {', '.join(choices)}, found {getattr(self, name)!r}")
+                expected = ", ".join(choice for choice in choices if choice)
+                raise ValueError(f"{name}: expected one of {expected}, found {getattr(self, name)!r}")
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), since every running "
                 f"sequence gets a token a step, found {self.max_num_batched_tokens}"
             )
-        if self.prefix_id_tokens % self.block_tokens:
+        if self.prefix_id_tokens % self.block_size:
             raise ValueError(
-                f"prefix_id_tokens: expected a multiple of block_tokens ({self.block_tokens}), "
+                f"prefix_id_tokens: expected a multiple of block_size ({self.block_size}), "
                 f"found {self.prefix_id_tokens}"
             )
-        if self.lead_cold_prefixes and self.share != "computed":
+        if self.in_batch_prefix_caching and self.cache_blocks_on != "computed":
             raise ValueError(
-                f"lead_cold_prefixes: expected share computed, where a prefix can be cold twice in a step, "
-                f"found share {self.share}"
+                f"in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss "
+                f"the same prefix, found {self.cache_blocks_on}"
             )
+
+    @property
+    def resolved_preemption_policy(self) -> str:
+        """The name of the preemption policy, the default resolved as in vLLM."""
+        default = "lowest_priority" if self.scheduling_policy == "priority" else "newest"
+        return self.preemption_policy or default

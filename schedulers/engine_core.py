@@ -1,13 +1,13 @@
 """The scheduler of one engine, as a pure state machine.
 
-A plant drives it through three calls, `submit`, `begin_step` and `end_step`, whenever it likes; `abort` takes a
-request back. It holds no clock and never sees how long an answer will be: the plant says whose answer has ended. Steps
-may overlap: a plant that schedules ahead begins step i + 1 before it ends step i (vLLM's async scheduling), and what is
-decided then rests on what was known then.
+A backend calls `submit`, `begin_step` and `end_step` at any time, and `abort` to cancel a request. The scheduler holds
+no clock and does not know how long an answer will be: the backend says which answers have ended. Steps may overlap: an
+asynchronous backend begins step i + 1 before it ends step i (vLLM's async scheduling), and decides with what is known
+then.
 
-The order of business of one step is vLLM V1's: whoever decodes gets a token, the youngest losing their cache where
-blocks run out; then prompts that are under way go on; then, if nobody was preempted, waiting requests are admitted
-while tokens, sequences and blocks last. Requests under the one-shot contract (Prelude 3) wait in a lane of their own.
+A step is scheduled in vLLM V1's order. Running decodes come first; if blocks run out, sequences are preempted
+(`schedulers.preemption`). Prompts under way continue next. Then, unless a sequence was preempted, waiting requests are
+admitted within the token, sequence and block limits. One-shot requests (Prelude 3) wait in a queue of their own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from schedulers.admission import admit, cold_key
+from schedulers.admission import admit, uncached_prefix_key
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.chunking import ChunkPolicy
-from schedulers.cohort import Cohort
+from schedulers.decode_set import DecodeSet
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import KVCache
-from schedulers.sequence import DECODING, ENDING, FINISHED, PREFILLING, WAITING, Sequence
-from schedulers.waiting import ORDERS, WaitingQueue, priority
+from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
+from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -33,113 +34,129 @@ class EngineCore:
     """One engine's scheduler.
 
     Attributes:
-        config, chunks: the settings and the chunk policy. kv: the blocks. cohort: who decodes.
-        lanes: who waits: [everybody], or with one-shot budgets [generation, one-shot work].
-        arriving: who waits with its cache made elsewhere.
-        running: who holds a seat, oldest admission first. visiting: admitted one-shot work, which holds none.
-        held: finished sequences that keep their blocks until `release`.
-        leading: first uncached prefix ids of prompts that are being computed.
-        sequences: everybody who has been submitted and has not finished, by request id.
-        load: prompt tokens and output limits of all who are here: what a router balances, and what it can know without
-            asking how far anybody has come.
-        preemptions, prefill_tokens, cached_tokens: counters: caches lost, prompt tokens scheduled to be computed, and
-            prompt tokens that the prefix cache spared.
+        config: the settings. chunk_policy: limits prompt tokens a step besides the settings, or None.
+        scheduling_policy: the order of waiting sequences.
+        kv_cache: the blocks. decode_set: the decoding sequences.
+        queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
+        waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
+        running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
+            holds none.
+        awaiting_transfer: finished sequences that keep their blocks until `release`.
+        prefix_leaders: first uncached prefix ids of prompts that are being computed.
+        sequences: submitted and unfinished sequences by request id.
+        outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
+        blocks_allocated_ahead: blocks of coming steady steps that `allocate_ahead` has allocated.
+        preemptions, prefill_tokens, cached_tokens: counters of preempted sequences, of prompt tokens scheduled, and of
+            prompt tokens supplied by the prefix cache.
     """
 
     def __init__(
-        self, config: EngineConfig, chunks: ChunkPolicy | None = None, make_cache: type[KVCache] = KVCache
+        self, config: EngineConfig, chunk_policy: ChunkPolicy | None = None, make_cache: type[KVCache] = KVCache
     ) -> None:
-        self.config, self.chunks = config, chunks
-        node_blocks = config.prefix_id_tokens // config.block_tokens
-        self.kv = make_cache(config.kv_blocks, config.block_tokens, node_blocks, config.prefix_caching)
-        self.cohort = Cohort(config.block_tokens)
-        self.lanes = [WaitingQueue(ORDERS[config.order]) for _ in range(2 if config.one_shot else 1)]
-        self.arriving: deque[Sequence] = deque()
+        self.config, self.chunk_policy = config, chunk_policy
+        blocks_per_node = config.prefix_id_tokens // config.block_size
+        caching = config.enable_prefix_caching
+        self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
+        self.decode_set = DecodeSet(config.block_size)
+        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)()
+        self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
+        self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
-        self.visiting: dict[Sequence, None] = {}
-        self.held: dict[Sequence, None] = {}
-        self.leading: dict[int, None] = {}
+        self.one_shot_running: dict[Sequence, None] = {}
+        self.awaiting_transfer: dict[Sequence, None] = {}
+        self.prefix_leaders: dict[int, None] = {}
         self.sequences: dict[int, Sequence] = {}
-        self.load = 0
+        self.outstanding_tokens = 0
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self._prefilling: dict[Sequence, None] = {}
-        self._submitted = 0
-        self._share_late = config.share == "computed" and (config.prefix_caching or config.lead_cold_prefixes)
-        self._stalled = False  # everybody who waits would find no seat or no blocks, until something changes
+        self._num_submitted = 0
+        self.blocks_allocated_ahead = 0
+        self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
+        cache_when_computed = config.cache_blocks_on == "computed"
+        self._cache_when_computed = cache_when_computed and (caching or config.in_batch_prefix_caching)
+        # Every waiting sequence lacks a slot or blocks, until a change resets this: admission need not be tried.
+        self._admission_blocked = False
 
-    # -- the plant's calls -------------------------------------------------------------------------------------------
+    # -- called by the backend ---------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, now: float, *, limit: int | None = None, computed: bool = False, hold: bool = False
+        self,
+        request: Request,
+        now: float,
+        *,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
     ) -> Sequence:
-        """Take a request in. Nothing is decided until the next step, and `now` is not looked at.
+        """Queue a request. Nothing is decided until the next step, and `now` is not used.
 
         Args:
-            limit: output tokens after which to end it, in place of its `max_tokens` (1 on a prefill engine).
-            computed: its prompt's cache and its first token come with it, from a prefill engine.
-            hold: keep its blocks when it has finished, until `release`.
+            max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
+            remote_prefill: a prefill engine has computed its prompt's cache and its first token.
+            hold_blocks: keep its blocks when it has finished, until `release`.
 
         Raises:
-            ValueError: an id that is here already, or a request that would not fit if it were alone.
+            ValueError: an id that is being served, or a request that does not fit even alone.
         """
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
         one_shot = self.config.one_shot is not None and request.one_shot
-        sequence = Sequence(request, self._submitted, one_shot)
-        if limit is not None:
-            sequence.limit = limit
+        sequence = Sequence(request, self._num_submitted, one_shot)
+        if max_tokens is not None:
+            sequence.max_tokens = max_tokens
         self._check_fits(sequence)
-        self._submitted += 1
-        self.load += request.prompt_tokens + sequence.limit
-        sequence.hold = hold
-        if computed:
-            sequence.generated = 1
-            self.arriving.append(sequence)
+        self._num_submitted += 1
+        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
+        sequence.hold_blocks = hold_blocks
+        if remote_prefill:
+            sequence.num_output_tokens = 1
+            self.waiting_for_remote_kv.append(sequence)
         else:
-            self.lanes[-1 if one_shot else 0].push(sequence)
+            self.queues[-1 if one_shot else 0].push(sequence)
         self.sequences[request.id] = sequence
-        self._stalled = False
+        self._admission_blocked = False
         return sequence
 
     def begin_step(self, now: float) -> Batch | None:
-        """Decide the next step. None when there is nothing to run."""
-        cohort = self.cohort
-        arrived = self._welcome() if self.arriving else ()
-        starting = cohort.starting()
-        preempted = bool(starting) and self._make_room(starting)
-        decodes = tuple(cohort.members)
+        """Schedule the next step. None when there is nothing to run."""
+        decode_set = self.decode_set
+        transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        new_blocks = decode_set.num_new_blocks()
+        preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
+        decodes = tuple(decode_set.sequences)
         chunks: list[Chunk] = []
-        if self._prefilling or (not self._stalled and self._anybody_waits()):
-            self._fill(chunks, len(decodes), preempted)
+        if self._prefilling or (not self._admission_blocked and self._has_queued()):
+            self._schedule_prefills(chunks, len(decodes), preempted)
         if not decodes and not chunks:
             return None
-        cohort.advance(1)
-        kv, longest = cohort.kv, cohort.longest()
-        ending = cohort.reach_limits()
-        if ending:
-            for sequence in ending:
-                self._settle(sequence)
+        decode_set.advance(1)
+        kv_tokens, longest = decode_set.kv_tokens, decode_set.longest()
+        finishing = decode_set.pop_finishing()
+        if finishing:
+            for sequence in finishing:
+                self._sync_blocks(sequence)
         kind: type[Batch] = DecodeBatch
         if chunks:
             for chunk in chunks:
                 if chunk.last:
-                    self._complete(chunk.sequence, ending)
+                    self._complete_prefill(chunk.sequence, finishing)
             kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
-        return kind(chunks, decodes, kv, longest, arrived, ending, cohort.tick)
+        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        """Take in that a step has run; steps end in the order in which they began. Returns whoever finished.
+        """Record that a step has run; steps end in the order in which they began. Returns the finished sequences.
 
-        `stopped`: those whose answer ended with it, before their limit. What they were given since is taken back.
+        `stopped`: sequences whose answer ended with this step before `max_tokens`. Tokens of later steps that were
+        begun meanwhile are discarded.
         """
-        if self._share_late and batch.chunks:
+        if self._cache_when_computed and batch.chunks:
             for chunk in batch.chunks:
-                self._share(chunk)
-            self._stalled = False  # whoever can share these blocks wants fewer
-        return self._finish_all(batch.ending, stopped, batch.tick)
+                self._cache_computed_chunk(chunk)
+            self._admission_blocked = False  # a sequence that shares these blocks needs fewer of its own
+        return self._finish_all(batch.finishing, stopped, batch.step_index)
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
-        """Take a request back wherever it is; None when nobody of that id is here."""
+        """Cancel a request in any state. None when no unfinished request has this id."""
         sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._finish(sequence)
@@ -147,278 +164,319 @@ class EngineCore:
         return sequence
 
     def release(self, sequence: Sequence) -> None:
-        """Free the blocks of a finished sequence that was submitted with `hold`."""
-        if sequence in self.held:
-            del self.held[sequence]
-            self.kv.release(sequence.holding)
-            self._stalled = False
+        """Free the blocks of a finished sequence that was submitted with `hold_blocks`."""
+        if sequence in self.awaiting_transfer:
+            del self.awaiting_transfer[sequence]
+            self.kv_cache.free(sequence.blocks)
+            self._admission_blocked = False
 
-    def quiet_steps(self) -> int:
-        """How many coming steps are plain decode steps of the same members, without new arrivals; 0 for none known.
+    # -- runs of decode steps ----------------------------------------------------------------------------------------
 
-        Nobody can be admitted, nobody prefills, nobody reaches a limit, and there are blocks for all. A plant that
-        knows when answers end cuts this shorter.
+    def steady_decode_steps(self) -> int:
+        """How many coming steps only decode the same sequences, as long as no request arrives; 0 if not even one.
+
+        In these steps no sequence is admitted, prefilled or preempted, and none reaches its `max_tokens`. A backend
+        that knows when answers end stops earlier.
         """
-        cohort = self.cohort
-        if not cohort.size or self._prefilling or self.arriving or (not self._stalled and self._anybody_waits()):
+        decode_set = self.decode_set
+        if not decode_set.size or self._prefilling or self.waiting_for_remote_kv:
             return 0
-        return cohort.steps_within(self.kv.free, cohort.steps_to_limit() - 1)
+        if not self._admission_blocked and self._has_queued():
+            return 0
+        return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
+
+    def has_blocks_for_steps(self, steps: int) -> bool:
+        """Whether the free blocks suffice for `steps` further steps of the same decodes."""
+        return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
+
+    def allocate_ahead(self, steps: int) -> None:
+        """Allocate the blocks of the next `steps` steady decode steps before `advance` does.
+
+        Afterwards the KV cache shows what it would show if these steps had been begun one by one.
+        """
+        new_blocks = self.decode_set.num_new_blocks_within(steps) - self.blocks_allocated_ahead
+        if new_blocks > 0:
+            self.kv_cache.allocate_unassigned(new_blocks)
+            self.blocks_allocated_ahead += new_blocks
 
     def advance(self, steps: int) -> None:
-        """Begin and end `steps` quiet steps at once."""
-        self.kv.draw(self.cohort.blocks_within(steps))
-        self.cohort.advance(steps)
+        """Begin and end `steps` steady decode steps at once."""
+        new_blocks = self.decode_set.num_new_blocks_within(steps) - self.blocks_allocated_ahead
+        self.blocks_allocated_ahead = max(-new_blocks, 0)
+        self.kv_cache.allocate_unassigned(max(new_blocks, 0))
+        self.decode_set.advance(steps)
 
-    def last_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
-        """Begin and end one plain decode step at once, with which members reach their limit or have stopped.
+    def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
+        """Begin and end at once a decode step in which sequences finish. Returns them, as `end_step`.
 
-        Quiet steps came before it and there are blocks for it (`lasts`). Returns whoever finished, as `end_step`.
+        Only steady steps came before it, and there are blocks for it (`has_blocks_for_steps`).
         """
         self.advance(1)
-        ending = self.cohort.reach_limits()
-        for sequence in ending:
-            self._settle(sequence)
-        return self._finish_all(ending, stopped, self.cohort.tick)
+        finishing = self.decode_set.pop_finishing()
+        for sequence in finishing:
+            self._sync_blocks(sequence)
+        return self._finish_all(finishing, stopped, self.decode_set.step_index)
 
-    def standing_batch(self) -> Batch:
-        """The plain decode step that has just been begun by `advance`, for a plant that is a step ahead."""
-        cohort = self.cohort
-        return DecodeBatch((), tuple(cohort.members), cohort.kv, cohort.longest(), tick=cohort.tick)
+    def current_decode_batch(self) -> Batch:
+        """The decode step that `advance` has just begun, for a backend that is a step ahead."""
+        decode_set = self.decode_set
+        decodes, step_index = tuple(decode_set.sequences), decode_set.step_index
+        return DecodeBatch((), decodes, decode_set.kv_tokens, decode_set.longest(), step_index=step_index)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     @property
-    def tick(self) -> int:
+    def step_index(self) -> int:
         """Steps begun so far."""
-        return self.cohort.tick
+        return self.decode_set.step_index
 
     @property
-    def decodes(self) -> int:
-        """Sequences that decode."""
-        return self.cohort.size
+    def num_decodes(self) -> int:
+        """Decoding sequences."""
+        return self.decode_set.size
 
     @property
-    def admitted(self) -> int:
-        """Requests that have been admitted and have not finished."""
-        return len(self.running) + len(self.visiting)
-
-    def lasts(self, steps: int) -> bool:
-        """Whether there are blocks for so many further steps of the same decodes."""
-        return self.cohort.steps_within(self.kv.free, steps) == steps
+    def num_running(self) -> int:
+        """Requests that are admitted and unfinished."""
+        return len(self.running) + len(self.one_shot_running)
 
     @property
-    def waiting(self) -> int:
+    def num_running_seqs(self) -> int:
+        """Running requests that count towards `max_num_seqs`: all but one-shot work with a budget of its own."""
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
         """Requests that wait for admission."""
-        return sum(len(lane) for lane in self.lanes) + len(self.arriving)
+        return sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Leading prompt tokens of a request that are in the prefix cache."""
+        kv_cache = self.kv_cache
+        return len(kv_cache.match_prefix(request.prefix_blocks, request.prompt_tokens)) * kv_cache.node_tokens
 
     def check_integrity(self) -> None:
-        """Blocks are conserved, the counted sums are those of the sequences, everybody is in one place.
+        """Check that blocks are conserved, sums are those of the sequences, and each sequence is in one place.
 
         Raises:
-            AssertionError: with the numbers.
+            AssertionError: one of these fails; the message has the numbers.
         """
-        self.cohort.check_integrity()
-        everybody = [*self.sequences.values(), *self.held]
-        unsettled = 0
-        for sequence in self.cohort.members:
-            if not sequence.reserved:
-                holding = sequence.holding
-                unsettled += self.kv.blocks_for(self.cohort.kv_tokens(sequence)) - self.kv.held(holding)
-        self.kv.check_integrity([sequence.holding for sequence in everybody], unsettled)
+        self.decode_set.check_integrity()
+        owners = [*self.sequences.values(), *self.awaiting_transfer]
+        unassigned = self.blocks_allocated_ahead
+        for sequence in self.decode_set.sequences:
+            if not sequence.blocks_reserved:
+                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
+                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
+        self.kv_cache.check_integrity([sequence.blocks for sequence in owners], unassigned)
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
-        places = self.waiting + len(self.running) + len(self.visiting)
+        places = self.num_waiting + len(self.running) + len(self.one_shot_running)
         if places != len(self.sequences):
-            raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are here")
+            raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are unfinished")
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _welcome(self) -> list[Sequence]:
-        """Admit those who come with their cache, as far as seats and blocks go; whoever was preempted goes first."""
-        arriving, admitted = self.arriving, []
-        while arriving and len(self.running) < self.config.max_num_seqs and not self.lanes[0]:
-            sequence = arriving[0]
+    def _admit_transferred(self) -> list[Sequence]:
+        """Admit sequences prefilled elsewhere within the slot and block limits; preempted sequences go first."""
+        waiting, admitted, kv_cache = self.waiting_for_remote_kv, [], self.kv_cache
+        while waiting and len(self.running) < self.config.max_num_seqs and not self.queues[0].count:
+            sequence = waiting[0]
             prompt = sequence.request.prompt_tokens
-            whole = self.config.reserve == "answer"
-            if self.kv.blocks_for(prompt + (sequence.limit - 1 if whole else 1)) > self.kv.free:
+            reserve_output = self.config.kv_reservation == "max_tokens"
+            output = sequence.max_tokens - 1
+            if kv_cache.blocks_for(prompt + (output if reserve_output else 1)) > kv_cache.num_free_blocks:
                 break
-            self.kv.take(sequence.holding, self.kv.blocks_for(prompt + (sequence.limit - 1 if whole else 0)))
-            admitted.append(arriving.popleft())
-            sequence.computed, sequence.reserved = prompt, whole
+            kv_cache.allocate(sequence.blocks, kv_cache.blocks_for(prompt + (output if reserve_output else 0)))
+            admitted.append(waiting.popleft())
+            sequence.num_computed_tokens, sequence.blocks_reserved = prompt, reserve_output
             self.running[sequence] = None
-            self.cohort.join(sequence)
+            self.decode_set.add(sequence)
         return admitted
 
-    def _anybody_waits(self) -> bool:
-        """Whether a lane has anybody."""
-        lanes = self.lanes
-        return lanes[0].count > 0 or lanes[-1].count > 0
+    def _has_queued(self) -> bool:
+        """Whether a queue has a sequence."""
+        queues = self.queues
+        return queues[0].count > 0 or queues[-1].count > 0
 
-    def _make_room(self, starting: int) -> bool:
-        """Blocks for the `starting` decodes that begin one, at the youngest's expense where needed.
+    def _allocate_decode_blocks(self, new_blocks: int) -> bool:
+        """Allocate the `new_blocks` blocks that decodes start; if blocks run out, preempt sequences.
 
-        Returns whether anybody lost its own.
+        Returns whether a sequence was preempted.
         """
-        cohort, kv = self.cohort, self.kv
-        if starting <= kv.free:
-            kv.draw(starting)
+        decode_set, kv_cache = self.decode_set, self.kv_cache
+        if new_blocks <= kv_cache.num_free_blocks:
+            kv_cache.allocate_unassigned(new_blocks)
             return False
-        for sequence in [s for s in self._by_importance() if s.state == DECODING and cohort.is_starting(s)]:
-            while sequence.state == DECODING and not kv.free:
-                self._preempt(next(s for s in reversed(self._by_importance()) if s.state in (DECODING, PREFILLING)))
-            if sequence.state == DECODING:  # it did not fall victim itself
-                kv.draw(1)
+        running = self._by_importance(self.running)
+        for sequence in [s for s in running if s.state == DECODING and decode_set.needs_block(s)]:
+            while sequence.state == DECODING and not kv_cache.num_free_blocks:
+                running = self._by_importance(self.running)
+                self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
+            if sequence.state == DECODING:  # it was not preempted itself
+                kv_cache.allocate_unassigned(1)
         return True
 
-    def _by_importance(self) -> list[Sequence]:
-        """Who is preempted last comes first: the oldest admission, or by priority where that is the order."""
-        return sorted(self.running, key=priority) if self.config.order == "priority" else list(self.running)
-
-    def _fill(self, chunks: list[Chunk], decodes: int, preempted: bool) -> None:
-        """Prompt chunks of this step: those under way first, then those who are admitted."""
-        budget = self.config.max_num_batched_tokens - decodes
-        if self.chunks is not None:
-            budget = min(budget, self.chunks.allowance(decodes))
+    def _schedule_prefills(self, chunks: list[Chunk], num_decodes: int, preempted: bool) -> None:
+        """Append the prompt chunks of this step: first prompts under way, then newly admitted ones."""
+        budget = self.config.max_num_batched_tokens - num_decodes
+        if self.chunk_policy is not None:
+            budget = min(budget, self.chunk_policy.max_prefill_tokens(num_decodes))
         for sequence in tuple(self._prefilling):
             if budget <= 0:
                 break
-            tokens = min(sequence.goal - sequence.computed, budget)
+            num_tokens = min(sequence.num_tokens_to_compute - sequence.num_computed_tokens, budget)
             if sequence.one_shot and self.config.one_shot:
-                tokens = min(tokens, self.config.one_shot.most_tokens())
-            more = self.blocks_wanted(sequence, sequence.computed + tokens)
-            if more > self.kv.free:
+                num_tokens = min(num_tokens, self.config.one_shot.max_step_tokens())
+            new_blocks = self._num_missing_blocks(sequence, sequence.num_computed_tokens + num_tokens)
+            if new_blocks > self.kv_cache.num_free_blocks:
                 self._preempt(sequence)
                 preempted = True
                 continue
-            if more > 0:
-                self.kv.take(sequence.holding, more)
-            budget -= self.schedule(chunks, sequence, tokens)
-        if not preempted and self._anybody_waits():
-            lacking = admit(self, chunks, budget)
-            # Beside the decodes that these prompts become a policy may allow smaller chunks, which want fewer blocks.
-            self._stalled = lacking and (self.chunks is None or not chunks)
+            if new_blocks > 0:
+                self.kv_cache.allocate(sequence.blocks, new_blocks)
+            budget -= self.schedule_chunk(chunks, sequence, num_tokens)
+        if not preempted and self._has_queued():
+            if self.scheduling_policy.follows_service:
+                for sequence in self.decode_set.sequences:
+                    self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
+            lacks_space = admit(self, chunks, budget) and not self.scheduling_policy.follows_service
+            # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
+            self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
 
-    def schedule(self, chunks: list[Chunk], sequence: Sequence, tokens: int) -> int:
-        """Put so many tokens of a prompt into the step: for `schedulers.admission`, which has found blocks for them."""
-        context = sequence.computed
-        last = context + tokens == sequence.goal
-        chunk = Chunk(sequence, tokens, context, last)
+    def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
+        """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
+
+        Returns `num_tokens`.
+        """
+        context = sequence.num_computed_tokens
+        last = context + num_tokens == sequence.num_tokens_to_compute
+        chunk = Chunk(sequence, num_tokens, context, last)
         chunks.append(chunk)
-        sequence.computed += tokens
+        sequence.num_computed_tokens += num_tokens
         if last:
             self._prefilling.pop(sequence, None)
         else:
             self._prefilling[sequence] = None
-        if self.config.lead_cold_prefixes:
-            self.leading[cold_key(sequence, context // self.kv.node_tokens)] = None
-        if not self._share_late and sequence.request.prefix_blocks:
-            self._publish(sequence, sequence.computed)
-        self.prefill_tokens += tokens
-        return tokens
+        if self.config.in_batch_prefix_caching:
+            self.prefix_leaders[uncached_prefix_key(sequence, context // self.kv_cache.node_tokens)] = None
+        if not self._cache_when_computed and sequence.request.prefix_blocks:
+            self._cache_prompt_blocks(sequence, sequence.num_computed_tokens)
+        if self.scheduling_policy.follows_service:
+            self.scheduling_policy.on_scheduled(sequence, num_tokens)
+        self.prefill_tokens += num_tokens
+        return num_tokens
 
-    def _complete(self, sequence: Sequence, ending: list[Sequence]) -> None:
-        """The step just begun computes the last of a prompt, and with it the next token."""
-        sequence.generated += 1
-        if sequence.generated >= sequence.limit:
-            sequence.state = ENDING
-            sequence.left = self.cohort.tick
-            ending.append(sequence)
+    def _complete_prefill(self, sequence: Sequence, finishing: list[Sequence]) -> None:
+        """Count the first output token of a prompt that the step just begun completes; it decodes or finishes next."""
+        sequence.num_output_tokens += 1
+        if sequence.num_output_tokens >= sequence.max_tokens:
+            sequence.state = FINISHING
+            sequence.left_step = self.decode_set.step_index
+            finishing.append(sequence)
         else:
-            self.cohort.join(sequence)
+            self.decode_set.add(sequence)
 
-    def _settle(self, sequence: Sequence) -> None:
-        """Write down the blocks that the cohort drew for a sequence that has just left it."""
-        self._stalled = False  # without it a step may hold a one-shot prompt whole, which then wants no blocks
-        if not sequence.reserved:
-            sequence.holding.private += self.blocks_wanted(sequence, sequence.computed)
+    def _sync_blocks(self, sequence: Sequence) -> None:
+        """Assign to a sequence that has just left the decode set the blocks that were allocated for it there."""
+        self._admission_blocked = False  # a smaller decode set may let a one-shot prompt run whole, without blocks
+        if not sequence.blocks_reserved:
+            sequence.blocks.num_private += self._num_missing_blocks(sequence, sequence.num_computed_tokens)
 
-    def blocks_wanted(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a sequence lacks to have `tokens` tokens cached; below 0, those that it has beyond."""
-        kv, holding = self.kv, sequence.holding
-        return kv.blocks_for(tokens) - len(holding.nodes) * kv.node_blocks - holding.private
+    def _num_missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a sequence lacks for `num_tokens` cached tokens; negative if it has more than enough."""
+        kv_cache, blocks = self.kv_cache, sequence.blocks
+        return kv_cache.blocks_for(num_tokens) - len(blocks.nodes) * kv_cache.blocks_per_node - blocks.num_private
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Out of wherever it is, its numbers and blocks written down."""
+    def _remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
-            if sequence in self.arriving:
-                self.arriving.remove(sequence)
+            if sequence in self.waiting_for_remote_kv:
+                self.waiting_for_remote_kv.remove(sequence)
             else:
-                self._lane(sequence).drop(sequence)
+                self._queue_of(sequence).remove(sequence)
         elif sequence.state == DECODING:
-            self.cohort.leave(sequence)
-            self._settle(sequence)
+            self.decode_set.remove(sequence)
+            self._sync_blocks(sequence)
         elif sequence.state == PREFILLING:
             self._prefilling.pop(sequence, None)
+        if self.scheduling_policy.follows_service:
+            self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
         if sequence in self.running:
             del self.running[sequence]
         else:
-            self.visiting.pop(sequence, None)
+            self.one_shot_running.pop(sequence, None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks away; it will compute its prompt and what it has generated again."""
+        """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again."""
         if sequence.state == DECODING:
-            sequence.lost = self.cohort.tick
-        self._leave(sequence)
-        kv, holding = self.kv, sequence.holding
-        kv.release(holding, keep=sequence.computed // kv.block_tokens - len(holding.nodes) * kv.node_blocks)
-        self._stalled = False
+            sequence.preempted_step = self.decode_set.step_index
+        self._remove(sequence)
+        kv_cache, blocks = self.kv_cache, sequence.blocks
+        full_blocks = sequence.num_computed_tokens // kv_cache.block_size
+        kv_cache.free(blocks, keep=full_blocks - len(blocks.nodes) * kv_cache.blocks_per_node)
+        self._admission_blocked = False
         sequence.state = WAITING
-        sequence.goal = sequence.request.prompt_tokens + sequence.generated
-        sequence.computed = 0
-        sequence.reserved = False
+        sequence.num_tokens_to_compute = sequence.request.prompt_tokens + sequence.num_output_tokens
+        sequence.num_computed_tokens = 0
+        sequence.blocks_reserved = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self._lane(sequence).push(sequence)
+        self._queue_of(sequence).requeue(sequence)
 
-    def _finish_all(self, ending: Iterable[Sequence], stopped: Iterable[Sequence], tick: int) -> list[Sequence]:
-        """Those who reached their limit in the step of that tick, then those whose answer ended with it."""
+    def _finish_all(self, finishing: Iterable[Sequence], stopped: Iterable[Sequence], step: int) -> list[Sequence]:
+        """Finish the sequences that reached `max_tokens` in step number `step`, then those that stopped with it."""
         finished: list[Sequence] = []
-        for sequence in ending:
-            if sequence.state == ENDING:
+        for sequence in finishing:
+            if sequence.state == FINISHING:
                 self._finish(sequence)
                 finished.append(sequence)
         for sequence in stopped:
             if sequence.state != FINISHED:
                 self._finish(sequence)
-                sequence.generated -= max(sequence.left - tick, 0)
+                sequence.num_output_tokens -= max(sequence.left_step - step, 0)
                 finished.append(sequence)
         return finished
 
     def _finish(self, sequence: Sequence) -> None:
-        self._leave(sequence)
+        """Take a sequence out for good; free its blocks unless they are to be transferred."""
+        self._remove(sequence)
         sequence.state = FINISHED
-        self.load -= sequence.request.prompt_tokens + sequence.limit
+        self.outstanding_tokens -= sequence.request.prompt_tokens + sequence.max_tokens
         del self.sequences[sequence.request.id]
-        if sequence.hold:
-            self.held[sequence] = None
+        if sequence.hold_blocks:
+            self.awaiting_transfer[sequence] = None
         else:
-            self.kv.release(sequence.holding)
-        self._stalled = False
+            self.kv_cache.free(sequence.blocks)
+        self._admission_blocked = False
 
-    def _lane(self, sequence: Sequence) -> WaitingQueue:
-        return self.lanes[-1 if sequence.one_shot else 0]
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """The queue that a sequence waits in."""
+        return self.queues[-1 if sequence.one_shot else 0]
 
-    def _share(self, chunk: Chunk) -> None:
-        """A chunk has been computed: let others find its blocks."""
+    def _cache_computed_chunk(self, chunk: Chunk) -> None:
+        """Put the blocks of a computed chunk into the prefix cache."""
         sequence = chunk.sequence
-        if self.config.lead_cold_prefixes:
-            self.leading.pop(cold_key(sequence, chunk.context // self.kv.node_tokens), None)
+        if self.config.in_batch_prefix_caching:
+            self.prefix_leaders.pop(uncached_prefix_key(sequence, chunk.context // self.kv_cache.node_tokens), None)
         if sequence.state not in (WAITING, FINISHED):
-            self._publish(sequence, chunk.context + chunk.tokens)
+            self._cache_prompt_blocks(sequence, chunk.context + chunk.tokens)
 
-    def _publish(self, sequence: Sequence, computed: int) -> None:
-        """Let others find a prompt's blocks as far as they are computed; what was generated has no ids."""
+    def _cache_prompt_blocks(self, sequence: Sequence, num_computed_tokens: int) -> None:
+        """Put a prompt's blocks into the prefix cache as far as computed; generated tokens have no prefix ids."""
         request = sequence.request
-        self.kv.publish(sequence.holding, request.prefix_blocks, min(computed, request.prompt_tokens))
+        num_tokens = min(num_computed_tokens, request.prompt_tokens)
+        self.kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
 
     def _check_fits(self, sequence: Sequence) -> None:
+        """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""
         request = sequence.request
         if request.prompt_tokens < 1:
             raise ValueError(f"request {request.id}: expected a prompt of at least 1 token, found none")
-        tokens = request.prompt_tokens + (0 if sequence.one_shot else sequence.limit - 1)
-        blocks = self.kv.blocks_for(tokens)
-        if blocks > self.kv.blocks:
+        tokens = request.prompt_tokens + (0 if sequence.one_shot else sequence.max_tokens - 1)
+        blocks = self.kv_cache.blocks_for(tokens)
+        if blocks > self.kv_cache.num_blocks:
             raise ValueError(
-                f"request {request.id}: expected at most {self.kv.blocks} KV blocks, "
+                f"request {request.id}: expected at most {self.kv_cache.num_blocks} KV blocks, "
                 f"{tokens} prompt and output tokens take {blocks}"
             )

@@ -1,10 +1,10 @@
-"""KV memory in blocks: who holds how many, which prompt prefixes can be shared, and what is forgotten first.
+"""KV memory in blocks: how many each sequence holds, which prompt prefixes are shared, and what is evicted first.
 
-Blocks are counted, not named: physical ids are the live plant's affair. A block is either held by sequences (a prefix
-block by any number of them) or free. Free blocks stand in one queue, least recently used first, and most of them still
-remember what was computed in them: a node of the prefix trie, or the remains of a preempted sequence. They can be taken
-back from the middle of the queue by whoever needs just that content, and are forgotten when they are taken from its
-head for something else. This is how vLLM's block pool behaves.
+Blocks are counted, not numbered; the live backend gives them physical ids. A block is either held by sequences (a
+prefix block by any number of them) or free. Free blocks stand in one queue, least recently used first, and most of them
+still have content: a node of the prefix trie, or the blocks of a preempted sequence. A sequence that needs this content
+takes such blocks back from the middle of the queue. Allocating from the head of the queue evicts the content. vLLM's
+block pool works the same way.
 """
 
 from __future__ import annotations
@@ -13,147 +13,153 @@ from collections import OrderedDict
 from collections.abc import Sequence as Many
 
 
-class Node:
-    """One shareable prompt block: a node of the prefix trie.
+class PrefixNode:
+    """A shareable piece of a prompt: one node of the prefix trie, `blocks_per_node` blocks.
 
-    `references` counts the sequences that hold it; at 0 it stands in the free queue. `payload` is the live plant's.
+    `ref_count` counts the sequences that hold it; at 0 it stands in the free queue. `payload` belongs to the live
+    backend.
     """
 
-    __slots__ = ("children", "key", "parent", "payload", "references")
+    __slots__ = ("children", "key", "parent", "payload", "ref_count")
 
-    def __init__(self, key: int, parent: Node | None) -> None:
+    def __init__(self, key: int, parent: PrefixNode | None) -> None:
         self.key, self.parent = key, parent
-        self.children: dict[int, Node] = {}
-        self.references = 0
+        self.children: dict[int, PrefixNode] = {}
+        self.ref_count = 0
         self.payload: object = None
 
 
-class Remains:
-    """Free blocks without a name in the trie: nobody's, or the leading `count` that are left of a preempted sequence.
+class FreeRun:
+    """Free blocks outside the trie: blank ones, or the first `count` private blocks of a preempted sequence.
 
-    `follows`: how many trie nodes of that sequence came before them; -1 where they are nobody's.
+    `num_preceding_nodes`: prefix nodes of that sequence before the run; -1 for blank blocks.
     """
 
-    __slots__ = ("count", "follows")
+    __slots__ = ("count", "num_preceding_nodes")
 
-    def __init__(self, count: int, follows: int = -1) -> None:
-        self.count, self.follows = count, follows
+    def __init__(self, count: int, num_preceding_nodes: int = -1) -> None:
+        self.count, self.num_preceding_nodes = count, num_preceding_nodes
 
 
-class Holding:
-    """The blocks of one sequence: `nodes` from the root of the trie on, then `private` ones.
+class SequenceBlocks:
+    """The blocks of one sequence: `nodes` from the root of the trie on, then `num_private` blocks of its own.
 
-    `remains`: what it held privately when it was preempted, as far as nobody has taken it since. `payload` is the live
-    plant's.
+    `freed_run`: the private blocks that it lost when it was preempted, as far as they are not evicted. `payload`
+    belongs to the live backend.
     """
 
-    __slots__ = ("nodes", "payload", "private", "remains")
+    __slots__ = ("freed_run", "nodes", "num_private", "payload")
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.private = 0
-        self.remains: Remains | None = None
+        self.nodes: list[PrefixNode] = []
+        self.num_private = 0
+        self.freed_run: FreeRun | None = None
         self.payload: object = None
 
 
 class KVCache:
-    """A pool of `blocks` blocks of `block_tokens` tokens; `node_blocks` blocks make one id of a request's prefix.
+    """A pool of `num_blocks` blocks of `block_size` tokens; `blocks_per_node` blocks make one id of a prefix.
 
     Raises:
         ValueError: a size below 1.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, node_blocks: int = 1, caching: bool = True) -> None:
-        if min(blocks, block_tokens, node_blocks) < 1:
-            raise ValueError(f"expected sizes of at least 1, found {blocks}, {block_tokens} and {node_blocks}")
-        self.blocks, self.block_tokens, self.node_blocks = blocks, block_tokens, node_blocks
-        self.caching = caching
-        self.free = blocks
-        self.root = Node(-1, None)
-        self._queue: OrderedDict[Node | Remains, None] = OrderedDict()
-        self._queue[Remains(blocks)] = None
+    def __init__(self, num_blocks: int, block_size: int, blocks_per_node: int = 1, enable_caching: bool = True) -> None:
+        if min(num_blocks, block_size, blocks_per_node) < 1:
+            raise ValueError(f"expected sizes of at least 1, found {num_blocks}, {block_size} and {blocks_per_node}")
+        self.num_blocks, self.block_size, self.blocks_per_node = num_blocks, block_size, blocks_per_node
+        self.enable_caching = enable_caching
+        self.num_free_blocks = num_blocks
+        self.root = PrefixNode(-1, None)
+        self._free_queue: OrderedDict[PrefixNode | FreeRun, None] = OrderedDict()
+        self._free_queue[FreeRun(num_blocks)] = None
 
     @property
     def node_tokens(self) -> int:
         """Prompt tokens of one trie node."""
-        return self.block_tokens * self.node_blocks
+        return self.block_size * self.blocks_per_node
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens fill or begin."""
-        return -(-tokens // self.block_tokens)
+        """Blocks that `tokens` tokens fill or begin."""
+        return -(-tokens // self.block_size)
 
-    def held(self, holding: Holding) -> int:
+    def num_blocks_of(self, blocks: SequenceBlocks) -> int:
         """Blocks that a sequence holds, shared ones included."""
-        return len(holding.nodes) * self.node_blocks + holding.private
+        return len(blocks.nodes) * self.blocks_per_node + blocks.num_private
 
     # -- matching ----------------------------------------------------------------------------------------------------
 
-    def match(self, ids: Many[int], tokens: int) -> list[Node]:
-        """The longest cached path along `ids`, as far as it lies within `tokens` tokens."""
-        found: list[Node] = []
-        if not self.caching:
-            return found
-        node: Node | None = self.root
+    def match_prefix(self, ids: Many[int], tokens: int) -> list[PrefixNode]:
+        """The longest cached path along `ids` that lies within the first `tokens` tokens."""
+        path: list[PrefixNode] = []
+        if not self.enable_caching:
+            return path
+        node: PrefixNode | None = self.root
         for key in ids[: tokens // self.node_tokens]:
             node = node.children.get(key) if node is not None else None
             if node is None:
                 break
-            found.append(node)
-        return found
+            path.append(node)
+        return path
 
-    def cost(self, nodes: Many[Node], more: int) -> int:
-        """Free blocks that attaching `nodes` and then taking `more` blocks would use up."""
-        return sum(self.node_blocks for node in nodes if not node.references) + more
+    def free_blocks_needed(self, nodes: Many[PrefixNode], new_blocks: int) -> int:
+        """Free blocks that attaching `nodes` and then allocating `new_blocks` blocks uses up."""
+        return sum(self.blocks_per_node for node in nodes if not node.ref_count) + new_blocks
 
-    def attach(self, holding: Holding, nodes: Many[Node]) -> None:
-        """Let a sequence share `nodes`, which follow on the nodes that it holds already."""
+    def attach(self, blocks: SequenceBlocks, nodes: Many[PrefixNode]) -> None:
+        """Let a sequence share `nodes`, which continue the path of the nodes that it holds already."""
         for node in nodes:
-            if not node.references:
-                del self._queue[node]
-                self.free -= self.node_blocks
-            node.references += 1
-            holding.nodes.append(node)
+            if not node.ref_count:
+                del self._free_queue[node]
+                self.num_free_blocks -= self.blocks_per_node
+            node.ref_count += 1
+            blocks.nodes.append(node)
 
-    def remaining(self, holding: Holding, follows: int, most: int) -> int:
-        """How many blocks, at most so many, are left of a preempted sequence's own that follow on so many nodes.
+    def num_reclaimable(self, blocks: SequenceBlocks, num_nodes: int, max_blocks: int) -> int:
+        """Blocks, at most `max_blocks`, that a preempted sequence can take back after its first `num_nodes` nodes.
 
-        Nodes that others have published meanwhile stand in for the first of its own.
+        Nodes that other sequences have cached meanwhile replace the first of its own blocks.
         """
-        remains = holding.remains
-        if remains is None or remains.follows > follows:
+        run = blocks.freed_run
+        if run is None or run.num_preceding_nodes > num_nodes:
             return 0
-        return max(min(remains.count - (follows - remains.follows) * self.node_blocks, most), 0)
+        replaced = (num_nodes - run.num_preceding_nodes) * self.blocks_per_node
+        return max(min(run.count - replaced, max_blocks), 0)
 
-    def reclaim(self, holding: Holding, count: int) -> None:
-        """Take back `count` blocks that a preempted sequence left behind; the others stay where they are, nobody's."""
-        remains, holding.remains = holding.remains, None
-        if remains is None or not remains.count:
+    def reclaim(self, blocks: SequenceBlocks, count: int) -> None:
+        """Take back `count` blocks of a preempted sequence. The rest of its free run stays free and becomes blank."""
+        run, blocks.freed_run = blocks.freed_run, None
+        if run is None or not run.count:
             return
-        remains.count -= count
-        remains.follows = -1
-        if not remains.count:
-            del self._queue[remains]
-        self.free -= count
-        holding.private += count
+        run.count -= count
+        run.num_preceding_nodes = -1
+        if not run.count:
+            del self._free_queue[run]
+        self.num_free_blocks -= count
+        blocks.num_private += count
 
-    # -- taking and giving back --------------------------------------------------------------------------------------
+    # -- allocating and freeing --------------------------------------------------------------------------------------
 
-    def take(self, holding: Holding, count: int) -> None:
-        """Give a sequence `count` private blocks; there must be that many free ones."""
-        holding.private += count
-        self.draw(count)
+    def allocate(self, blocks: SequenceBlocks, count: int) -> None:
+        """Give a sequence `count` private blocks; that many must be free."""
+        blocks.num_private += count
+        self.allocate_unassigned(count)
 
-    def draw(self, count: int) -> None:
-        """Take `count` blocks off the free queue without saying for whom (decoding cohorts settle later)."""
+    def allocate_unassigned(self, count: int) -> None:
+        """Take `count` blocks off the free queue without naming their owner (decodes are assigned theirs later).
+
+        Raises:
+            AssertionError: fewer blocks are free.
+        """
         if not count:
             return
-        if count > self.free:
-            raise AssertionError(f"{count} blocks wanted, {self.free} are free")
-        self.free -= count
-        queue = self._queue
+        if count > self.num_free_blocks:
+            raise AssertionError(f"{count} blocks wanted, {self.num_free_blocks} are free")
+        self.num_free_blocks -= count
+        queue = self._free_queue
         while count > 0:
             entry = next(iter(queue))
-            if isinstance(entry, Remains):
+            if isinstance(entry, FreeRun):
                 if entry.count > count:
                     entry.count -= count
                     return
@@ -161,93 +167,94 @@ class KVCache:
                 entry.count = 0
                 del queue[entry]
             else:
-                count -= self._forget(entry)
-        if count < 0:  # a node is forgotten whole
-            self._prepend(-count)
+                count -= self._evict(entry)
+        if count < 0:  # a node is evicted whole
+            self._prepend_blank(-count)
 
-    def publish(self, holding: Holding, ids: Many[int], tokens: int) -> None:
-        """Make the prompt blocks that lie within the first `tokens` tokens findable, in exchange for private blocks.
+    def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
+        """Put the blocks of the first `tokens` prompt tokens into the prefix trie; they stop being private.
 
-        A block that somebody else has published meanwhile stays private, and so do all that follow.
+        A block that another sequence has cached meanwhile stays private, and so do all blocks after it.
         """
-        if not (self.caching and ids):
+        if not (self.enable_caching and ids):
             return
-        nodes = holding.nodes
+        nodes = blocks.nodes
         parent = nodes[-1] if nodes else self.root
         for key in ids[len(nodes) : tokens // self.node_tokens]:
-            if holding.private < self.node_blocks or key in parent.children:
+            if blocks.num_private < self.blocks_per_node or key in parent.children:
                 return
-            node = parent.children[key] = Node(key, parent)
-            node.references = 1
-            holding.private -= self.node_blocks
+            node = parent.children[key] = PrefixNode(key, parent)
+            node.ref_count = 1
+            blocks.num_private -= self.blocks_per_node
             nodes.append(node)
             parent = node
 
-    def release(self, holding: Holding, *, keep: int = 0) -> None:
-        """Free everything a sequence holds, its last blocks first.
+    def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
+        """Free all blocks of a sequence, its last blocks first.
 
-        `keep`: how many of its private blocks are full and will be wanted back.
+        `keep`: full private blocks whose content a preempted sequence may take back.
         """
-        if holding.private:
-            if not self.caching:
+        if blocks.num_private:
+            if not self.enable_caching:
                 keep = 0
-            if holding.private > keep:
-                self._append(holding.private - keep)
+            if blocks.num_private > keep:
+                self._append_blank(blocks.num_private - keep)
             if keep:
-                holding.remains = Remains(keep, len(holding.nodes))
-                self._queue[holding.remains] = None
-            self.free += holding.private
-            holding.private = 0
-        for node in reversed(holding.nodes):
-            node.references -= 1
-            if not node.references:
-                self._queue[node] = None
-                self.free += self.node_blocks
-        holding.nodes.clear()
+                blocks.freed_run = FreeRun(keep, len(blocks.nodes))
+                self._free_queue[blocks.freed_run] = None
+            self.num_free_blocks += blocks.num_private
+            blocks.num_private = 0
+        for node in reversed(blocks.nodes):
+            node.ref_count -= 1
+            if not node.ref_count:
+                self._free_queue[node] = None
+                self.num_free_blocks += self.blocks_per_node
+        blocks.nodes.clear()
 
-    def _append(self, count: int) -> None:
-        """`count` nameless blocks to the end of the queue."""
-        last = next(reversed(self._queue), None)
-        if isinstance(last, Remains) and last.follows < 0:
+    def _append_blank(self, count: int) -> None:
+        """Put `count` blank blocks at the end of the free queue."""
+        last = next(reversed(self._free_queue), None)
+        if isinstance(last, FreeRun) and last.num_preceding_nodes < 0:
             last.count += count
         else:
-            self._queue[Remains(count)] = None
+            self._free_queue[FreeRun(count)] = None
 
-    def _prepend(self, count: int) -> None:
-        entry = Remains(count)
-        self._queue[entry] = None
-        self._queue.move_to_end(entry, last=False)
+    def _prepend_blank(self, count: int) -> None:
+        """Put `count` blank blocks at the head of the free queue."""
+        entry = FreeRun(count)
+        self._free_queue[entry] = None
+        self._free_queue.move_to_end(entry, last=False)
 
-    def _forget(self, node: Node) -> int:
-        """Drop a free node from the trie; the blocks that it occupied."""
+    def _evict(self, node: PrefixNode) -> int:
+        """Drop a free node from the trie; returns the number of its blocks."""
         if node.children:
             raise AssertionError(f"prefix block {node.key} is the oldest free one, but {len(node.children)} follow it")
         assert node.parent is not None
         del node.parent.children[node.key]
-        del self._queue[node]
-        return self.node_blocks
+        del self._free_queue[node]
+        return self.blocks_per_node
 
     # -- integrity ---------------------------------------------------------------------------------------------------
 
-    def check_integrity(self, holdings: Many[Holding], unsettled: int = 0) -> None:
-        """Every block is free or held, once; every node counts its holders.
+    def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
+        """Check that every block is free or held, once, and that every node counts its holders.
 
-        `unsettled`: blocks drawn for decoding cohorts that no holding shows yet.
+        `unassigned`: blocks allocated to decodes that no `SequenceBlocks` counts yet.
 
         Raises:
-            AssertionError: with the numbers.
+            AssertionError: blocks were lost or counted twice; the message has the numbers.
         """
-        queued = sum(entry.count if isinstance(entry, Remains) else self.node_blocks for entry in self._queue)
-        if queued != self.free:
-            raise AssertionError(f"{queued} blocks stand in the free queue, {self.free} are counted free")
-        counts: dict[Node, int] = {}
-        for holding in holdings:
-            for node in holding.nodes:
+        queued = sum(entry.count if isinstance(entry, FreeRun) else self.blocks_per_node for entry in self._free_queue)
+        if queued != self.num_free_blocks:
+            raise AssertionError(f"{queued} blocks stand in the free queue, {self.num_free_blocks} are counted free")
+        counts: dict[PrefixNode, int] = {}
+        for blocks in owners:
+            for node in blocks.nodes:
                 counts[node] = counts.get(node, 0) + 1
         for node, count in counts.items():
-            if node.references != count:
-                raise AssertionError(f"prefix block {node.key}: {node.references} references, {count} holders")
-        private = sum(holding.private for holding in holdings)
-        held = private + len(counts) * self.node_blocks + unsettled
-        if held + self.free != self.blocks:
-            raise AssertionError(f"{held} blocks held and {self.free} free make {held + self.free} of {self.blocks}")
+            if node.ref_count != count:
+                raise AssertionError(f"prefix block {node.key}: {node.ref_count} references, {count} holders")
+        private = sum(blocks.num_private for blocks in owners)
+        held, free = private + len(counts) * self.blocks_per_node + unassigned, self.num_free_blocks
+        if held + free != self.num_blocks:
+            raise AssertionError(f"{held} blocks held and {free} free make {held + free} of {self.num_blocks}")

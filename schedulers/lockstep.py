@@ -1,7 +1,7 @@
-"""Several schedulers that step together: data-parallel ranks whose experts are spread over all of them.
+"""Schedulers that step together: data-parallel ranks whose experts are spread over all of them.
 
-Every rank has its own requests and its own KV memory. But a layer's experts lie on all ranks, so that no rank can run a
-step alone: a rank with nothing to do takes part with an empty batch. To a plant the group looks like one `EngineCore`.
+Each rank has its own requests and its own KV memory. A layer's experts lie on all ranks, so no rank can run a step
+alone: an idle rank takes part with an empty batch. To a backend the group looks like one `EngineCore`.
 """
 
 from __future__ import annotations
@@ -18,63 +18,71 @@ if TYPE_CHECKING:
 
 
 class GroupBatch(Batch):
-    """One step of all ranks: the sums of their batches, and in `ranks` each one's own, None for an idle rank."""
+    """One step of all ranks: the sums of their batches, and in `ranks` the batch of each, None for an idle rank."""
 
     __slots__ = ("ranks",)
 
-    def __init__(self, ranks: list[Batch | None], tick: int) -> None:
+    def __init__(self, ranks: list[Batch | None], step_index: int) -> None:
         here = [batch for batch in ranks if batch is not None]
         super().__init__(
             [chunk for batch in here for chunk in batch.chunks],
             [sequence for batch in here for sequence in batch.decodes],
             sum(batch.decode_kv for batch in here),
             max((batch.longest_decode for batch in here), default=0),
-            arrived=[sequence for batch in here for sequence in batch.arrived],
-            ending=[sequence for batch in here for sequence in batch.ending],
-            tick=tick,
+            transferred=[sequence for batch in here for sequence in batch.transferred],
+            finishing=[sequence for batch in here for sequence in batch.finishing],
+            step_index=step_index,
         )
         self.ranks = ranks
 
 
 class LockstepGroup:
-    """Ranks in lockstep. A request goes to the rank with the lowest 4 × waiting + running, as vLLM's front end has it.
+    """Ranks in lockstep, with the part of `EngineCore`'s interface that a backend uses.
 
-    Its interface is `EngineCore`'s, as far as a plant uses it.
+    A request goes to the rank with the lowest 4 × waiting + running, as in vLLM's front end.
     """
 
     def __init__(self, make_core: Callable[[], EngineCore], ranks: int) -> None:
         self.ranks = [make_core() for _ in range(ranks)]
-        self._homes: dict[int, EngineCore] = {}
+        self._rank_of: dict[int, EngineCore] = {}
         self._turn = 0
 
-    # -- the plant's calls -------------------------------------------------------------------------------------------
+    # -- called by the backend ---------------------------------------------------------------------------------------
 
     def submit(
-        self, request: Request, now: float, *, limit: int | None = None, computed: bool = False, hold: bool = False
+        self,
+        request: Request,
+        now: float,
+        *,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
     ) -> Sequence:
-        """As `EngineCore.submit`, on the rank that has least to do; ties go round."""
+        """As `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
         size = len(self.ranks)
         start, self._turn = self._turn, (self._turn + 1) % size
         order = (self.ranks[(start + i) % size] for i in range(size))
-        rank = min(order, key=lambda core: 4 * core.waiting + core.admitted)
-        sequence = rank.submit(request, now, limit=limit, computed=computed, hold=hold)
-        self._homes[request.id] = rank
+        rank = min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
+        sequence = rank.submit(
+            request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+        )
+        self._rank_of[request.id] = rank
         return sequence
 
     def begin_step(self, now: float) -> GroupBatch | None:
-        """As `EngineCore.begin_step`, on every rank; idle ranks keep step."""
+        """As `EngineCore.begin_step`, on every rank; idle ranks advance too."""
         batches = [rank.begin_step(now) for rank in self.ranks]
         if not any(batch is not None for batch in batches):
             return None
         for rank, batch in zip(self.ranks, batches, strict=True):
             if batch is None:
-                rank.cohort.advance(1)
-        return GroupBatch(batches, self.tick)
+                rank.decode_set.advance(1)
+        return GroupBatch(batches, self.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """As `EngineCore.end_step`."""
         assert isinstance(batch, GroupBatch)
-        ended = self._by_home(stopped)
+        ended = self._group_by_rank(stopped)
         finished: list[Sequence] = []
         for rank, part in zip(self.ranks, batch.ranks, strict=True):
             if part is not None:
@@ -84,89 +92,104 @@ class LockstepGroup:
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
         """As `EngineCore.abort`."""
-        rank = self._homes.pop(request_id, None)
+        rank = self._rank_of.pop(request_id, None)
         return rank.abort(request_id, now) if rank else None
 
     def release(self, sequence: Sequence) -> None:
         """As `EngineCore.release`."""
-        self._homes.pop(sequence.request.id).release(sequence)
+        self._rank_of.pop(sequence.request.id).release(sequence)
 
-    def quiet_steps(self) -> int:
-        """As `EngineCore.quiet_steps`: while every rank that is not idle is quiet."""
+    def steady_decode_steps(self) -> int:
+        """As `EngineCore.steady_decode_steps`: the fewest of all ranks that are not idle."""
         busy = [rank for rank in self.ranks if rank.sequences]
-        return min((rank.quiet_steps() for rank in busy), default=0)
+        return min((rank.steady_decode_steps() for rank in busy), default=0)
+
+    def allocate_ahead(self, steps: int) -> None:
+        """As `EngineCore.allocate_ahead`."""
+        for rank in self.ranks:
+            rank.allocate_ahead(steps)
 
     def advance(self, steps: int) -> None:
         """As `EngineCore.advance`."""
         for rank in self.ranks:
             rank.advance(steps)
 
-    def last_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
-        """As `EngineCore.last_step`."""
-        ended = self._by_home(stopped)
-        finished = [sequence for rank in self.ranks for sequence in rank.last_step(ended.get(id(rank), ()))]
+    def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
+        """As `EngineCore.run_decode_step`."""
+        ended = self._group_by_rank(stopped)
+        finished = [sequence for rank in self.ranks for sequence in rank.run_decode_step(ended.get(id(rank), ()))]
         self._forget(finished)
         return finished
 
-    def standing_batch(self) -> Batch:
-        """As `EngineCore.standing_batch`."""
-        return GroupBatch([rank.standing_batch() if rank.decodes else None for rank in self.ranks], self.tick)
+    def current_decode_batch(self) -> Batch:
+        """As `EngineCore.current_decode_batch`."""
+        batches = [rank.current_decode_batch() if rank.num_decodes else None for rank in self.ranks]
+        return GroupBatch(batches, self.step_index)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     @property
-    def tick(self) -> int:
+    def step_index(self) -> int:
         """Steps begun so far, by every rank."""
-        return self.ranks[0].tick
+        return self.ranks[0].step_index
 
     @property
-    def decodes(self) -> int:
-        """Sequences that decode, on all ranks."""
-        return sum(rank.decodes for rank in self.ranks)
+    def num_decodes(self) -> int:
+        """Decoding sequences of all ranks."""
+        return sum(rank.num_decodes for rank in self.ranks)
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait, on all ranks."""
-        return sum(rank.waiting for rank in self.ranks)
+    def num_waiting(self) -> int:
+        """Requests that wait for admission on any rank."""
+        return sum(rank.num_waiting for rank in self.ranks)
 
     @property
-    def admitted(self) -> int:
-        """Requests that have been admitted and have not finished, on all ranks."""
-        return sum(rank.admitted for rank in self.ranks)
+    def num_running(self) -> int:
+        """Requests that are admitted and unfinished on any rank."""
+        return sum(rank.num_running for rank in self.ranks)
 
     @property
-    def load(self) -> int:
-        """As `EngineCore.load`, over all ranks."""
-        return sum(rank.load for rank in self.ranks)
+    def num_running_seqs(self) -> int:
+        """As `EngineCore.num_running_seqs`, over all ranks."""
+        return sum(rank.num_running_seqs for rank in self.ranks)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """As `EngineCore.outstanding_tokens`, over all ranks."""
+        return sum(rank.outstanding_tokens for rank in self.ranks)
 
     @property
     def sequences(self) -> dict[int, Sequence]:
-        """Everybody who has been submitted and has not finished, by request id."""
+        """Submitted and unfinished sequences of all ranks, by request id."""
         return {number: sequence for rank in self.ranks for number, sequence in rank.sequences.items()}
 
-    def lasts(self, steps: int) -> bool:
-        """As `EngineCore.lasts`."""
-        return all(rank.lasts(steps) for rank in self.ranks)
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """As `EngineCore.cached_prefix_tokens`, the most of all ranks."""
+        return max(rank.cached_prefix_tokens(request) for rank in self.ranks)
 
-    def _by_home(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
+    def has_blocks_for_steps(self, steps: int) -> bool:
+        """As `EngineCore.has_blocks_for_steps`."""
+        return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
+
+    def _group_by_rank(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:
         found: dict[int, list[Sequence]] = {}
         for sequence in sequences:
-            found.setdefault(id(self._homes[sequence.request.id]), []).append(sequence)
+            found.setdefault(id(self._rank_of[sequence.request.id]), []).append(sequence)
         return found
 
     def _forget(self, finished: Iterable[Sequence]) -> None:
         for sequence in finished:
-            if not sequence.hold:
-                del self._homes[sequence.request.id]
+            if not sequence.hold_blocks:
+                del self._rank_of[sequence.request.id]
 
     def check_integrity(self) -> None:
-        """Each rank's, and that all have taken the same number of steps.
+        """Check each rank, and that all have begun the same number of steps.
 
         Raises:
-            AssertionError: with the numbers.
+            AssertionError: one of these fails; the message has the numbers.
         """
         for rank in self.ranks:
             rank.check_integrity()
-        ticks = [rank.tick for rank in self.ranks]
-        if len(set(ticks)) > 1:
-            raise AssertionError(f"ranks have begun {ticks} steps")
+        step_indices = [rank.step_index for rank in self.ranks]
+        if len(set(step_indices)) > 1:
+            raise AssertionError(f"ranks have begun {step_indices} steps")

@@ -1,34 +1,59 @@
-"""Which engine gets a request. A router sees loads, not engines, and draws nothing by itself."""
+"""Routers: which engine gets a request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from schedulers.registry import Registry
+
+if TYPE_CHECKING:
+    from workloads.request import Request
 
 Draw = Callable[[int], int]
-"""A source of randomness that is handed in: given n, a whole number from 0 to n - 1."""
+"""A source of randomness: given n, a whole number from 0 to n - 1."""
 
-Loads = Callable[[int], int]
-"""Given an engine's position, the tokens of its unfinished requests (`EngineCore.load`). Asked only where it
-matters."""
+
+class EngineState(Protocol):
+    """What a router may ask of an engine. Each answer is computed when it is asked for."""
+
+    @property
+    def load(self) -> int:
+        """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
+        ...
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that no sequence holds, as of the last step begun."""
+        ...
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Leading prompt tokens of a request that are in its prefix cache, as of the last step begun."""
+        ...
+
+
+Engine = TypeVar("Engine", bound=EngineState)
+
+_load = attrgetter("load")
 
 
 class Router(Protocol):
-    """Chooses among the engines that are up."""
+    """Chooses an engine for each request."""
 
-    def choose(self, engines: Many[int], loads: Loads) -> int:
-        """One of `engines` (positions, at least one)."""
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """One of `engines`: those that are up, at least one, always in the same order."""
         ...
 
 
 class RoundRobin:
-    """One after the other."""
+    """Engines in turn."""
 
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, engines: Many[int], loads: Loads) -> int:
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """As `Router.choose`."""
         chosen = engines[self._turn % len(engines)]
         self._turn += 1
@@ -36,18 +61,18 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The fewest tokens; among equals the one whose turn it is, so that an idle pool is used evenly."""
+    """The engine with the smallest load. Engines take turns among equals, so that idle ones are used evenly."""
 
     def __init__(self) -> None:
         self._turn = 0
 
-    def choose(self, engines: Many[int], loads: Loads) -> int:
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """As `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         start = self._turn % len(engines)
         self._turn += 1
-        return min((*engines[start:], *engines[:start]), key=loads)
+        return min((*engines[start:], *engines[:start]), key=_load)
 
 
 class PowerOfTwo:
@@ -56,26 +81,18 @@ class PowerOfTwo:
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
 
-    def choose(self, engines: Many[int], loads: Loads) -> int:
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """As `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         first = self._draw(len(engines))
         second = (first + 1 + self._draw(len(engines) - 1)) % len(engines)
-        return min(engines[first], engines[second], key=loads)
+        return min(engines[first], engines[second], key=_load)
 
 
-def router(name: str, draw: Draw) -> Router:
-    """A router by its name: round_robin, least_loaded or power_of_two.
-
-    Raises:
-        ValueError: another name.
-    """
-    match name:
-        case "round_robin":
-            return RoundRobin()
-        case "least_loaded":
-            return LeastLoaded()
-        case "power_of_two":
-            return PowerOfTwo(draw)
-    raise ValueError(f"expected round_robin, least_loaded or power_of_two, found {name!r}")
+ROUTERS: Registry[Callable[[Draw], Router]] = Registry(
+    least_loaded=lambda draw: LeastLoaded(),
+    power_of_two=PowerOfTwo,
+    round_robin=lambda draw: RoundRobin(),
+)
+"""Makes a router, given a source of randomness. Each pool of engines has a router of its own."""

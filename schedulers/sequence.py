@@ -1,10 +1,10 @@
-"""A request as the scheduler carries it."""
+"""A request while a scheduler works on it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from schedulers.kv_cache import Holding
+from schedulers.kv_cache import SequenceBlocks
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -12,45 +12,50 @@ if TYPE_CHECKING:
 WAITING: Final = 0
 PREFILLING: Final = 1
 DECODING: Final = 2
-ENDING: Final = 3
+FINISHING: Final = 3
 FINISHED: Final = 4
-"""States. ENDING: its last token is in a step that has begun and not ended; it keeps its place and its blocks."""
+"""States. FINISHING: the last token is computed by a step that has begun and not ended; slot and blocks are kept."""
 
 
 class Sequence:
-    """One request's life in one engine. Owned by `EngineCore`; a plant reads it, and may hang its own `payload` on it.
+    """One request in one engine. `EngineCore` owns and changes it; a backend reads it and may set `payload`.
 
     Attributes:
-        number: order of submission, the tie-break of every order.
-        goal: tokens that a prefill has to compute: the prompt, and after a preemption what was generated as well.
-        computed: tokens in the cache. Stands still while the sequence decodes, when `kv_tokens` of the cohort counts.
-        generated: output tokens whose step has begun. Stands still while the sequence decodes, as `computed` does.
-        limit: output tokens at which the scheduler ends it (`max_tokens`, at least 1 step for those without output).
-        cached: prompt tokens that the prefix cache spared at the latest admission.
-        holding: its KV blocks. hold: it keeps them when it has finished.
-        offset, joined, left: its arithmetic while it decodes, and the tick at which it ceased to (`schedulers.cohort`).
-        reserved: the blocks of its whole answer were taken at admission.
-        preemptions: how often it lost its cache. lost: the tick of its latest token when it last did so while decoding.
-        one_shot: runs under the one-shot contract: a single forward pass, no decode slot.
+        seq_id: position in the order of submission; breaks ties in every order.
+        num_tokens_to_compute: tokens that its prefill computes: the prompt, and after a preemption the generated tokens
+            as well.
+        num_computed_tokens: tokens in the KV cache. Not updated while the sequence decodes: ask the `DecodeSet`.
+        num_output_tokens: output tokens whose step has begun. Not updated while the sequence decodes either.
+        max_tokens: output tokens after which the scheduler ends it; at least 1, since a request without output runs
+            one step too.
+        num_cached_tokens: prompt tokens that the prefix cache supplied at the latest admission.
+        blocks: its KV blocks. hold_blocks: keep them when it has finished, until they are transferred.
+        kv_offset, joined_step, left_step: bookkeeping of `DecodeSet`; `left_step` is the step at which it last left.
+        blocks_reserved: blocks for the whole output were allocated at admission.
+        preemptions: times that it was preempted. preempted_step: step of its latest token when it was last preempted
+            while decoding.
+        one_shot: runs as one-shot work: a single forward pass without a decode slot.
     """
 
     __slots__ = (
-        "cached", "computed", "generated", "goal", "hold", "holding", "joined", "left", "limit", "lost", "number",
-        "offset", "one_shot", "payload", "preemptions", "request", "reserved", "state",
+        "blocks", "blocks_reserved", "hold_blocks", "joined_step", "kv_offset", "left_step", "max_tokens",
+        "num_cached_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens_to_compute", "one_shot", "payload",
+        "preempted_step", "preemptions", "request", "seq_id", "state",
     )  # fmt: skip
 
-    def __init__(self, request: Request, number: int, one_shot: bool) -> None:
-        self.request, self.number, self.one_shot = request, number, one_shot
+    def __init__(self, request: Request, seq_id: int, one_shot: bool) -> None:
+        self.request, self.seq_id, self.one_shot = request, seq_id, one_shot
         self.state = WAITING
-        self.goal = request.prompt_tokens
-        self.limit = max(request.max_tokens, 1)
-        self.computed = self.generated = self.cached = self.preemptions = 0
-        self.offset = self.joined = self.left = self.lost = 0
-        self.hold = False
-        self.holding = Holding()
-        self.reserved = False
+        self.num_tokens_to_compute = request.prompt_tokens
+        self.max_tokens = max(request.max_tokens, 1)
+        self.num_computed_tokens = self.num_output_tokens = self.num_cached_tokens = self.preemptions = 0
+        self.kv_offset = self.joined_step = self.left_step = self.preempted_step = 0
+        self.hold_blocks = False
+        self.blocks = SequenceBlocks()
+        self.blocks_reserved = False
         self.payload: object = None
 
     def __repr__(self) -> str:
-        state = ("waiting", "prefilling", "decoding", "ending", "finished")[self.state]
-        return f"Sequence({self.request.id}, {state}, {self.computed}/{self.goal} computed, {self.generated} generated)"
+        state = ("waiting", "prefilling", "decoding", "finishing", "finished")[self.state]
+        computed = f"{self.num_computed_tokens}/{self.num_tokens_to_compute} computed"
+        return f"Sequence({self.request.id}, {state}, {computed}, {self.num_output_tokens} generated)"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "pandas", "scipy", "matplotlib", "pyarrow")
 
 
 def loaded(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after `code`."""
     probe = f"{code}\nimport sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT)
     return set(told.stdout.splitlines()[-1].split())
 
 
@@ -22,12 +24,19 @@ def test_help_is_light() -> None:
     assert modules.isdisjoint((*HEAVY, "numpy", "simpy"))
 
 
+def test_the_python_surface_is_imported_when_it_is_used() -> None:
+    light = loaded("import twin; dir(twin), twin.__all__, twin.__version__")
+    assert light.isdisjoint((*HEAVY, "numpy", "simpy", "pydantic", "yaml", "rich", "cyclopts"))
+    used = loaded("import twin; twin.load('examples/sun-shared.yaml')")
+    assert used.isdisjoint(("torch", "pandas", "matplotlib"))
+
+
 def test_schedulers_need_the_standard_library_only() -> None:
     modules = loaded("import schedulers.bundle_slots")
     assert modules.isdisjoint((*HEAVY, "numpy", "simpy", "pydantic", "yaml", "random", "asyncio"))
 
 
-@pytest.mark.parametrize("package", ["kernels", "live", "reports", "schedulers", "twin", "workloads"])
+@pytest.mark.parametrize("package", ["kernels", "live", "reports", "scenarios", "schedulers", "twin", "workloads"])
 def test_packages_say_what_may_live_in_them(package: str) -> None:
     said = loaded(f"import {package}; assert len({package}.__doc__) > 100")
     assert said.isdisjoint(HEAVY)

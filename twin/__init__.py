@@ -1,8 +1,54 @@
-"""The simulated plant, its theory, and the `twin` command line.
+"""The simulated backend, its theory, the `twin` command line, and a Python surface.
 
-May live here: SimPy processes for AFD bundles (later engines, pools and links), closed forms that predict what they do,
-scenarios, sweeps and the commands. Anything printed from here is simulated or computed, and says so.
-May not: torch. `live` and `kernels` are reached only inside the command that needs them.
+    import twin
+
+    result = twin.simulate("examples/sun-shared.yaml")
+    print(result.summary)
+    print(result.requests.describe())
+
+`load` reads a scenario file, `simulate` runs it, `sweep` runs many configurations of it. What cannot be used raises
+`BadInput`, which names the file, the field, the value and what was expected.
+
+May live here: SimPy processes of serving systems and AFD bundles, closed forms that predict what they do, sweeps and
+the commands. May not: torch. `live` and `kernels` are imported only inside the command that needs them. The names below
+are imported when they are first read, so that `import twin` loads no third-party package.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twin.api.scenario import Scenario, load
+    from twin.api.simulation import Result, simulate
+    from twin.api.sweep import SweepResult, sweep
+    from workloads.errors import BadInput
+
 __version__ = "0.1.0"
+
+__all__ = ["BadInput", "Result", "Scenario", "SweepResult", "__version__", "load", "simulate", "sweep"]
+
+_MODULES = {
+    "BadInput": "workloads.errors",
+    "Result": "twin.api.simulation",
+    "Scenario": "twin.api.scenario",
+    "SweepResult": "twin.api.sweep",
+    "load": "twin.api.scenario",
+    "simulate": "twin.api.simulation",
+    "sweep": "twin.api.sweep",
+}
+
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and reports other names
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first read."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = vars(import_module(_MODULES[name]))[name]
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """The public names, and whatever has been imported from this package."""
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,8 @@
 
 May live here: the `Request` a client submits, families of lengths and of arrivals (each a small class that is
 handed a generator), mixes of models and of tasks, the `Workload` that makes requests of all these, readers of
-traces, and the exception tree's root (`workloads.errors`). May not: anything that knows how long a step takes
+traces, and what every room may need: the exception tree's root (`workloads.errors`) and the bounded reader of JSON
+files (`workloads.json_files`). May not: anything that knows how long a step takes
 or who runs next. Imports nothing internal.
 
 All public names can be imported from here. Only `Request` and the errors are loaded at once: the rest needs

@@ -27,6 +27,10 @@ _SLOWEST, _FASTEST = 1e-12, 1e12
 class Arrivals(Protocol):
     """A source of arrival times."""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the times depend on the generator that `stream` is handed."""
+
     def stream(self, rng: np.random.Generator) -> TimeStream:
         """A source of arrival times that starts at 0; from now on `rng` is its own."""
 
@@ -36,6 +40,10 @@ class Arrivals(Protocol):
 
 class _Streamed(ABC):
     """A process that is defined by its stream; the first `size` times are what a fresh one gives first."""
+
+    @property
+    def is_random(self) -> bool:
+        return False
 
     @abstractmethod
     def stream(self, rng: np.random.Generator) -> TimeStream: ...
@@ -61,6 +69,10 @@ class Poisson(_Streamed):
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
+    @property
+    def is_random(self) -> bool:
+        return True
+
     def stream(self, rng: np.random.Generator) -> TimeStream:
         return _after_gaps(lambda size: rng.exponential(1.0 / self.rate, size))
 
@@ -79,6 +91,10 @@ class Gamma(_Streamed):
     def __post_init__(self) -> None:
         _check_rate(self.rate)
         number(self.cv, "cv", low=1e-3, high=100, hint="; Deterministic has no variation")
+
+    @property
+    def is_random(self) -> bool:
+        return True
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         shape = self.cv**-2

@@ -96,6 +96,17 @@ class Workload:
         times = [len(self.arrivals.recorded)] if isinstance(self.arrivals, Replay) else []
         return min(lengths + times, default=None)
 
+    @property
+    def random(self) -> tuple[str, ...]:
+        """Which of lengths, arrivals, models and prefixes depend on the generator that `requests` is handed."""
+        parts = {
+            "lengths": not isinstance(self.content, Trace) and not self.content.is_constant,
+            "arrivals": self.arrivals.is_random,
+            "models": self.models is not None and len(self.models.models) > 1,
+            "prefixes": self.prefixes is not None and self.prefixes.groups > 1,
+        }
+        return tuple(name for name, drawn in parts.items() if drawn)
+
     def requests(self, rng: np.random.Generator, count: int, *, block: int = _BLOCK) -> Iterator[tuple[Request, int]]:
         """The first `count` requests in order of arrival, each with the true length of its answer in tokens.
 

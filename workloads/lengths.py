@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -213,47 +213,53 @@ class LogNormal(_Spread):
         return 1
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
-        curve = rng.lognormal(self._mu, self._sigma, whole(size, "size", low=0))
+        curve = rng.lognormal(*_log_normal(self.label_mean, self.label_cv), whole(size, "size", low=0))
         return np.maximum(np.rint(curve), 1.0).astype(np.int64)
 
     def pmf(self) -> FloatArray:
-        last = min(math.ceil(math.exp(self._mu + _TAIL_Z * self._sigma)) + 1, PMF_ENTRIES - 1)
-        above = self._above(np.arange(1, last, dtype=np.float64))
+        mu, sigma = _log_normal(self.label_mean, self.label_cv)
+        last = min(math.ceil(math.exp(mu + _TAIL_Z * sigma)) + 1, PMF_ENTRIES - 1)
+        above = _above(np.arange(1, last, dtype=np.float64), mu, sigma)
         return np.concatenate(([0.0], -np.diff(above, prepend=1.0, append=0.0)))
 
     @property
-    def _sigma(self) -> float:
-        return math.sqrt(math.log1p(self.label_cv**2))
-
-    @property
-    def _mu(self) -> float:
-        return math.log(self.label_mean) - self._sigma**2 / 2
-
-    def _above(self, lengths: FloatArray) -> FloatArray:
-        """P(length > k) for each k, never increasing."""
-        tail = upper_tail((np.log(lengths + 0.5) - self._mu) / self._sigma)
-        return np.minimum.accumulate(np.minimum(tail, 1.0))
-
-    @cached_property
     def _moments(self) -> tuple[float, float]:
-        """Mean and variance of the rounded lengths.
+        """Mean and variance of the rounded lengths."""
+        return _moments(self.label_mean, self.label_cv)
 
-        The first `_EXACT_TERMS` lengths that carry mass are summed one by one. Where they do not reach, the
-        curve is so wide that rounding changes its moments by less than 1e-8 of their size, and those of the
-        curve serve: E[Y^j; Y > t] = E[Y^j] Q((ln t - μ)/σ - jσ).
-        """
-        mu, sigma, centre = self._mu, self._sigma, self.label_mean
-        first = max(1, math.floor(math.exp(mu - REACH * sigma)))
-        last = min(math.ceil(math.exp(mu + REACH * sigma)) + 1, first + _EXACT_TERMS)
-        lengths = np.arange(first, last + 1, dtype=np.float64)
-        mass = -np.diff(self._above(lengths), prepend=1.0)
-        away = lengths - centre
-        z = (math.log(last + 0.5) - mu) / sigma
-        beyond = upper_tail(np.array([z, z - sigma, z - 2 * sigma]))
-        y0, y1, y2 = beyond * [1.0, centre, math.exp(2 * (mu + sigma**2))]
-        shift = float(mass @ away + (y1 - centre * y0))
-        square = float(mass @ away**2 + (y2 - 2 * centre * y1 + centre**2 * y0))
-        return centre + shift, max(square - shift**2, 0.0)
+
+@lru_cache(1024)
+def _moments(mean: float, cv: float) -> tuple[float, float]:
+    """Mean and variance of `LogNormal(mean, cv)` as it is drawn; remembered, since every point of a sweep asks again.
+
+    The first `_EXACT_TERMS` lengths that carry mass are summed one by one. Where they do not reach, the
+    curve is so wide that rounding changes its moments by less than 1e-8 of their size, and those of the
+    curve serve: E[Y^j; Y > t] = E[Y^j] Q((ln t - μ)/σ - jσ).
+    """
+    mu, sigma = _log_normal(mean, cv)
+    first = max(1, math.floor(math.exp(mu - REACH * sigma)))
+    last = min(math.ceil(math.exp(mu + REACH * sigma)) + 1, first + _EXACT_TERMS)
+    lengths = np.arange(first, last + 1, dtype=np.float64)
+    mass = -np.diff(_above(lengths, mu, sigma), prepend=1.0)
+    away = lengths - mean
+    z = (math.log(last + 0.5) - mu) / sigma
+    beyond = upper_tail(np.array([z, z - sigma, z - 2 * sigma]))
+    y0, y1, y2 = beyond * [1.0, mean, math.exp(2 * (mu + sigma**2))]
+    shift = float(mass @ away + (y1 - mean * y0))
+    square = float(mass @ away**2 + (y2 - 2 * mean * y1 + mean**2 * y0))
+    return mean + shift, max(square - shift**2, 0.0)
+
+
+def _log_normal(mean: float, cv: float) -> tuple[float, float]:
+    """μ and σ of the logarithm."""
+    sigma = math.sqrt(math.log1p(cv**2))
+    return math.log(mean) - sigma**2 / 2, sigma
+
+
+def _above(lengths: FloatArray, mu: float, sigma: float) -> FloatArray:
+    """P(length > k) for each k, never increasing."""
+    tail = upper_tail((np.log(lengths + 0.5) - mu) / sigma)
+    return np.minimum.accumulate(np.minimum(tail, 1.0))
 
 
 @dataclass(frozen=True, init=False, eq=False)

@@ -71,8 +71,9 @@ class ModelMix:
         models = () if isinstance(self.models, str) else tuple(self.models)
         if not models or not all(isinstance(name, str) and name for name in models):
             raise BadInput("expected a list of one or more names", field="models", value=self.models)
-        if twice := [name for at, name in enumerate(models) if name in models[:at]]:
-            raise BadInput("expected each model once", field="models", value=twice[0])
+        if len(set(models)) < len(models):
+            twice = next(name for at, name in enumerate(models) if name in models[:at])
+            raise BadInput("expected each model once", field="models", value=twice)
         parts = weights(self.weights, "weights")
         if len(parts) != len(models):
             raise BadInput(f"expected as many as models ({len(models)})", field="len(weights)", value=len(parts))
@@ -154,6 +155,12 @@ class TaskMix:
     def probabilities(self) -> FloatArray:
         """P(a request is of `shares[i]`) at index i, summing to 1; read-only."""
         return self._choice.probabilities
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all requests are of one share, and of one length there."""
+        drawn = [share for share in self.shares if share.weight]
+        return len(drawn) == 1 and drawn[0].lengths.is_constant
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent indices into `shares`, shape (size,)."""

@@ -48,6 +48,10 @@ class LengthPairs(Protocol):
     def constant_decode(self) -> int | None:
         """The decode length if every request has the same, else None."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether there is only one pair to draw."""
+
     def prefill_pmf(self) -> FloatArray:
         """P(P = s) at index s, from 0 up, of a fresh request."""
 
@@ -107,6 +111,10 @@ class Independent:
     @property
     def constant_decode(self) -> int | None:
         return round(self.decode.mean) if self.decode.is_constant else None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.prefill.is_constant and self.decode.is_constant
 
     def prefill_pmf(self) -> FloatArray:
         return self.prefill.pmf()
@@ -190,6 +198,11 @@ class JointEmpirical:
     def constant_decode(self) -> int | None:
         first = int(self.decode_values[0])
         return first if bool((self.decode_values == first).all()) else None
+
+    @property
+    def is_constant(self) -> bool:
+        prompts_alike = bool((self.prefill_values == self.prefill_values[0]).all())
+        return prompts_alike and self.constant_decode is not None
 
     def prefill_pmf(self) -> FloatArray:
         mass: FloatArray = np.bincount(self.prefill_values) / len(self)

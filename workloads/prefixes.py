@@ -22,7 +22,8 @@ PrefixStream: TypeAlias = Callable[[IntArray], Iterable[tuple[int, ...]]]
 MAX_GROUPS = 10**7
 """Each rubric has a place in a table of probabilities, 16 bytes."""
 
-_REMEMBERED = 1024
+REMEMBERED_RUBRICS = 1024
+"""The block ids of so many rubrics are kept."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class SharedPrefixes:
         """The block ids of a rubric; the popular ones' tuples are made once, and shared by their requests."""
         blocks = self.shared_blocks
 
-        @lru_cache(_REMEMBERED)
+        @lru_cache(REMEMBERED_RUBRICS)
         def ids(group: int) -> tuple[int, ...]:
             return tuple(range(group * blocks, (group + 1) * blocks))
 

@@ -10,18 +10,26 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import math
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from workloads.errors import BadInput
 
 _GZIP_MAGIC = b"\x1f\x8b"
+MAX_LINE = 1 << 24
+"""Bytes: room for the block ids of a prompt of some ten million tokens."""
+MAX_BLANK_LINES = 100_000
+"""On end. A gzip file of 300 kB can hold 300 million."""
+MAX_ROWS = 20_000_000
+"""Rows that are held in memory, some 5 GB of them."""
+
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -56,14 +64,20 @@ class Table(ABC):
 
 def read_table(path: Path) -> Table:
     """The table in a file: JSON Lines if its first mark is a brace or a bracket, else CSV."""
-    text = _read_text(path)
-    return JsonTable(path, text) if text.lstrip().startswith(("{", "[")) else CsvTable(path, text)
+    lines = _lines(path)
+    head = []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    whole = itertools.chain(head, lines)
+    return JsonTable(path, whole) if head and head[-1].lstrip().startswith(("{", "[")) else CsvTable(path, whole)
 
 
 class CsvTable(Table):
     """Comma-separated cells under a header line. Blank lines are skipped."""
 
-    def __init__(self, file: Path, text: str) -> None:
+    def __init__(self, file: Path, text: Iterable[str]) -> None:
         super().__init__(file)
         header, *rows = self._rows(text) or [[]]
         if not header:
@@ -93,8 +107,8 @@ class CsvTable(Table):
         text = str(cell).strip()
         return float(text) if _NUMBER.fullmatch(text) else math.nan
 
-    def _rows(self, text: str) -> list[list[str]]:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    def _rows(self, text: Iterable[str]) -> list[list[str]]:
+        reader = csv.reader(_split_at_returns(text), strict=True)
         rows = []
         try:
             for row in reader:
@@ -108,13 +122,13 @@ class CsvTable(Table):
 
 
 class JsonTable(Table):
-    """One JSON object a line. Blank lines are skipped, and so are keys nobody asks for."""
+    """One JSON object a line. Blank lines are skipped, and so are keys that no column needs."""
 
-    def __init__(self, file: Path, text: str) -> None:
+    def __init__(self, file: Path, text: Iterable[str]) -> None:
         super().__init__(file)
         self._objects: list[dict[str, Any]] = []
-        for line, row in enumerate(text.split("\n"), start=1):
-            if row and not row.isspace():
+        for line, row in enumerate(text, start=1):
+            if not row.isspace():
                 self._objects.append(self._parse(row, line))
                 self.lines.append(line)
         self.names, self.names_line = list(self._objects[0]), self.lines[0]
@@ -157,24 +171,26 @@ class JsonTable(Table):
         return row
 
 
-def _read_text(path: Path) -> str:
-    data = _read_bytes(path)
-    if path.suffix == ".gz" or data.startswith(_GZIP_MAGIC):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise BadInput(f"expected a whole gzip file ({error})", file=path) from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        found = error.object[error.start : error.end]
-        raise BadInput("expected UTF-8 text", file=path, line=line, value=found) from None
+def _split_at_returns(lines: Iterable[str]) -> Iterator[str]:
+    """Lines that end in a carriage return alone, as some old files have them, are lines too."""
+    for line in lines:
+        if "\r" in line:
+            yield from io.StringIO(line, newline="")
+        else:
+            yield line
 
 
-def _read_bytes(path: Path) -> bytes:
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file, unpacked and decoded as they are asked for; each has its ending."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            packed = path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC)
+            yield from _bounded_lines(path, gzip.GzipFile(fileobj=file) if packed else file)
+        return
+    except BadInput:
+        raise
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        found = f"expected a whole gzip file ({error})"
     except FileNotFoundError:
         found = "expected a file, found nothing there"
     except IsADirectoryError:
@@ -184,3 +200,24 @@ def _read_bytes(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # a name too long or with a null character, a device that fails
         found = f"expected a file that can be read ({error})"
     raise BadInput(found, file=path)
+
+
+def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+    """As `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
+    blank = rows = 0
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE + 1)
+        if not line:
+            return
+        blank = 0 if line.strip() else blank + 1
+        rows += not blank
+        if len(line) > MAX_LINE:
+            raise BadInput(f"expected lines of at most {MAX_LINE} bytes", file=path, line=number)
+        if blank > MAX_BLANK_LINES:
+            raise BadInput(f"expected at most {MAX_BLANK_LINES} blank lines on end", file=path, line=number)
+        if rows > MAX_ROWS:
+            raise BadInput(f"expected at most {MAX_ROWS} lines that are not blank", file=path, line=number)
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise BadInput("expected UTF-8 text", file=path, line=number, value=line[error.start : error.end]) from None

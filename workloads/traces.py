@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import TypeAlias
 
 import numpy as np
 
 from workloads.checks import FloatArray, IntArray, instants, token_counts, whole
 from workloads.errors import BadInput
 from workloads.pairs import JointEmpirical
+from workloads.registry import Registry
 from workloads.request import Request
 from workloads.trace_columns import block_ids, nanoseconds, seconds, timestamps, whole_numbers
 from workloads.trace_files import Table, read_table
 
-TraceFormat = Literal["auto", "azure", "mooncake", "lengths", "vllm-bench", "plain"]
+TraceFormat: TypeAlias = str
+"""A name in `TRACE_FORMATS`, or `auto`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,20 +119,36 @@ def read_trace(path: str | Path, format: TraceFormat = "auto") -> Trace:
     With `format="auto"` the column names tell which one it is. No row is ever dropped or mended: raises
     `BadInput` with the file, the line, the column and the value for the first thing that is wrong.
     """
-    if format not in get_args(TraceFormat):
-        raise BadInput(f"expected one of {', '.join(get_args(TraceFormat))}", field="format", value=format)
     file = Path(path)
-    table = read_table(file)
-    schema = _recognise(table) if format == "auto" else _SCHEMAS[format]
+    if format == AUTO:
+        table = read_table(file)
+        return _trace(table, _recognise(table))
+    if format not in TRACE_FORMATS:
+        raise BadInput(f"expected one of {', '.join((AUTO, *TRACE_FORMATS))}", field="format", value=format)
+    return TRACE_FORMATS[format](file)
+
+
+def _read(schema: _Schema, file: Path) -> Trace:
+    return _trace(read_table(file), schema)
+
+
+TraceReader: TypeAlias = Callable[[Path], Trace]
+TRACE_FORMATS: Registry[TraceReader] = Registry({name: partial(_read, schema) for name, schema in _SCHEMAS.items()})
+"""Readers of traces by the name of their format. A plug-in registers others; `auto` tells the built-in ones apart."""
+
+AUTO = "auto"
+
+
+def _trace(table: Table, schema: _Schema) -> Trace:
     prefill = whole_numbers(table, schema.prompt, low=0)
     decode = whole_numbers(table, schema.output, low=1)
     arrivals = None
     if schema.arrival and (schema.arrival_required or table.has(schema.arrival)):
         arrivals = schema.clock(table, schema.arrival)
     if not (schema.blocks and schema.block_tokens and table.has(schema.blocks)):
-        return Trace(_name(file), arrivals, prefill, decode)
+        return Trace(_name(table.file), arrivals, prefill, decode)
     blocks = block_ids(table, schema.blocks, prefill, schema.block_tokens)
-    return Trace(_name(file), arrivals, prefill, decode, blocks, schema.block_tokens)
+    return Trace(_name(table.file), arrivals, prefill, decode, blocks, schema.block_tokens)
 
 
 def _recognise(table: Table) -> _Schema:

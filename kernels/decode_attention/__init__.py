@@ -1,4 +1,4 @@
-"""Attention of one new token a sequence over its paged cache, also where keys and values are one latent vector."""
+"""Attention of one new token of each sequence over its paged cache, also with keys and values as one latent vector."""
 
 from __future__ import annotations
 

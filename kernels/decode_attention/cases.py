@@ -1,4 +1,4 @@
-"""What can be measured of decode attention."""
+"""Benchmark cases of decode attention."""
 
 from __future__ import annotations
 

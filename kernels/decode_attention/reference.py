@@ -82,7 +82,9 @@ def gather_pages(cache: torch.Tensor, block_tables: torch.Tensor, tokens: int) -
 
 
 def _bound(block_tables: torch.Tensor, lengths: torch.Tensor, block_size: int, longest: int | None) -> int:
-    """The longest there is, asked for here, where asking costs nothing; the arguments only bound it."""
+    """The longest length; computed here, where reading it costs nothing, since the arguments are only an upper
+    bound.
+    """
     there = int(lengths.max()) if len(lengths) else 0
     bound = block_tables.shape[1] * block_size if longest is None else longest
     assert there <= bound, f"a length of {there} is above its bound of {bound}"

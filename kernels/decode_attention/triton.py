@@ -56,7 +56,8 @@ def select(batch: int, kv_heads: int, longest: int, tile: int, slots: int) -> Pl
 
 def tile_for(head_dim: int, element: int) -> int:
     """Tokens of a tile: 16 KB of keys, and 64 at most; `element` is the bytes of one."""
-    return max(16, min(64, 16384 // (triton.next_power_of_2(head_dim) * element)))
+    width: int = triton.next_power_of_2(head_dim)
+    return max(16, min(64, 16384 // (width * element)))
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What can be measured of the tail: ranks' staging buffers on one device."""
+"""Benchmark cases of the tail: ranks' staging buffers on one device."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The tail of a compensated row-parallel product in one launch.
 
-A program takes 256 outputs of 16 tokens: enough programs that, for one token, B and the peers' buffers come in through
-16 multiprocessors at a hidden size of 4096 and not through one. Each evaluates the gate anew, whose weights are in the
-second-level cache, rather than wait for another to do it. The last program of a tile of tokens to arrive knows the
-sums of squares of all, and normalises the rows, which it finds in the cache. Peers are summed in the order of their
-ranks, so every rank computes the same bits.
+Each program computes 256 outputs of 16 tokens, so that even for one token, B and the peers' buffers are read by 16
+multiprocessors at a hidden size of 4096. Each program evaluates the gate itself, with weights in the second-level
+cache, instead of waiting for another program's result. The last program of a tile of tokens to arrive sees the sums of
+squares of all and normalises the rows, which are in the cache. Peers are summed in the order of their ranks, so that
+every rank computes the same bits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from kernels.error_compensator.factors import Compensator
-from kernels.error_compensator.triton import gated, hidden_tile
+from kernels.error_compensator.triton import FIRST_SHARE, add_latent_product, gated, hidden_tile
 from kernels.shipping import Shipped
-from kernels.w4_gemm.triton import dot_type
+from kernels.w4_gemm.triton import dot_type, is_last_to_arrive
 
 TOKENS = 16
 
@@ -48,7 +48,7 @@ def sum_over_peers(
     ADDRESSES: tl.constexpr,
     ELEMENT: tl.constexpr,
 ):
-    """Σ over ranks, in their order; all loads are on their way at once."""
+    """Σ over ranks, in their order; all loads are in flight at once."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for rank in tl.static_range(RANKS):
         own_ptr = peer(buffer_ptr, rank, stride, ADDRESSES, ELEMENT)
@@ -109,15 +109,12 @@ def ec_tail_kernel(
     z = sum_over_peers(latents_ptr, stride * RANK, latent_place, near, RANK, TOKENS, RANKS, ADDRESSES, tl.float32)
     z = alpha * gated(z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE)
     up_scales = tl.load(up_scales_ptr + column, mask=column < hidden, other=0.0)
-    total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
+    total = add_latent_product(total, up, up_scales, z, DOT)
     tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=known)
     tl.store(wide_ptr + place, total, mask=known)
     squares = tl.sum(tl.where(known, total * total, 0.0), axis=0)
     tl.store(squares_ptr + tl.program_id(0) * tokens + token, squares, mask=token < tokens)
-    tl.debug_barrier()  # every thread has stored before one of them tells
-    arrived = tl.atomic_add(counters_ptr + 2 + tl.program_id(1), 1, sem="acq_rel")
-    if arrived == tl.num_programs(0) - 1:
-        tl.store(counters_ptr + 2 + tl.program_id(1), 0)
+    if is_last_to_arrive(counters_ptr + FIRST_SHARE + tl.program_id(1), tl.num_programs(0)):
         squares = tl.zeros_like(squares)
         for other in range(tl.num_programs(0)):
             squares += tl.load(

@@ -1,4 +1,4 @@
-"""What can be measured of the compensated product: fused as dispatched, and the chain of library calls beside it."""
+"""Benchmark cases of the compensated product: fused as dispatched, and the chain of library calls beside it."""
 
 from __future__ import annotations
 

@@ -135,34 +135,31 @@ def leave_latent(
     GATED: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """One share of Ax; the last of them leaves α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if it is not GATED.
+    """Computes one share of Ax; the last program stores α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if not GATED.
 
     Returns:
-        whether this was the last.
+        Whether this program was the last.
     """
     latent = tl.arange(0, RANK)
     tiles = tl.cdiv(inputs, INPUT_TILE)
     first = share * tiles // SHARES * INPUT_TILE
     last = tl.minimum((share + 1) * tiles // SHARES * INPUT_TILE, inputs)
     z = share_of_latent(x_ptr, down_ptr, token, first, last, tokens, inputs, RANK, TOKENS, INPUT_TILE, DOT)
-    known = (latent[:, None] >= 0) & (token[None, :] < tokens)
-    place = token[None, :].to(tl.int64) * RANK + latent[:, None]
-    stride = tokens.to(tl.int64) * RANK
-    tl.store(shares_ptr + share * stride + place, z, mask=known)
-    tl.debug_barrier()  # every thread has stored before one of them tells
-    mine = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == SHARES - 1
-    if mine:
-        tl.store(counter_ptr, 0)
-        z = tl.zeros_like(z)
-        for other in range(SHARES):
-            z += tl.load(shares_ptr + other * stride + place, mask=known, other=0.0, cache_modifier=".cg")
+    z, is_last = w4.gather_parts(z, shares_ptr, counter_ptr, 0, share, latent, token, tokens, RANK, SHARES)
+    if is_last:
         z *= tl.load(down_scales_ptr + latent)[:, None]
         if GATED:
             z = alpha * gated(
                 z, first_ptr, first_bias_ptr, second_ptr, second_bias_ptr, RANK, TOKENS, HIDDEN, HIDDEN_TILE
             )
-        tl.store(latent_ptr + place, z.to(latent_ptr.dtype.element_ty), mask=known)
-    return mine
+        w4.store_tile(latent_ptr, z, latent, token, RANK, (latent[:, None] >= 0) & (token[None, :] < tokens))
+    return is_last
+
+
+@triton.jit
+def add_latent_product(total, up, up_scales, z, DOT: tl.constexpr):
+    """total + (B · z) ⊙ scales, for total (rows, tokens), B (rows, RANK) without its scales, and z (RANK, tokens)."""
+    return total + tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
 
 
 @triton.jit
@@ -216,9 +213,9 @@ def fused_kernel(
     SHARES: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """The first SHARES programs leave the gated latent, the others are W4 tiles and add B to it. One tile of tokens.
+    """The first SHARES programs store the gated latent; the others are W4 tiles and add B to it. One tile of tokens.
 
-    If it is not GATED, both are left as they are, for ranks' parts to be summed, and nobody waits.
+    If not GATED, both are stored as they are, for ranks' parts to be summed, and no program waits.
     """
     token = tl.arange(0, TOKENS)
     if tl.program_id(0) < SHARES:
@@ -276,7 +273,7 @@ def fused_kernel(
             DOT,
         )
         latent = tl.arange(0, RANK)
-        # Asked for before it is known who is last: B is on its way while counters and parts are.
+        # Loaded before the last program is known, so that B arrives together with counters and parts.
         up = tl.load(up_ptr + row[:, None] * RANK + latent[None, :])
         up_scales = tl.load(up_scales_ptr + row)
         mine = True
@@ -288,10 +285,8 @@ def fused_kernel(
             if GATED:
                 latent_at_ptr = latent_ptr + token[None, :] * RANK + latent[:, None]
                 z = awaited_latent(latent_at_ptr, token[None, :] < tokens, counters_ptr)
-                total += tl.dot(up.to(DOT), z.to(DOT), input_precision="ieee") * up_scales[:, None]
-            known = (row[:, None] < outputs) & (token[None, :] < tokens)
-            place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
-            tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
+                total = add_latent_product(total, up, up_scales, z, DOT)
+            w4.store_tile(y_ptr, total, row, token, outputs, (row[:, None] < outputs) & (token[None, :] < tokens))
             if GATED:
                 done = tl.atomic_add(counters_ptr + DONE, 1, sem="acq_rel")
                 if done == tl.cdiv(outputs, ROWS) - 1:
@@ -406,11 +401,12 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
 def stage(
     x: torch.Tensor, weight: PackedWeight, compensator: Compensator, outputs: torch.Tensor, latents: torch.Tensor
 ) -> None:
-    """One tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to sum.
+    """Computes one tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to
+    sum.
 
     Args:
-        x: (tokens, inputs), the rank's own inputs; weight and compensator.down likewise. As few tokens as for `fused`.
-        outputs: (tokens, outputs), of any floating type; latents: (tokens, rank) float32: the staging buffers, written.
+        x: (tokens, inputs), the rank's own inputs, as few tokens as for `fused`; weight and compensator.down likewise.
+        outputs: (tokens, outputs), of any floating type; latents: (tokens, rank) float32: staging buffers, written.
     """
     if x.shape[0]:
         _launch(x, weight, compensator, outputs, latents, gated=False)
@@ -485,7 +481,7 @@ def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) 
 
 
 def _parts_of_latent(x: torch.Tensor, tokens: int, count: int, compensator: Compensator) -> torch.Tensor:
-    """Where programs leave their shares of Ax."""
+    """Memory for the programs' shares of Ax."""
     return torch.empty(count, tokens, compensator.rank, dtype=torch.float32, device=x.device)
 
 

@@ -1,4 +1,4 @@
-"""What can be measured of a mixture of experts."""
+"""Benchmark cases of a mixture of experts."""
 
 from __future__ import annotations
 

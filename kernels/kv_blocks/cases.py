@@ -1,4 +1,4 @@
-"""What can be measured of gathering and scattering blocks."""
+"""Benchmark cases of gathering and scattering blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be measured of prefill attention."""
+"""Benchmark cases of prefill attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be measured of RMSNorm."""
+"""Benchmark cases of RMSNorm."""
 
 from __future__ import annotations
 

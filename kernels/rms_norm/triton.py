@@ -37,7 +37,8 @@ def rms_norm_kernel(
 
 def warps_for(hidden: int) -> int:
     """Threads enough that each keeps at most 16 elements of the row in flight."""
-    return max(1, min(16, triton.next_power_of_2(hidden) // 512))
+    width: int = triton.next_power_of_2(hidden)
+    return max(1, min(16, width // 512))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

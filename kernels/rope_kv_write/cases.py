@@ -1,4 +1,4 @@
-"""What can be measured of the rotary positions and the write to the cache."""
+"""Benchmark cases of the rotary positions and the write to the cache."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The next token of each row of logits: greedy, or drawn, with rows of one batch asking for different things.
+"""The next token of each row of logits: greedy or sampled, with parameters that may differ between the rows of a batch.
 
-Drawn by inverting the cumulative distribution in the order of token ids, with one random number a token. That number
-is a function of the request's seed and the token's position alone, and the weights that are summed are whole numbers,
-so that no sum depends on its order: a request's tokens do not depend on the batch that they were made in. (The
-alternative, the largest of Gumbel-perturbed logits, needs a random number for every entry of the vocabulary.)
+Tokens are sampled by inverting the cumulative distribution in the order of token ids, with one random number for each
+token. That number is a function of the request's seed and the token's position, and the weights that are summed are
+integers, so that no sum depends on its order: a request's tokens do not depend on the batch that they were made in.
+(The alternative, the largest of Gumbel-perturbed logits, needs a random number for every entry of the vocabulary.)
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 
 from kernels.sampling import reference
-from kernels.sampling.parameters import Parameters, Wish
+from kernels.sampling.parameters import SamplingMetadata, SamplingParams
 
-__all__ = ["Parameters", "Wish", "sample", "top_logprobs"]
+__all__ = ["SamplingMetadata", "SamplingParams", "sample", "top_logprobs"]
 
 
-def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.sample`, on CUDA by two kernels where all rows are greedy, else by three."""
+def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
+    """`reference.sample`; on CUDA two kernels if all rows are greedy, else three."""
     if logits.is_cuda:
         from kernels.sampling import triton
 
@@ -26,5 +26,5 @@ def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, 
 
 
 def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.top_logprobs`: PyTorch's own selection on every device, since it runs only for who asks."""
+    """`reference.top_logprobs`: PyTorch's own selection on every device, since few requests use it."""
     return reference.top_logprobs(logits, n)

@@ -1,4 +1,4 @@
-"""What can be measured of sampling."""
+"""Benchmark cases of sampling."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from kernels.microbenchmark import Case
-from kernels.sampling import Parameters, Wish, sample
+from kernels.sampling import SamplingMetadata, SamplingParams, sample
 from kernels.shapes import Shape
 
-WISHES = {
-    "greedy": Wish(temperature=0.0),
-    "all": Wish(seed=1),
-    "filtered": Wish(temperature=0.6, top_k=20, top_p=0.95, seed=1),
+SAMPLING_KINDS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "all": SamplingParams(seed=1),
+    "filtered": SamplingParams(temperature=0.6, top_k=20, top_p=0.95, seed=1),
 }
-"""Kinds of sampling; the last is what Qwen3's model card advises."""
+"""Kinds of sampling. The last is the recommendation of Qwen3's model card."""
 
 
 def cases(
-    shape: Shape, device: str, dtype: torch.dtype, sequences: Sequence[int], kinds: Sequence[str] = tuple(WISHES)
+    shape: Shape,
+    device: str,
+    dtype: torch.dtype,
+    sequences: Sequence[int],
+    kinds: Sequence[str] = tuple(SAMPLING_KINDS),
 ) -> Iterator[Case]:
     """Each kind of sampling at each number of sequences."""
     for kind in kinds:
@@ -28,7 +32,7 @@ def cases(
             yield Case(
                 operation=f"sampling/{kind}",
                 sizes={"sequences": count, "vocabulary": shape.vocabulary},
-                prepare=_prepare(shape, count, device, dtype, WISHES[kind]),
+                prepare=_prepare(shape, count, device, dtype, SAMPLING_KINDS[kind]),
                 moved=size,
                 flops=4 * count * shape.vocabulary,
                 set_bytes=size,
@@ -36,11 +40,11 @@ def cases(
 
 
 def _prepare(
-    shape: Shape, sequences: int, device: str, dtype: torch.dtype, wish: Wish
+    shape: Shape, sequences: int, device: str, dtype: torch.dtype, params: SamplingParams
 ) -> Callable[[], Callable[[], object]]:
     def prepare() -> Callable[[], object]:
         logits = 3 * torch.randn(sequences, shape.vocabulary, device=device, dtype=dtype)
-        parameters = Parameters.of([wish] * sequences, range(sequences), device)
+        parameters = SamplingMetadata.of([params] * sequences, range(sequences), device)
         return lambda: sample(logits, parameters)
 
     return prepare

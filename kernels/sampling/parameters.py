@@ -1,4 +1,4 @@
-"""What each row of a batch is sampled by."""
+"""Sampling parameters, of one request and of a batch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What one request asks for.
+class SamplingParams:
+    """How the tokens of one request are sampled.
 
     Attributes:
-        temperature: 0 takes the likeliest token, the one with the lowest id of several.
-        top_k: only the k likeliest tokens, and whatever is as likely as the last of them; 0 for all.
-        top_p: of these, the fewest that hold this share of their probability, and whatever is as likely as the last.
-        min_p: before both, only tokens at least this share as likely as the likeliest; 0 for all.
-        seed: 64 bits. The number drawn for a token is a function of the seed and of the token's position.
+        temperature: 0 takes the most likely token; of equally likely ones the token with the lowest id.
+        top_k: keep the k most likely tokens, with all that are as likely as the last of them; 0 keeps every token.
+        top_p: of these, keep the smallest set with this share of their probability, with all that are as likely as the
+            last of them.
+        min_p: before both, keep only tokens at least this share as likely as the most likely one; 0 keeps every token.
+        seed: 64 bits. The random number for a token depends on the seed and on the token's position only.
     """
 
     temperature: float = 1.0
@@ -28,19 +29,19 @@ class Wish:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are excluded before drawing."""
+        """Whether some tokens are excluded before sampling."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 @dataclass(frozen=True)
-class Parameters:
-    """Of a batch, one entry a row, on the device of the logits.
+class SamplingMetadata:
+    """The sampling parameters of a batch: one entry for each row, on the device of the logits.
 
     Attributes:
-        temperature, top_p, min_p: float32. top_k: int32. seeds, positions: int64.
-        greedy: every row has temperature 0. filtered: some row excludes tokens. Known on the host, so that no launch
-            waits for the device; where they say more than is so (`greedy` False, `filtered` True), the tokens are the
-            same.
+        temperature, top_p, min_p: (rows,) float32. top_k: (rows,) int32.
+        seeds: (rows,) int64, the 64 bits of each seed. positions: (rows,) int64, of the tokens to be sampled.
+        greedy: every row has temperature 0. filtered: some row excludes tokens. Both are known on the host, so that a
+            launch does not wait for the device. `greedy` False and `filtered` True are always correct, and slower.
     """
 
     temperature: torch.Tensor
@@ -53,12 +54,14 @@ class Parameters:
     filtered: bool
 
     @classmethod
-    def of(cls, wishes: Sequence[Wish], positions: Sequence[int], device: str | torch.device = "cpu") -> Parameters:
-        """One row for each wish; `positions` are those of the tokens to be drawn."""
-        real = [[wish.temperature for wish in wishes], [wish.top_p for wish in wishes], [wish.min_p for wish in wishes]]
+    def of(
+        cls, rows: Sequence[SamplingParams], positions: Sequence[int], device: str | torch.device = "cpu"
+    ) -> SamplingMetadata:
+        """The parameters of several requests, each with the position of its next token."""
+        real = [[row.temperature for row in rows], [row.top_p for row in rows], [row.min_p for row in rows]]
         temperature, top_p, min_p = torch.tensor(real, dtype=torch.float32).to(device)
-        signed = [signed_seed(wish.seed) for wish in wishes]
-        seeds, places, top_k = torch.tensor([signed, list(positions), [wish.top_k for wish in wishes]]).to(device)
+        signed = [signed_seed(row.seed) for row in rows]
+        seeds, places, top_k = torch.tensor([signed, list(positions), [row.top_k for row in rows]]).to(device)
         return cls(
             temperature,
             top_k.int(),
@@ -66,8 +69,8 @@ class Parameters:
             min_p,
             seeds,
             places,
-            greedy=all(wish.temperature == 0 for wish in wishes),
-            filtered=any(wish.filters for wish in wishes),
+            greedy=all(row.temperature == 0 for row in rows),
+            filtered=any(row.filters for row in rows),
         )
 
 

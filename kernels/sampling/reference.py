@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from kernels.sampling.parameters import Parameters
+from kernels.sampling.parameters import SamplingMetadata
 from kernels.sampling.philox import random_words
 
 ONE = 2.0**35
-"""The weight of the likeliest token. A quarter of a million times as much is below 2⁵³, where float64 is exact."""
+"""The weight of the most likely token. A quarter of a million times as much is below 2⁵³, where float64 is exact."""
 
 
-def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
     """The token of each row, and its log-probability.
 
     A token's weight is ⌊2³⁵ · exp(x − max x)⌋ with x = logit / temperature, and 0 if it is excluded. W being their sum
@@ -33,7 +33,7 @@ def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, 
     return tokens, (chosen - wide.logsumexp(dim=-1)).float()
 
 
-def _drawn(logits: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, parameters: SamplingMetadata) -> torch.Tensor:
     temperature = parameters.temperature[:, None].to(logits.dtype)
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)
     weights = whole_weights(scaled)
@@ -51,7 +51,7 @@ def whole_weights(scaled: torch.Tensor) -> torch.Tensor:
     return ((scaled - scaled.amax(dim=-1, keepdim=True)).exp() * ONE).long()
 
 
-def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: SamplingMetadata) -> torch.Tensor:
     """The smallest x that is not excluded, (rows, 1): by min_p, then by top_k, then by top_p of what they leave."""
     least = scaled.amax(dim=-1, keepdim=True) + parameters.min_p[:, None].to(scaled.dtype).log()
     ordered, order = scaled.sort(dim=-1, descending=True)
@@ -66,7 +66,7 @@ def least_kept(scaled: torch.Tensor, weights: torch.Tensor, parameters: Paramete
 
 
 def top_logprobs(logits: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The n likeliest tokens of each row, likeliest first.
+    """The n most likely tokens of each row, the most likely first.
 
     Returns:
         Ids, (rows, n) int64. Log-probabilities of the model, (rows, n) float32.

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.sampling.parameters import Parameters
+from kernels.sampling.parameters import SamplingMetadata
 from kernels.shipping import Shipped
 
 BLOCK = 2048
@@ -304,7 +304,7 @@ def choose_kernel(
     tl.store(logprob_ptr + row, chosen - top - tl.log(tl.sum(sums, axis=0)))
 
 
-def sample(logits: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
     """As `reference.sample`; `logits` contiguous."""
     assert logits.is_contiguous(), "rows must follow one another"
     rows, vocabulary = logits.shape

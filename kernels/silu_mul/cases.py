@@ -1,4 +1,4 @@
-"""What can be measured of SiLU · up."""
+"""Benchmark cases of SiLU · up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be measured of products with weights of 4 bits."""
+"""Benchmark cases of products with weights of 4 bits."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def quantise(weight: torch.Tensor, bits: int = 4, group: int = GROUP, symmetric:
             from the smallest value (or 0, if that is less) to the largest (or 0).
     """
     rows, padded = _padded(weight, bits, group)
-    groups = rows.float().unflatten(1, (-1, group)) if group else rows.float().unsqueeze(1)
+    groups = rows.float().view(len(rows), -1, group) if group else rows.float().unsqueeze(1)
     most = 2**bits - 1
     if symmetric:
         scale = _storable(groups.abs().amax(-1) / (2 ** (bits - 1) - 1))
@@ -159,7 +159,8 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     half = 16 * torch.arange(2, device=codes.device).unsqueeze(-1)
     words = ((order & (2**low_bits - 1)) << (half + low_bits * step)).sum((-1, -2))
     if bits == 3:
-        high = ((order >> 2) << (half + step)).sum((-1, -2)).unflatten(-1, (WORDS // 2, 2))
+        high = ((order >> 2) << (half + step)).sum((-1, -2))
+        high = high.view(*high.shape[:-1], WORDS // 2, 2)
         words = torch.cat([words, high[..., 0] + (high[..., 1] << 8)], dim=-1)
     return _signed(words)
 
@@ -179,7 +180,8 @@ def unpack(qweight: torch.Tensor, bits: int) -> torch.Tensor:
         high = torch.stack([qweight[..., WORDS:], qweight[..., WORDS:] >> 8], dim=-1).flatten(-2)
         codes = codes | (((high[..., None, None] >> (half + step)) & 1) << 2)
     # (blocks, rows, word, half, step) to (rows, blocks, step, word, half)
-    return codes.permute(1, 0, 4, 2, 3).flatten(1)
+    ordered: torch.Tensor = codes.permute(1, 0, 4, 2, 3).flatten(1)
+    return ordered
 
 
 def dequantise(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -187,7 +189,7 @@ def dequantise(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torc
     wide = torch.promote_types(dtype, torch.float32)
     codes = unpack(packed.qweight, packed.bits)[: packed.outputs]
     span = packed.group or codes.shape[1]
-    codes = codes.unflatten(1, (-1, span))
+    codes = codes.view(len(codes), -1, span)
     zero = 2 ** (packed.bits - 1) if packed.zeros is None else _by_row(packed.zeros, packed.outputs).int()
     weight = (codes - zero).to(wide) * _by_row(packed.scales, packed.outputs).to(wide)
     return weight.flatten(1)[:, : packed.inputs].to(dtype)

@@ -1,15 +1,15 @@
 """Products with weights of 3 or 4 bits: one tile kernel for few tokens, Ŵ unpacked for a library GEMM for many.
 
-The tile kernel computes (Ŵ · xᵀ), rows of Ŵ by tokens, so that unpacked weights are the left operand of the tensor
-core, which it takes from registers: packed words go from memory to shared memory (128 bits a thread, several stages
-deep) and from there, still packed, straight to the threads that need them. A pair of codes costs a shift and a mask
-(which yield two whole numbers as bfloat16 or float16, by setting the bits of an exponent) and one packed subtraction of
-the middle, which is exact; so are the products, and a group's sum is scaled in float32. That is about 3 instructions a
-weight all told, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs
-as many for its conversion and its multiplication alone.
+The tile kernel computes (Ŵ · xᵀ), rows of Ŵ by tokens, so that unpacked weights are the tensor core's left operand,
+which it takes from registers. Packed words go from memory to shared memory (128 bits a thread, several stages deep) and
+from there, still packed, to the threads that need them. A pair of codes costs a shift and a mask, which make two
+integers of bfloat16 or float16 by setting the bits of an exponent, and one packed subtraction of the middle, which is
+exact. The products are exact too, and a group's sum is scaled in float32. In total that is about 3 instructions a
+weight, also for one token, where 15 of 16 columns of the tile are idle: without a tensor core a weight costs as many
+for its conversion and its multiplication alone.
 
-With one token the bytes of Ŵ are everything. Programs are made enough to keep 4 on each multiprocessor, by splitting
-the inputs; the last to arrive at a tile adds up the parts in their order, so that results do not depend on who is last.
+With one token, reading Ŵ takes all the time. The inputs are split so that 4 programs run on each multiprocessor. The
+last program to arrive at a tile adds up the parts in their order, so that results do not depend on which one is last.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ PROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
 
 UNPACK_TOKENS = 512
-"""From here on it is quicker to unpack Ŵ once and leave the product to the library: unpacking moves 2.5 bytes a weight,
-10 µs for 4096² on an H200, where the tile kernel, which unpacks for each 64 tokens, loses more than that."""
+"""Tokens from which it is faster to unpack Ŵ once and use the library's product. Unpacking moves 2.5 bytes a weight, 10
+µs
+for 4096² on an H200; the tile kernel, which unpacks for each 64 tokens, loses more than that.
+"""
 
 MOST_TILES_SPLIT = 512
-"""Tiles that the counters of a weight suffice for."""
+"""Tiles that a weight's counters suffice for."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,15 @@ class Tiling:
 
 
 def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: int = PROCESSORS) -> Tiling:
-    """The tiling for so many tokens, rows of Ŵ, and blocks of its inputs.
+    """The tiling for a number of tokens, of rows of Ŵ, and of blocks of its inputs.
 
     64 rows are what one warpgroup multiplies at once. Up to 16 tokens, 4 programs fit on a multiprocessor, each with
-    two stages of 8 KB of packed weights on their way: 64 KB, where latency times bandwidth is 25. Beyond 64 tokens two
+    two stages of 8 KB of packed weights in flight: 64 KB, where latency times bandwidth is 25. Beyond 64 tokens two
     warpgroups share the activations' tile, and registers suffice for one program. Blocks of 3 bits are twice as long
-    and are kept to 32 tokens: more would spill.
+    and are limited to 32 tokens: more would spill.
 
-    Inputs are split as long as all programs are there at once and each has 4 blocks to work on; where that leaves
-    multiprocessors without work, further.
+    Inputs are split as long as all programs run at once and each has 4 blocks; and further, if multiprocessors would
+    otherwise have no work.
     """
     rows, warps = (64, 4) if tokens <= 64 else (128, 8)
     tile_tokens = max(16, min(64 if bits == 4 else 32, triton.next_power_of_2(tokens)))
@@ -68,7 +70,7 @@ def select(tokens: int, outputs: int, blocks: int, bits: int = 4, processors: in
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What tensor cores multiply; float32 for bfloat16 where the interpreter, which has none, runs the kernels."""
+    """The type that tensor cores multiply; float32 for bfloat16 under the interpreter, which has no bfloat16."""
     if dtype == torch.bfloat16:
         return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
     return tl.float16 if dtype == torch.float16 else tl.float32
@@ -112,7 +114,7 @@ def load_groups(values_ptr, block, row, all_rows, GROUPS: tl.constexpr):
     values = ()
     for group in tl.static_range(GROUPS):
         value = tl.load(values_ptr + (GROUPS * block + group) * all_rows + row).to(tl.float32)
-        values = values + (value,)  # noqa: RUF005, the compiler knows no starred expressions
+        values = values + (value,)  # type: ignore[assignment] # noqa: RUF005, Triton compiles no starred expressions
     return values
 
 
@@ -184,7 +186,7 @@ def tile_product(
     zeros = load_groups(zeros_ptr, at, row, all_rows, GROUPS if HAS_ZEROS else 0)
     for block in tl.range(first, last, num_stages=STAGES):
         low, high = load_low_and_high(words_ptr, BITS)
-        # Scales of the next block are asked for while this one is multiplied: they pass through no shared memory.
+        # Scales of the next block are loaded while this one is multiplied: they do not use shared memory.
         now, zeros_now = scales, zeros
         if GROUPED:
             following = tl.minimum(block + 1, last - 1)
@@ -218,25 +220,45 @@ def tile_product(
 
 
 @triton.jit
+def is_last_to_arrive(counter_ptr, count):
+    """Counts this program's arrival; true in the last of `count` programs, which resets the counter.
+
+    What each program has stored before is visible to the last one.
+    """
+    tl.debug_barrier()  # all threads of the program have stored
+    last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last
+
+
+@triton.jit
 def gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT: tl.constexpr):
-    """Leaves this program's part where the others find it; the last of a tile adds up all, in their order.
+    """Stores this program's part, (rows, tokens), in `parts`, (SPLIT, tokens, all_rows); the last program adds them up.
+
+    Parts are added in their order, so that the sum does not depend on which program is last.
 
     Returns:
-        the sum (in the last program only) and whether this one is the last.
+        The sum (in the last program only), and whether this program is the last of its tile.
     """
     known = (row[:, None] >= 0) & (token[None, :] < tokens)
     place_ptr = parts_ptr + token[None, :].to(tl.int64) * all_rows + row[:, None]
     stride = tokens.to(tl.int64) * all_rows
     tl.store(place_ptr + part * stride, total, mask=known)
-    tl.debug_barrier()  # every thread has stored before one of them tells
-    mine = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLIT - 1
-    if mine:
-        tl.store(arrivals_ptr + tile, 0)
+    last = is_last_to_arrive(arrivals_ptr + tile, SPLIT)
+    if last:
         total = tl.zeros_like(total)
         for other in range(SPLIT):
             # Past the first-level cache, which does not see what other multiprocessors write.
             total += tl.load(place_ptr + other * stride, mask=known, other=0.0, cache_modifier=".cg")
-    return total, mine
+    return total, last
+
+
+@triton.jit
+def store_tile(y_ptr, total, row, token, outputs, known):
+    """Stores a tile of y, (rows, tokens), into (tokens, outputs), in y's type, where `known`."""
+    place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
+    tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -292,10 +314,9 @@ def w4_gemm_kernel(
     )
     known = (row[:, None] < outputs) & (token[None, :] < tokens)
     if SPLIT > 1:
-        total, mine = gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT)
-        known = known & mine
-    place_ptr = y_ptr + token[None, :].to(tl.int64) * outputs + row[:, None]
-    tl.store(place_ptr, total.to(y_ptr.dtype.element_ty), mask=known)
+        total, last = gather_parts(total, parts_ptr, arrivals_ptr, tile, part, row, token, tokens, all_rows, SPLIT)
+        known = known & last
+    store_tile(y_ptr, total, row, token, outputs, known)
 
 
 @triton.jit
@@ -391,7 +412,7 @@ def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tilin
 
 
 def parts_of(x: torch.Tensor, tokens: int, rows: int, split: int) -> torch.Tensor:
-    """Where programs leave their parts: nothing, if inputs are not split."""
+    """Memory for the programs' parts; empty if inputs are not split."""
     size = split * tokens * rows if split > 1 else 1
     return torch.empty(size, dtype=torch.float32, device=x.device)
 

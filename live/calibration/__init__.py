@@ -1,12 +1,13 @@
-"""`twin calibrate run`: measures a model's operations on this machine, and writes what simulations need of them.
+"""`twin calibrate run`: measures a model's operations on this machine and writes a calibration file.
 
-    grid           which points are measured, and which of them are held out
-    operations     a point as something that can be timed
-    whole_steps    whole steps composed of the operations, to hold the sum of the parts against
-    messages       there and back between two processes
-    journal        what has been measured so far, on disk
+    grid           which points are measured, and which are held out
+    operations     a point as a call that can be timed
+    whole_steps    whole steps composed of the operations, to check the sum of the parts
+    messages       round trips between two processes
+    journal        the measurements so far, on disk
     measuring      rounds over the grid
     assembling     from measurements to the file
+    calibrate      all of it, for the command
 
 Import from the modules.
 """

@@ -1,4 +1,4 @@
-"""From what was measured to the calibration file."""
+"""From measurements to the calibration file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from latency_models.calibration import Component, Line, Provenance
-from latency_models.ec_tables import LAYER_TYPES, LayerTables
-from latency_models.kernel_tables.attention import AttentionTimes
-from latency_models.kernel_tables.parallel import KernelTableSettings
-from latency_models.kernel_tables.step_time import KernelTableStepTime
-from latency_models.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
-from latency_models.linear import CannotFit, LinearLatency
-from latency_models.measured_calibration import SCHEMA, FittedRegime, MeasuredCalibration, Operation, StepOverhead
-from latency_models.regimes import find_regimes
+from latency_models.calibration.estimators import to_line
+from latency_models.calibration.file_format import Component, Line, Provenance
+from latency_models.fitting.linear import CannotFit, LinearLatency
+from latency_models.fitting.piecewise import fit_piecewise
+from latency_models.sources.calibration_file.file_format import (
+    FittedPiece,
+    MeasuredCalibration,
+    Operation,
+    StepOverhead,
+)
+from latency_models.sources.ec_tables.tables import LAYER_TYPES, LayerTables
+from latency_models.sources.kernel_tables.attention import AttentionTimes
+from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
 from live.calibration import measuring
 from live.calibration.grid import HEAD, ROW_BY_ROW, Point
 from live.calibration.journal import Journal
@@ -28,11 +34,11 @@ from reports.records.checkout import commit
 from schedulers.batches import Batch, Chunk
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
-"""Allowed median held-out error; the second where the machine repeats itself worse than the first."""
+"""Allowed median held-out error; the second applies if rounds differ by more than the first."""
 
 ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
 LINES = {"decode_attention": ("context", "batch"), "prefill_attention": ("chunk", "before")}
-"""Of attention: the axis of its lines, and what is held fixed for each."""
+"""For attention operations: the axis of the fitted lines, and the axis that each line fixes."""
 
 FFN = ("layernorm", "gate_up_proj", "act_fn", "down_proj")
 ROW_TILE = {"cpu": 1, "cuda": 16}
@@ -40,7 +46,7 @@ ROW_TILE = {"cpu": 1, "cuda": 16}
 
 @dataclass(frozen=True)
 class Series:
-    """Seconds of an operation's points, one of its rounds' medians each, and how far the rounds lie apart."""
+    """Seconds of an operation's points (the statistic of their rounds), and the relative spread between rounds."""
 
     seconds: Mapping[Point, float]
     spread: float
@@ -51,19 +57,19 @@ class Series:
 
 
 def gather(plan: Plan, journal: Journal) -> dict[str, Series]:
-    """Each operation's series."""
+    """The series of each operation."""
     points, _ = plan.points()
-    found: dict[str, dict[Point, list[float]]] = {}
+    by_operation: dict[str, dict[Point, list[float]]] = {}
     for point in [*points, *plan.messages()]:
         rounds = measuring.rounds_of(journal, point, plan.grid.rounds + measuring.MORE_ROUNDS)
-        found.setdefault(point.operation, {})[point] = rounds
+        by_operation.setdefault(point.operation, {})[point] = rounds
     take: Callable[[list[float]], float] = min if plan.grid.statistic == "least" else statistics.median
     return {
         name: Series(
             {point: take(rounds) for point, rounds in series.items()},
             statistics.median(_spread(rounds[: plan.grid.rounds]) for rounds in series.values()),
         )
-        for name, series in found.items()
+        for name, series in by_operation.items()
     }
 
 
@@ -72,7 +78,7 @@ def _spread(rounds: Sequence[float]) -> float:
 
 
 def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
-    """The file, of a journal that is complete."""
+    """The calibration file of a complete journal."""
     series = gather(plan, journal)
     _, skipped = plan.points()
     provenance = Provenance(
@@ -91,7 +97,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
     for component, points in _component_points(plan, series).items():
         try:
             fitted = LinearLatency(relative=True).fit([x for x, _ in points], [t for _, t in points])
-            lines[component] = Line.from_estimator(fitted, component, "seconds")
+            lines[component] = to_line(fitted, component, "seconds")
         except CannotFit as error:
             skipped[f"line of {component}"] = f"no line: {error}"
     operations = {
@@ -100,7 +106,7 @@ def assemble(plan: Plan, journal: Journal, name: str) -> MeasuredCalibration:
         if operation != "whole_step"
     }
     return MeasuredCalibration(
-        schema=SCHEMA,
+        schema="twin.measured-calibration/1",
         name=name,
         provenance=provenance,
         model=plan.model,
@@ -136,15 +142,15 @@ def _attention_table(series: Mapping[str, Series]) -> AttentionTable | None:
     for name in ATTENTION:
         for point, seconds in series[name].pick(held_out=False).items():
             sizes = dict(point.sizes)
-            history = max(sizes.get("context", 0) - 1, 0)  # tables count what lies there before a decode's own token
+            history = max(sizes.get("context", 0) - 1, 0)  # tables do not count a decode's own token
             cells = (sizes.get("chunk", 0), sizes.get("before", 0), sizes.get("batch", 0), history)
             rows.append((*cells, _micro(seconds)))
-    chunk, before, count, history, times = zip(*rows, strict=True)
-    return AttentionTable(prefill_chunk=chunk, kv_prefill=before, n_decode=count, kv_decode=history, time_us=times)
+    chunks, before, counts, histories, times = zip(*rows, strict=True)
+    return AttentionTable(prefill_chunk=chunks, kv_prefill=before, n_decode=counts, kv_decode=histories, time_us=times)
 
 
 def _attention_times(series: Mapping[str, Series]) -> AttentionTimes | None:
-    """One layer's attention in seconds, as a simulation predicts it; None if it was not measured."""
+    """Attention of one layer in seconds, as a simulation predicts it; None if it was not measured."""
     table = _attention_table(series)
     return None if table is None else AttentionTimes(table, None, 1e-6, lambda axis, value: None)
 
@@ -155,7 +161,7 @@ def _curve(series: Series, axis: str) -> Curve:
 
 
 def _micro(seconds: float) -> float:
-    """Microseconds, to the picosecond."""
+    """Microseconds, rounded to the picosecond."""
     return round(seconds * 1e6, 6)
 
 
@@ -181,12 +187,12 @@ def _operation(name: str, series: Series, device: str, attention: AttentionTimes
 
 
 def _axes(name: str, series: Series) -> tuple[str, str]:
-    """x of an operation's lines, and what is held fixed for each ("" if nothing)."""
+    """The axis of an operation's lines, and the axis that each line fixes ("" for none)."""
     return LINES.get(name, (next(iter(series.seconds)).sizes[0][0], ""))
 
 
 def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> dict[Point, float]:
-    """Of each held-out point, what a simulation would take: straight lines between the others."""
+    """The prediction for each held-out point: linear interpolation between the others."""
     held = series.pick(held_out=True)
     if name in ATTENTION:
         return {} if attention is None else {point: attention_seconds(attention, **dict(point.sizes)) for point in held}
@@ -196,8 +202,10 @@ def _predicted(name: str, series: Series, attention: AttentionTimes | None) -> d
 
 
 def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[str, dict[str, Any]]:
-    """For each operation what a figure shows: `measured` as [x, seconds, what is fixed], `held` with what was predicted
-    in place of the last, and the operation as in the file.
+    """The contents of each operation's figure.
+
+    `measured` are rows of [x, seconds, fixed size]; `held` are rows of [x, seconds, predicted seconds]; the other keys
+    are the operation's own in the file.
     """
     everything = gather(plan, journal)
     attention = _attention_times(everything)
@@ -221,35 +229,35 @@ def pictures(plan: Plan, journal: Journal, made: MeasuredCalibration) -> dict[st
 def attention_seconds(
     attention: AttentionTimes, chunk: int = 0, before: int = 0, batch: int = 0, context: int = 0
 ) -> float:
-    """One layer's attention as a simulation predicts it."""
+    """Attention of one layer, as a simulation predicts it."""
     if not chunk:
         return attention.decode(batch, batch * context, context)
     return attention.mixed(step_batch(chunk, before, batch, context))
 
 
 def step_batch(chunk: int, before: int, decodes: int, context: int) -> Batch:
-    """A step of these sizes, for latency models, which read nothing of its sequences."""
-    nobody = cast(Any, None)
-    chunks = [Chunk(nobody, chunk, before, last=True)] if chunk else []
-    return Batch(chunks, [nobody] * decodes, decodes * context, context if decodes else 0)
+    """A batch of these sizes for latency models, which do not look at its sequences."""
+    sequence = cast(Any, None)
+    chunks = [Chunk(sequence, chunk, before, last=True)] if chunk else []
+    return Batch(chunks, [sequence] * decodes, decodes * context, context if decodes else 0)
 
 
-def _lines(known: Mapping[Point, float], axis: str, fixed: str) -> list[FittedRegime]:
+def _lines(known: Mapping[Point, float], axis: str, fixed: str) -> list[FittedPiece]:
     groups: dict[int, list[tuple[int, float]]] = {}
     for point, seconds in known.items():
         groups.setdefault(point[fixed] if fixed else 0, []).append((point[axis], seconds))
     found = []
     for value, points in sorted(groups.items()):
         try:
-            regimes = find_regimes([x for x, _ in points], [t for _, t in points])
+            regimes = fit_piecewise([x for x, _ in points], [t for _, t in points])
         except CannotFit:
             continue  # fewer than three sizes
         for regime in regimes:
             fit = None
             if regime.fit is not None:
-                fit = Line.from_estimator(regime.fit, "attention", "seconds").fit
+                fit = to_line(regime.fit, "attention", "seconds").fit
             found.append(
-                FittedRegime(
+                FittedPiece(
                     where=f"{fixed} {value}" if fixed else "",
                     range=(regime.low, regime.high),
                     alpha=regime.alpha,
@@ -263,7 +271,7 @@ def _lines(known: Mapping[Point, float], axis: str, fixed: str) -> list[FittedRe
 
 
 def _component_points(plan: Plan, series: Mapping[str, Series]) -> dict[Component, list[tuple[float, float]]]:
-    """(size, seconds of a whole decode step), by component; those that were measured."""
+    """(size, seconds of a whole decode step) by component, for components that were measured."""
     layers, found = plan.model.layers, cast(dict[Component, list[tuple[float, float]]], {})
     if "decode_attention" in series:
         decodes = series["decode_attention"].seconds.items()
@@ -290,16 +298,16 @@ def _overhead(plan: Plan, series: Mapping[str, Series], tables: KernelTables | N
         batch = step_batch(point["chunk"], 0, point["decodes"], point["context"])
         steps.append((dict(point.sizes), seconds, bare.seconds(batch)))
     beyond, factor = _beyond([bare for _, _, bare in steps], [seconds for _, seconds, _ in steps])
-    told = [
+    checked_steps = [
         {**{name: float(size) for name, size in sizes.items()}, "seconds": seconds, "predicted": beyond + factor * sum_}
         for sizes, seconds, sum_ in steps
     ]
-    error = statistics.median(abs(each["predicted"] / each["seconds"] - 1) for each in told)
-    return StepOverhead(seconds=beyond, factor=factor, steps=told, median_error=error)
+    error = statistics.median(abs(each["predicted"] / each["seconds"] - 1) for each in checked_steps)
+    return StepOverhead(seconds=beyond, factor=factor, steps=checked_steps, median_error=error)
 
 
 def _beyond(sums: list[float], measured: list[float]) -> tuple[float, float]:
-    """(seconds, factor) of `StepOverhead`; only seconds where too few steps were measured for both."""
+    """(seconds, factor) of `StepOverhead`; seconds only, if too few steps were measured for both."""
     try:
         line = LinearLatency(relative=True, holdout=0).fit(sums, measured)
     except CannotFit:
@@ -310,7 +318,7 @@ def _beyond(sums: list[float], measured: list[float]) -> tuple[float, float]:
 def _layer_tables(
     plan: Plan, series: Mapping[str, Series], attention: AttentionTimes | None, provenance: Provenance
 ) -> LayerTables | None:
-    """ℓ_W4 and ℓ_EC; what is not linear goes with attention, over a fresh prompt of as many tokens."""
+    """ℓ_W4 and ℓ_EC. Non-linear operations are added to attention, over a fresh prompt of the same length."""
     quantised = [f"{form}/{kind}" for form in ("w4", "ec") for kind in LAYER_TYPES]
     if attention is None or any(name not in series for name in (*quantised, *ROW_BY_ROW)):
         return None

@@ -1,4 +1,4 @@
-"""Which points a calibration measures, and which of them are held out."""
+"""The points that a calibration measures, and those of them that are held out."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from itertools import product
 from typing import Literal
 
 LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
-"""Name in kernel tables: layer type."""
+"""The layer type of each linear operation in kernel tables."""
 
 ROW_BY_ROW = (*LINEAR, "layernorm", "rotary_emb", "act_fn", "embedding", "final_layernorm")
 HEAD = ("lm_head", "sampler")
 QUANTISED = tuple(f"{form}/{kind}" for form in ("w4", "ec") for kind in LINEAR.values())
 
 GROUPS = ("layers", "attention", "head", "quantised", "communication", "overhead")
-"""What `--ops` chooses from."""
+"""The choices of `--ops`."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to measure: an operation and its sizes, in order.
+    """One measurement: an operation and its sizes, in order.
 
-    `held_out`: it enters no table and no line, and is what these are judged by.
+    A `held_out` point enters no table and no line; it serves to judge them.
     """
 
     operation: str
@@ -31,7 +31,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """As the journal names it."""
+        """The point's name in the journal."""
         return " ".join([self.operation, *(f"{name}={value}" for name, value in self.sizes)])
 
     def __getitem__(self, name: str) -> int:
@@ -43,13 +43,14 @@ class Grid:
     """The sizes of a calibration.
 
     Attributes:
-        tokens: rows of the step. decodes: (batches, contexts). prompts: (chunks, tokens in the cache before them).
-            mixed: (chunks, before them, batches, contexts). sequences: rows of the head. quantised: rows of 4-bit
-            layers, from 1. requests: in a message. steps: of whole steps: (prompt tokens, decodes, context).
-        held_*: single points of the same kinds.
-        rounds: how often the whole grid is gone through. budget: seconds for the samples of a point in a round.
-        statistic: which of the rounds' medians is taken: the `median`, or the `least`, where other programs share the
-            machine: what they do to a round can only lengthen it.
+        tokens: rows of a step. decodes: (batch sizes, contexts). prompts: (chunks, cached tokens before them).
+        mixed: (chunks, cached tokens before them, batch sizes, contexts). sequences: rows of the LM head.
+        quantised: rows of 4-bit layers, from 1. requests: requests in a message.
+        steps: whole steps: (prompt tokens, decodes, context).
+        held_*: held-out points of the same kinds.
+        rounds: passes over the whole grid. budget: seconds for the samples of a point in a round.
+        statistic: the result of a point's rounds: the `median`, or the `least` on a shared machine, where other
+            programs can only lengthen a round.
     """
 
     tokens: Sequence[int]
@@ -72,19 +73,19 @@ class Grid:
     statistic: Literal["median", "least"]
 
     def points(self, groups: Sequence[str]) -> list[Point]:
-        """All points of the groups, without those of `overhead` and `communication`, which are no kernels."""
-        found: list[Point] = []
+        """All points of the groups, except `overhead` and `communication`, which are no kernels."""
+        points: list[Point] = []
         if "layers" in groups:
-            found += _line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)
+            points += _line(ROW_BY_ROW, "tokens", self.tokens, self.held_tokens)
         if "attention" in groups:
-            found += _box("decode_attention", ("batch", "context"), self.decodes, self.held_decodes)
-            found += _box("prefill_attention", ("chunk", "before"), self.prompts, self.held_prompts)
-            found += _box("mixed_attention", ("chunk", "before", "batch", "context"), self.mixed, self.held_mixed)
+            points += _box("decode_attention", ("batch", "context"), self.decodes, self.held_decodes)
+            points += _box("prefill_attention", ("chunk", "before"), self.prompts, self.held_prompts)
+            points += _box("mixed_attention", ("chunk", "before", "batch", "context"), self.mixed, self.held_mixed)
         if "head" in groups:
-            found += _line(HEAD, "sequences", self.sequences, self.held_sequences)
+            points += _line(HEAD, "sequences", self.sequences, self.held_sequences)
         if "quantised" in groups:
-            found += _line(QUANTISED, "tokens", self.quantised, self.held_quantised)
-        return found
+            points += _line(QUANTISED, "tokens", self.quantised, self.held_quantised)
+        return points
 
 
 def _line(names: Sequence[str], axis: str, sizes: Sequence[int], held: Sequence[int]) -> Iterator[Point]:
@@ -123,7 +124,7 @@ CPU = Grid(
     budget=0.015,
     statistic="least",
 )
-"""For a small model in under three minutes on two cores."""
+"""Measures a small model in less than three minutes on two cores."""
 
 CUDA = Grid(
     tokens=(*range(1, 17), *range(24, 129, 8), *range(160, 513, 32), 640, 768, 1024, 1536, 2048, 4096, 8192),
@@ -166,4 +167,4 @@ QUICK = Grid(
     budget=0.005,
     statistic="least",
 )
-"""To see that it runs: too few points for anything else."""
+"""A smoke test, with too few points for a usable calibration."""

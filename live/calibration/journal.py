@@ -1,4 +1,4 @@
-"""What a calibration has measured so far, on disk, so that the same command takes up one that was killed."""
+"""The measurements of a calibration so far, on disk, so that the same command continues a run that was killed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Journal:
-    """Lines of JSON beside the calibration: first what was to be measured, then a line for each measurement.
+    """Lines of JSON beside the calibration: first what is measured, then a line for each measurement.
 
-    A line that was cut short by a kill is dropped; a journal of something else is begun anew.
+    A line that a kill cut short is dropped. A journal of something else is replaced.
 
     Args:
-        path: of the journal. about: what is measured, on what; two runs with equal values continue each other.
+        path: of the journal. about: what is measured, on what; a run continues a journal with an equal value.
     """
 
     def __init__(self, path: Path, about: dict[str, Any], *, fresh: bool = False) -> None:
@@ -33,7 +33,7 @@ class Journal:
         return self.entries[key]
 
     def add(self, key: str, **values: Any) -> None:
-        """Keep one measurement; on disk when this returns."""
+        """Record one measurement; it is on disk when this returns."""
         entry = {"key": key, **values}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

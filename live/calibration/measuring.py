@@ -1,4 +1,4 @@
-"""Measures the points of a grid, round after round, keeping each in a journal."""
+"""Measures the points of a grid, round after round, and records each measurement in a journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels.microbenchmark import COLD_BYTES, Case, Timing, measure
-from latency_models.models import Model
+from latency_models.deployment.models import Model
 from live.calibration import whole_steps
 from live.calibration.grid import Grid, Point
 from live.calibration.journal import Journal
@@ -26,15 +26,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 SCHEMA = "twin.calibration-journal/1"
 
 MOST_SAMPLES = 100
-"""Of a point in a round; calls of a few microseconds reach it within the budget."""
+"""Samples of a point in a round; calls of a few microseconds reach this number within the budget."""
 
 MORE_ROUNDS, AGREES = 4, 0.02
-"""Further rounds at most, and how close the two shortest must come for none."""
+"""Maximum number of further rounds, and the relative difference of the two shortest that makes them unnecessary."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and on what. `groups` are those of `grid.GROUPS` that were asked for."""
+    """What to measure, and on what device. `groups`: the selected ones of `grid.GROUPS`."""
 
     model: Model
     device: str
@@ -44,7 +44,7 @@ class Plan:
     epsilon: float = 1e-5
 
     def points(self) -> tuple[list[Point], dict[str, str]]:
-        """The points that can be measured, and the operations that cannot, with why.
+        """The points that can be measured, and by name the operations that cannot, each with the reason.
 
         Raises:
             BadInput: a model that is not dense with grouped queries.
@@ -62,7 +62,7 @@ class Plan:
         return found, skipped
 
     def messages(self) -> list[Point]:
-        """Messages between two processes; none unless asked for."""
+        """The points of messages between two processes; none unless selected."""
         if "communication" not in self.groups:
             return []
         grid = self.grid
@@ -70,7 +70,7 @@ class Plan:
         return [Point("round_trip", (("requests", size),)) for size in grid.requests] + held
 
     def about(self) -> dict[str, Any]:
-        """What two runs must have in common for one to continue the other."""
+        """What two runs must have in common so that one can continue the other."""
         what = {
             "schema": SCHEMA,
             "device": device_name(self.device),
@@ -84,19 +84,20 @@ class Plan:
 
 
 def count(plan: Plan) -> int:
-    """How many measurements a run takes, at the least."""
+    """The minimum number of measurements of a run."""
     points, _ = plan.points()
     return plan.grid.rounds * (len(points) + len(plan.messages()))
 
 
 def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], timer: Measure | None = None) -> None:
-    """Every point in every round, but for those that the journal has. Each round has an order of its own, so that what
-    drifts while it lasts is no function of size. Where the least of the rounds is taken, points of which no two rounds
-    agree go through MORE_ROUNDS at most.
+    """Measure every point in every round, except those that the journal already has.
+
+    Each round has its own random order, so that drift during a round does not look like a dependence on size. With the
+    statistic `least`, points whose two shortest rounds differ are measured in up to MORE_ROUNDS further rounds.
 
     Args:
-        advance: told of each measurement that was made.
-        timer: in place of the clock.
+        advance: called with the name of each measurement.
+        timer: replaces the clock.
     """
     dtype = DTYPES[plan.dtype]
     bench = Bench(shape_of(plan.model, plan.epsilon), plan.device, dtype)
@@ -104,7 +105,7 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
     points, _ = plan.points()
 
     def by_clock(case: Case) -> Timing:
-        # Between two uses of an input, a step goes through the model's weights, and other layers' inputs of this kind.
+        # Between two uses of an input, a step reads the model's weights and other layers' inputs of this kind.
         cold = min(COLD_BYTES[plan.device], max(weights, (plan.model.layers - 1) * case.set_bytes))
         return measure(case, plan.device, budget=plan.grid.budget, samples=MOST_SAMPLES, cold=cold)
 
@@ -125,13 +126,13 @@ def measure_all(plan: Plan, journal: Journal, advance: Callable[[str], None], ti
 
 
 def rounds_of(journal: Journal, point: Point, before: int) -> list[float]:
-    """Seconds of a point in the rounds before one, those that it went through."""
+    """Seconds of a point in the rounds before round `before` that measured it."""
     keys = [f"{number} {point.key}" for number in range(before)]
     return [journal[key]["seconds"] for key in keys if key in journal]
 
 
 def settled(rounds: Sequence[float]) -> bool:
-    """Whether the two shortest rounds agree, so that the shortest was no accident."""
+    """Whether the two shortest rounds agree, so that the shortest is no outlier."""
     least, second = sorted(rounds)[:2]
     return second <= least * (1 + AGREES)
 
@@ -148,5 +149,5 @@ def _measure_messages(
 
 
 def today() -> datetime.date:
-    """In UTC."""
+    """Today's date in UTC."""
     return datetime.datetime.now(datetime.UTC).date()

@@ -1,4 +1,4 @@
-"""Activations there and back between two processes, by gloo: what the communication of an AFD bundle is made of."""
+"""Round trips of activations between two processes over gloo: the communication of an AFD bundle."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WARM_UP = 5
 
 
 def round_trips(requests: Sequence[int], bytes_each: int) -> list[float]:
-    """Median seconds of a message there and an equally long one back, for each number of requests."""
-    from torch import multiprocessing
+    """Median seconds of a message and an equally long reply, for each number of requests."""
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "seconds"
         sizes = [count * bytes_each for count in requests]
-        multiprocessing.spawn(_rank, args=(folder, sizes, str(found)), nprocs=2)
+        spawn(_rank, args=(folder, sizes, str(found)), nprocs=2)
         return [float(line) for line in found.read_text().split()]
 
 

@@ -1,4 +1,4 @@
-"""A point of the grid as something that can be timed: the call that an engine makes, on random values."""
+"""A point of the grid as a call that can be timed: the call that an engine makes, on random values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kernels.shapes import Shape
 from kernels.silu_mul import cases as silu_mul
 from kernels.w4_gemm import w4_gemm
 from kernels.w4_gemm.pack import GROUP
-from latency_models.models import DenseFFN, GroupedQueryAttention, Model
+from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, Model
 from live.calibration.grid import LINEAR, Point
 from workloads.errors import BadInput
 
 BLOCK = 16
-"""Tokens of a page."""
+"""Block size of the KV cache, tokens."""
 
 Call = Callable[[], object]
 Make = Callable[[], Call]
 
 RANK = 28
-"""Of an error compensator: SPEAR's for Llama-2-7B (table 8)."""
+"""Rank of an error compensator: SPEAR's for Llama-2-7B (table 8)."""
 
 
 def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
@@ -59,7 +59,7 @@ def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
 
 
 def via(operation: str, device: str) -> str:
-    """What runs: "triton" or "reference" of this project's kernels, or "torch" where a library's product serves."""
+    """What runs an operation: "triton" or "reference" for this project's kernels, "torch" for a library's product."""
     if operation in (*LINEAR, "lm_head", "embedding"):
         return "torch"
     return "triton" if device == "cuda" else "reference"
@@ -75,13 +75,13 @@ def missing(operation: str, shape: Shape) -> str:
 
 
 class Pool:
-    """Weights that were made once and serve every point: making them takes longer than measuring with them."""
+    """Weights that are made once and used by all points, since making them takes longer than measuring."""
 
     def __init__(self) -> None:
         self._made: dict[str, list[Any]] = {}
 
     def take(self, name: str, number: int, make: Callable[[], Any]) -> Any:
-        """The weights of this name and number, made if they are not there."""
+        """The weights of this name and number, made if they do not exist."""
         made = self._made.setdefault(name, [])
         while len(made) <= number:
             made.append(make())
@@ -98,14 +98,14 @@ class Bench:
     pool: Pool = field(default_factory=Pool)
 
     def random(self, *size: int) -> torch.Tensor:
-        """Values of variance 1."""
+        """Random values of variance 1."""
         return torch.randn(size, device=self.device, dtype=self.dtype)
 
 
 def case_of(point: Point, bench: Bench, first: int = 0) -> Case:
-    """What `kernels.microbenchmark.measure` times for a point.
+    """The case of a point, for `kernels.microbenchmark.measure`.
 
-    Sets of inputs of linear layers have weights numbered from `first`.
+    The weights of linear layers are numbered from `first`.
     """
     sizes, shape = dict(point.sizes), bench.shape
     on = (shape, bench.device, bench.dtype)
@@ -181,7 +181,7 @@ def _quantised(point: Point, bench: Bench, first: int) -> Case:
 
 
 def _mixed(point: Point, bench: Bench) -> Case:
-    """A chunk of one prompt, and decodes: two calls, as an engine makes them."""
+    """A chunk of one prompt and decodes: two calls, as an engine makes them."""
     prompt = next(_prompt(bench, point["chunk"], point["before"]))
     decodes = next(_decodes(bench, point["batch"], point["context"]))
 

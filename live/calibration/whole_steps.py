@@ -1,7 +1,7 @@
-"""Whole steps composed of the operations, layer after layer, each with weights and caches of its own.
+"""Whole steps composed of the operations, layer after layer, each with its own weights and caches.
 
-What such a step takes beyond the sum of its operations is the host's overhead; how well the sum then meets them, at
-steps of several kinds, is the calibration's own end-to-end check.
+What such a step takes beyond the sum of its operations is the host's overhead. How well the sum then predicts steps of
+several kinds is the calibration's own end-to-end check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AFTER = ("o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
 
 
 def step_point(chunk: int, decodes: int, context: int) -> Point:
-    """A fresh prompt of `chunk` tokens, and `decodes` that attend to `context` each."""
+    """A fresh prompt of `chunk` tokens, beside `decodes` with a context of `context` tokens each."""
     return Point("whole_step", (("chunk", chunk), ("decodes", decodes), ("context", context)), held_out=True)
 
 

@@ -1,6 +1,6 @@
-"""Steps of fixed sizes: inputs that stay where they are, padded, so that a GPU can replay a step as one graph.
+"""Steps of fixed shapes: padded inputs at fixed addresses, so that a GPU replays a step as one CUDA graph.
 
-buckets   the sizes that steps are padded to     staging   a step's arrays in one piece of memory
-resident  what stays on the device               step      a padded step: run, captured, replayed
-wishes    how tokens are drawn                   executor  batches, run by such steps
+capture_sizes    the shapes that steps are padded to     staging         a step's arrays in one buffer
+device_buffers   what stays on the device                step            one padded step: run, captured, replayed
+sampling_batch   sampling parameters as arrays           executor        batches, run by such steps
 """

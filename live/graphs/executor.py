@@ -1,12 +1,12 @@
-"""Batches, run by padded steps whose inputs stay on the device.
+"""Runs batches as padded steps whose inputs stay on the device.
 
-What a step needs of the one before never passes through the host: tokens are taken from where they were drawn, block
-tables stay, and a block that a token starts comes with the token's slot. So a step can be launched before the tokens
-of the one before are known.
+Nothing that a step needs of the one before passes through the host: input tokens are read where they were sampled,
+block tables stay on the device, and a new block is entered from its token's slot. So a step can be launched before the
+host knows the tokens of the one before.
 
-A shape is run as it is at first, which compiles its kernels. It becomes a graph when it has been met `OFTEN` times, or
-when graphs of all that have been met are asked for (`settle`). On the CPU there are no graphs, and the same steps run
-all the same.
+A shape first runs kernel by kernel, which compiles its kernels. It becomes a CUDA graph after `CAPTURE_AFTER_RUNS`
+runs, or when `freeze_graphs` captures all shapes that have run. On a CPU there are no graphs, and the same padded steps
+run kernel by kernel.
 """
 
 from __future__ import annotations
@@ -19,92 +19,102 @@ import numpy.typing as npt
 import torch
 
 from kernels.sampling import sample
+from live.async_copy import PendingHostCopy
 from live.block_pool import BlockPool
-from live.coming import Coming
-from live.executor import Executor, Pending, Produced, States, place_after, read_states, wants_token
-from live.graphs.buckets import Buckets, StepShape
-from live.graphs.resident import Resident
+from live.executor import (
+    AsyncModelRunnerOutput,
+    Executor,
+    ModelRunnerOutput,
+    PendingPooled,
+    next_position,
+    read_pooled,
+    wants_token,
+)
+from live.graphs.capture_sizes import CaptureSizes, StepShape
+from live.graphs.device_buffers import DeviceBuffers
+from live.graphs.sampling_batch import SamplingBatch
 from live.graphs.staging import Arrays
-from live.graphs.step import Opened, Result, StaticStep
-from live.graphs.wishes import Wishes
-from live.likelihood import Told, of_given
+from live.graphs.step import Result, StaticStep, UnsampledOutput
+from live.input_batch import InputBatch, generation_of
+from live.logprobs import LogprobsResult, sampled_logprobs
 from live.models.decoder import Decoder
-from live.seats import Seats, generation_of
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.sequence import Sequence
 
-OFTEN = 8
-"""Making a graph is a pause as long as some steps that are launched kernel by kernel; of a shape that has been met so
-often, as many more are to be expected. A guess, until a GPU has told."""
+CAPTURE_AFTER_RUNS = 8
+"""Runs after which a shape is captured. Capturing takes as long as a few uncaptured steps, and a shape that has run so
+often is expected to run as often again. The number is a guess that has not been measured on a GPU."""
 
-MOST_GRAPHS = 1024
-"""After which shapes run as they are: a graph takes megabytes for its launches alone."""
+MAX_GRAPHS = 1024
+"""Graphs after which shapes are no longer captured: each graph takes megabytes for its launches alone."""
 
-Drawing = list[Sequence | None]
-"""By chunk: whose prompt is complete with it and goes on with a token."""
+Completing = list[Sequence | None]
+"""By chunk: the sequence whose prompt it completes and that produces tokens."""
 
 
 class GraphExecutor(Executor):
-    """As `Executor`, by padded steps. What is pending must be called before the one after the next is launched.
+    """Runs batches as padded steps, as graphs on a GPU.
+
+    The output of a step must be waited for before the step after the next is launched.
 
     Attributes:
-        buckets: what steps are padded to. steps: those that have been met, by shape.
-        resident: what stays on the device.
+        capture_sizes: the sizes that steps are padded to. steps: the steps that have run, by shape.
+        buffers: what stays on the device.
     """
 
     def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig, *, graphs: bool = True) -> None:
         super().__init__(decoder, pool, config)
-        seats, kept = self.seats.tables.shape
-        visiting = config.one_shot.sequences if config.one_shot else 0
-        chunks = min(seats + visiting, config.max_num_batched_tokens)
-        # A one-shot prompt's table may be longer than any that is kept: its scratch blocks are no sequence's own.
-        blocks = -(-decoder.config.positions // pool.block_tokens) if visiting else kept
-        self.buckets = Buckets(seats, chunks, config.max_num_batched_tokens, blocks)
-        self.resident = Resident(seats, chunks, blocks, self.device)
+        rows, kept_blocks = self.input_batch.tables.shape
+        one_shot = config.one_shot.sequences if config.one_shot else 0
+        chunks = min(rows + one_shot, config.max_num_batched_tokens)
+        # A one-shot prompt's table may be longer than any table in the cache, since its scratch blocks come on top.
+        blocks = -(-decoder.config.max_position_embeddings // pool.block_size) if one_shot else kept_blocks
+        self.capture_sizes = CaptureSizes(rows, chunks, config.max_num_batched_tokens, blocks)
+        self.buffers = DeviceBuffers(rows, chunks, blocks, self.device)
         self.steps: dict[StepShape, StaticStep] = {}
-        self._graphs, self._settled = 0, False
+        self._graphs, self._frozen = 0, False
         self._memory = torch.cuda.graph_pool_handle() if graphs and not self._on_host else None
-        self._changes = self.seats.changes
-        self._wishes = Wishes(())
+        self._version = self.input_batch.version
+        self._decode_sampling = SamplingBatch(())
 
-    def launch(self, batch: Batch) -> Pending:
-        """One step, as its batch says: padded, sent and begun. What it returns waits for it."""
+    def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
+        """Pad one step, send its inputs and launch it, without waiting for its output."""
         with torch.inference_mode():
             return self._launch(batch)
 
-    def _launch(self, batch: Batch) -> Pending:
-        seats = self.seats
-        seats.advance(batch)
-        if self._changes != seats.changes:
-            self._changes, self._wishes = seats.changes, Wishes(seats.generations)
-            self.resident.seat(seats)
-        drawing = [c.sequence if c.last and wants_token(c.sequence) else None for c in batch.chunks]
-        wishes = Wishes([generation_of(each) for each in drawing if each is not None])
-        step = self._step(self._shape(batch, self._wishes.greedy and wishes.greedy))
-        into = step.stage()
-        self._stage_decodes(into)
+    def _launch(self, batch: Batch) -> AsyncModelRunnerOutput:
+        decodes = self.input_batch
+        decodes.advance(batch)
+        if self._version != decodes.version:
+            self._version, self._decode_sampling = decodes.version, SamplingBatch(decodes.generations)
+            self.buffers.update(decodes)
+        completing = [c.sequence if c.last and wants_token(c.sequence) else None for c in batch.chunks]
+        sampling = SamplingBatch([generation_of(each) for each in completing if each is not None])
+        step = self._step(self._shape(batch, self._decode_sampling.greedy and sampling.greedy))
+        arrays = step.stage()
+        self._stage_decodes(arrays)
         if batch.chunks:
-            self._stage_chunks(into, batch, step.shape)
-        if not step.shape.closed:
-            self._stage_wishes(into, step.shape.decodes, drawing, wishes)
+            self._stage_chunks(arrays, batch, step.shape)
+        if not step.shape.greedy_only:
+            self._stage_sampling(arrays, step.shape.decodes, completing, sampling)
         result = step.run()
-        self.resident.note(seats.members, drawing)
-        return self._pending(step, result, batch, drawing, wishes)
+        self.buffers.set_latest(decodes.sequences, completing)
+        return self._output(step, result, batch, completing, sampling)
 
-    def renewed(self, pool: BlockPool) -> GraphExecutor:
-        """This executor, for another pool of the same size with nothing in it: what was captured serves again."""
-        assert pool.blocks == self.pool.blocks, "the cache has its size"
+    def reset(self, pool: BlockPool) -> GraphExecutor:
+        """Start again with another, empty pool of the same size; the captured graphs stay valid."""
+        assert pool.num_blocks == self.pool.num_blocks, "the KV cache has a fixed size"
         if not self._on_host:
-            torch.cuda.synchronize(self.device)  # steps that nobody waited for may still be on their way
-        self.pool, self.seats = pool, Seats(*self.seats.tables.shape, pool)
-        self._changes, self._wishes = self.seats.changes, Wishes(())
-        self.resident.clear()
+            torch.cuda.synchronize(self.device)  # steps may still run whose output was never waited for
+        self.pool, self.input_batch = pool, InputBatch(*self.input_batch.tables.shape, pool)
+        self._version, self._decode_sampling = self.input_batch.version, SamplingBatch(())
+        self.buffers.clear()
         return self
 
     @torch.inference_mode()
-    def warm(self, shapes: Many[StepShape]) -> None:
-        """Compile and capture shapes before anybody waits for them. Nothing that is kept is written over."""
+    def warm_up(self, shapes: Many[StepShape]) -> None:
+        """Compile and capture shapes before the first request. The KV cache is not written."""
         for shape in shapes:
             step = self._step(shape)
             step.run_empty()
@@ -112,127 +122,136 @@ class GraphExecutor(Executor):
                 step.run_empty()
 
     @torch.inference_mode()
-    def settle(self) -> None:
-        """Make graphs of all shapes that have been met, and none from now on: what follows is to be timed.
+    def freeze_graphs(self) -> None:
+        """Capture all shapes that have run, the most frequent first, and capture no more from now on.
 
-        Those that were met most often come first. Nobody may be here.
+        Steps that are timed afterwards contain no captures. The engine must have no requests.
         """
-        self._settled = True
+        self._frozen = True
         for step in sorted(self.steps.values(), key=lambda step: -step.runs):
             if self._capture(step):
                 step.run_empty()
 
     def _shape(self, batch: Batch, greedy: bool) -> StepShape:
-        """What the batch fits into. It is closed if the likeliest tokens are all that anybody wants."""
-        seats, size = self.seats, self.pool.block_tokens
+        """The padded shape of a batch. It is `greedy_only` if no request wants more than the most likely token."""
+        decodes, size = self.input_batch, self.pool.block_size
         ends = [-(-(chunk.context + chunk.tokens) // size) for chunk in batch.chunks]
-        closed = greedy and not seats.asking and self.decoder.weights.head is not None
-        closed = closed and not any(_looks_inside(chunk.sequence) for chunk in batch.chunks)
-        blocks = max([seats.width, *ends])
-        return self.buckets.shape(len(seats), len(batch.chunks), batch.prefill_tokens, blocks, closed)
+        greedy_only = greedy and not decodes.wants_logprobs and self.decoder.weights.head is not None
+        greedy_only = greedy_only and not any(_wants_more(chunk.sequence) for chunk in batch.chunks)
+        blocks = max([decodes.width, *ends])
+        return self.capture_sizes.shape(len(decodes), len(batch.chunks), batch.prefill_tokens, blocks, greedy_only)
 
     def _step(self, shape: StepShape) -> StaticStep:
-        """The step of a shape; a graph if it has been met often."""
+        """The step of a shape, captured if it has run often enough."""
         if not shape.captured:
-            return StaticStep(shape, self.decoder, self.cache, self.resident)
+            return StaticStep(shape, self.decoder, self.cache, self.buffers)
         step = self.steps.get(shape)
         if step is None:
-            step = self.steps[shape] = StaticStep(shape, self.decoder, self.cache, self.resident)
-        elif step.runs >= OFTEN and not self._settled:
+            step = self.steps[shape] = StaticStep(shape, self.decoder, self.cache, self.buffers)
+        elif step.runs >= CAPTURE_AFTER_RUNS and not self._frozen:
             self._capture(step)
         return step
 
     def _capture(self, step: StaticStep) -> bool:
-        """Make a graph of a step that has run, where there are graphs and not too many; whether it was made."""
-        if self._memory is None or step.captured or self._graphs >= MOST_GRAPHS:
+        """Capture a step that has run, if there are graphs and not too many; returns whether it was captured."""
+        if self._memory is None or step.captured or self._graphs >= MAX_GRAPHS:
             return False
         step.capture(self._memory)
         self._graphs += 1
         return True
 
-    # -- what goes in ------------------------------------------------------------------------------------------------
+    # -- inputs ------------------------------------------------------------------------------------------------------
 
-    def _stage_decodes(self, into: Arrays) -> None:
-        seats, n = self.seats, len(self.seats)
-        into["seats"][:n] = self.resident.seated
-        into["source"][:n] = self.resident.sources(seats.members)
-        for name in ("positions", "slots", "lengths"):
-            into[name][:n] = getattr(seats, name)[:n]
-        into["given"][:n] = seats.tokens[:n]
+    def _stage_decodes(self, arrays: Arrays) -> None:
+        decodes, n = self.input_batch, len(self.input_batch)
+        arrays["table_rows"][:n] = self.buffers.decode_rows
+        arrays["token_sources"][:n] = self.buffers.token_sources(decodes.sequences)
+        arrays["host_tokens"][:n] = decodes.tokens[:n]
+        arrays["positions"][:n] = decodes.positions[:n]
+        arrays["slots"][:n] = decodes.slots[:n]
+        arrays["lengths"][:n] = decodes.lengths[:n]
 
-    def _stage_chunks(self, into: Arrays, batch: Batch, shape: StepShape) -> None:
+    def _stage_chunks(self, arrays: Arrays, batch: Batch, shape: StepShape) -> None:
         tables = self._tables(batch.chunks)
-        needed = tables[:, : shape.blocks]  # blocks behind these are reserved for later
-        into["chunk_tables"][: needed.shape[0], : needed.shape[1]] = needed
-        into["picked"][: shape.decodes] = np.arange(shape.decodes)
+        needed = tables[:, : shape.blocks]  # later columns are blocks reserved for the output
+        arrays["chunk_tables"][: needed.shape[0], : needed.shape[1]] = needed
+        arrays["logits_indices"][: shape.decodes] = np.arange(shape.decodes)
         end = 0
         for i, chunk in enumerate(batch.chunks):
             begin, end = end, end + chunk.tokens
             rows = slice(shape.decodes + begin, shape.decodes + end)
-            into["prompt"][begin:end], into["positions"][rows], into["slots"][rows] = self._chunk(chunk, tables[i])
-            into["chunk_contexts"][i] = chunk.context
-            into["chunk_starts"][i + 1 :] = end
-            into["picked"][shape.decodes + i] = rows.stop - 1
+            tokens, arrays["positions"][rows], arrays["slots"][rows] = self._chunk(chunk, tables[i])
+            arrays["prompt"][begin:end] = tokens
+            arrays["chunk_contexts"][i] = chunk.context
+            arrays["chunk_starts"][i + 1 :] = end
+            arrays["logits_indices"][shape.decodes + i] = rows.stop - 1
 
-    def _stage_wishes(self, into: Arrays, decodes: int, drawing: Drawing, wishes: Wishes) -> None:
-        """How the tokens of an open step are drawn; rows that only fill up take the likeliest."""
-        n, completed = len(self.seats), [i for i, each in enumerate(drawing) if each is not None]
-        into["top_p"].fill(1.0)
-        for known, rows in ((self._wishes, np.arange(n)), (wishes, np.array(completed, dtype=np.int64) + decodes)):
-            for name, column in known.columns().items():
-                into[name][rows] = column
-        into["places"][:n] = self.seats.lengths[:n]
-        for i in completed:
-            into["places"][decodes + i] = place_after(_sure(drawing[i]))
+    def _stage_sampling(self, arrays: Arrays, decodes: int, completing: Completing, sampling: SamplingBatch) -> None:
+        """Stage the sampling parameters of a step that is not `greedy_only`; padding rows are greedy.
 
-    # -- what comes out ----------------------------------------------------------------------------------------------
+        `decodes`: padded decode rows. `sampling`: of the sequences in `completing`.
+        """
+        n, completed = len(self.input_batch), [(i, each) for i, each in enumerate(completing) if each is not None]
+        chunk_rows = np.array([decodes + i for i, _ in completed], dtype=np.int64)
+        arrays["top_p"].fill(1.0)
+        for part, rows in ((self._decode_sampling, np.arange(n)), (sampling, chunk_rows)):
+            for name, column in part.columns().items():
+                arrays[name][rows] = column
+        arrays["next_positions"][:n] = self.input_batch.lengths[:n]
+        for i, sequence in completed:
+            arrays["next_positions"][decodes + i] = next_position(sequence)
 
-    def _pending(self, step: StaticStep, result: Result, batch: Batch, drawing: Drawing, wishes: Wishes) -> Pending:
-        """Ask for what the step gives, to be handed out when it is called."""
-        generations, d = self.seats.generations, step.shape.decodes
-        told: list[Told] = []
-        states: States = []
-        tokens = None if isinstance(result, Opened) else result
-        first = [(d + i, sequence) for i, sequence in enumerate(drawing) if sequence is not None]
-        if isinstance(result, Opened):
-            told = self._prompts(batch, result.hidden[d:])
-            done = [(i, chunk.sequence) for i, chunk in enumerate(batch.chunks) if chunk.last]
-            states = self._states(done, result.normed[d:])
+    # -- outputs -----------------------------------------------------------------------------------------------------
+
+    def _output(
+        self, step: StaticStep, result: Result, batch: Batch, completing: Completing, sampling: SamplingBatch
+    ) -> AsyncModelRunnerOutput:
+        """Start the copies of a step's output to the host; what this returns waits for them."""
+        generations, d = self.input_batch.generations, step.shape.decodes
+        results: list[LogprobsResult] = []
+        pooled: PendingPooled = []
+        tokens = None if isinstance(result, UnsampledOutput) else result
+        first = [(d + i, sequence) for i, sequence in enumerate(completing) if sequence is not None]
+        if isinstance(result, UnsampledOutput):
+            results = self._prompt_logprobs(batch, result.hidden[d:])
+            completed = [(i, chunk.sequence) for i, chunk in enumerate(batch.chunks) if chunk.last]
+            pooled = self._pooled(completed, result.normed[d:])
             if result.logits is not None:
-                tokens, logprobs = self._draw(step, result.logits, wishes)
-                told += self._told(result.logits, logprobs, first)
-        coming = None if tokens is None else Coming(tokens)
+                tokens, logprobs = self._sample(step, result.logits, sampling)
+                results += self._token_logprobs(result.logits, logprobs, first)
+        copy = None if tokens is None else PendingHostCopy(tokens)
 
-        def collect() -> Produced:
-            drawn: npt.NDArray[Any] = np.zeros(0) if coming is None else coming.numpy()
-            given = [(sequence, int(drawn[row])) for row, sequence in first]
-            return Produced(generations, drawn[: len(generations)].tolist(), given, read_states(states), told)
+        def collect() -> ModelRunnerOutput:
+            sampled: npt.NDArray[Any] = np.zeros(0) if copy is None else copy.numpy()
+            first_tokens = [(sequence, int(sampled[row])) for row, sequence in first]
+            decoded = sampled[: len(generations)].tolist()
+            return ModelRunnerOutput(generations, decoded, first_tokens, read_pooled(pooled), results)
 
         return collect
 
-    def _draw(self, step: StaticStep, logits: torch.Tensor, wishes: Wishes) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of an open step and their log-probabilities, (picked,) each."""
-        greedy, filtered = self._wishes.greedy and wishes.greedy, self._wishes.filtered or wishes.filtered
-        tokens, logprobs = sample(logits, step.parameters(greedy=greedy, filtered=filtered))
-        self.resident.keep(tokens, step.shape.decodes)
+    def _sample(
+        self, step: StaticStep, logits: torch.Tensor, sampling: SamplingBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of a step that is not `greedy_only`, and their log-probabilities, (logits indices,) each."""
+        decodes = self._decode_sampling
+        greedy, filtered = decodes.greedy and sampling.greedy, decodes.filtered or sampling.filtered
+        tokens, logprobs = sample(logits, step.sampling_metadata(greedy=greedy, filtered=filtered))
+        self.buffers.keep(tokens, step.shape.decodes)
         return tokens, logprobs
 
-    def _told(self, logits: torch.Tensor, logprobs: torch.Tensor, first: list[tuple[int, Sequence]]) -> list[Told]:
-        """Log-probabilities of tokens, for those who ask: these are waited for here."""
-        given = [*enumerate(self.seats.generations), *((row, generation_of(sequence)) for row, sequence in first)]
-        asking = [(row, generation) for row, generation in given if generation.top >= 0]
-        if not asking:
+    def _token_logprobs(
+        self, logits: torch.Tensor, logprobs: torch.Tensor, first: list[tuple[int, Sequence]]
+    ) -> list[LogprobsResult]:
+        """Log-probabilities for the generations that want them. This waits for the device."""
+        sampled = [*enumerate(self.input_batch.generations), *((row, generation_of(each)) for row, each in first)]
+        wanted = [(row, generation) for row, generation in sampled if generation.logprobs >= 0]
+        if not wanted:
             return []
-        rows = torch.tensor([row for row, _ in asking], device=self.device)
-        return of_given([generation for _, generation in asking], logits[rows], logprobs[rows])
+        rows = torch.tensor([row for row, _ in wanted], device=self.device)
+        return sampled_logprobs([generation for _, generation in wanted], logits[rows], logprobs[rows])
 
 
-def _looks_inside(sequence: Sequence) -> bool:
-    """Whether a prompt's request wants more of a step than the likeliest token."""
+def _wants_more(sequence: Sequence) -> bool:
+    """Whether a request wants more of its prompt's step than the most likely token."""
     generation = generation_of(sequence)
-    return not wants_token(sequence) or generation.top >= 0 or generation.prompt_top >= 0
-
-
-def _sure(sequence: Sequence | None) -> Sequence:
-    assert sequence is not None
-    return sequence
+    return not wants_token(sequence) or generation.logprobs >= 0 or generation.prompt_logprobs >= 0

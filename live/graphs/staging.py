@@ -1,4 +1,4 @@
-"""The arrays of a step in one piece of memory, on the host and on the device: one copy sends them all."""
+"""The arrays of a step in one buffer, on the host and on the device, so that one copy sends them all."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from live.graphs.buckets import StepShape
+from live.graphs.capture_sizes import StepShape
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
-ALIGNED = 16
-"""Bytes. Kernels load so many at once where they know that an array begins at a multiple."""
+ALIGNMENT = 16
+"""Bytes. Triton loads this many at once from arrays whose addresses are known to be multiples."""
 
 
 def fields(shape: StepShape) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and size of each array.
+    """Type and shape of each array.
 
-    seats: whose row of the resident tables. source: which of the tokens drawn last goes in, −1: `given`. prompt: token
-    ids of the chunks. positions, slots, lengths, chunk_*: as in `Inputs`. picked: rows whose next token is drawn, the
-    decodes and the last of each chunk. places: the positions of these tokens. The rest: as in `Parameters`.
+    table_rows: each decode's row of `DeviceBuffers.tables`. token_sources: where in `DeviceBuffers.sampled` its input
+    token is, −1 for `host_tokens`. prompt: token ids of the chunks. positions, slots, lengths, chunk_*: as in `Inputs`.
+    logits_indices: rows that tokens are sampled from, the decodes and the last row of each chunk. next_positions:
+    positions of these tokens. All others are as in `SamplingMetadata`.
     """
     d, c, n = shape.decodes, shape.chunks, shape.tokens
-    wide, narrow, real = torch.int64, torch.int32, torch.float32
-    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        "seats": (wide, (d,)),
-        "source": (wide, (d,)),
-        "given": (wide, (d,)),
-        "prompt": (wide, (n,)),
-        "positions": (wide, (d + n,)),
-        "slots": (wide, (d + n,)),
-        "picked": (wide, (d + c,)),
-        "lengths": (narrow, (d,)),
-        "chunk_starts": (narrow, (c + 1,)),
-        "chunk_contexts": (narrow, (c,)),
-        "chunk_tables": (narrow, (c, shape.blocks)),
+    int64, int32, float32 = torch.int64, torch.int32, torch.float32
+    result: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "table_rows": (int64, (d,)),
+        "token_sources": (int64, (d,)),
+        "host_tokens": (int64, (d,)),
+        "prompt": (int64, (n,)),
+        "positions": (int64, (d + n,)),
+        "slots": (int64, (d + n,)),
+        "logits_indices": (int64, (d + c,)),
+        "lengths": (int32, (d,)),
+        "chunk_starts": (int32, (c + 1,)),
+        "chunk_contexts": (int32, (c,)),
+        "chunk_tables": (int32, (c, shape.blocks)),
     }
-    if not shape.closed:
-        found |= {name: (wide, (d + c,)) for name in ("places", "seeds")}
-        found |= {"top_k": (narrow, (d + c,))}
-        found |= {name: (real, (d + c,)) for name in ("temperature", "top_p", "min_p")}
-    return found
+    if not shape.greedy_only:
+        result |= {name: (int64, (d + c,)) for name in ("next_positions", "seeds")}
+        result |= {"top_k": (int32, (d + c,))}
+        result |= {name: (float32, (d + c,)) for name in ("temperature", "top_p", "min_p")}
+    return result
 
 
 def size(shape: StepShape) -> int:
@@ -52,14 +53,14 @@ def size(shape: StepShape) -> int:
 
 
 def views(shape: StepShape, memory: torch.Tensor) -> Tensors:
-    """The arrays in a piece of memory, (size,) uint8."""
-    found, begin = {}, 0
+    """The arrays as views of one buffer, (size,) uint8."""
+    result, begin = {}, 0
     for name, (dtype, extent) in fields(shape).items():
         end = begin + int(np.prod(extent)) * dtype.itemsize
-        found[name] = memory[begin:end].view(dtype).view(extent)
+        result[name] = memory[begin:end].view(dtype).view(extent)
         begin += _padded(dtype, extent)
-    return found
+    return result
 
 
 def _padded(dtype: torch.dtype, extent: tuple[int, ...]) -> int:
-    return -(-int(np.prod(extent)) * dtype.itemsize // ALIGNED) * ALIGNED
+    return -(-int(np.prod(extent)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""A step of a fixed shape: its inputs lie where they lay, so that a GPU can replay it as one graph."""
+"""A step of a fixed shape, whose inputs stay at the same addresses, so that a GPU replays it as one graph."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kernels.sampling import Parameters, Wish, sample
-from live.graphs.buckets import StepShape
-from live.graphs.resident import Resident
+from kernels.sampling import SamplingMetadata, SamplingParams, sample
+from live.graphs.capture_sizes import StepShape
+from live.graphs.device_buffers import DeviceBuffers
 from live.graphs.staging import Arrays, size, views
 from live.models.decoder import Decoder, Inputs, PagedCache
 
 
 @dataclass(frozen=True)
-class Opened:
-    """What an open step leaves to look at.
+class UnsampledOutput:
+    """The output of a step that does not sample its tokens itself.
 
     Attributes:
-        hidden: (rows, hidden), before the final norm. normed: (picked, hidden). logits: (picked, vocabulary); None
-            where the model has no LM head.
+        hidden: (rows, hidden), before the final norm. normed: (logits indices, hidden).
+        logits: (logits indices, vocabulary); None if the model has no LM head.
     """
 
     hidden: torch.Tensor
@@ -28,45 +28,47 @@ class Opened:
     logits: torch.Tensor | None
 
 
-Result: TypeAlias = torch.Tensor | Opened
-"""What a step gave, on the device: the tokens of a closed one, (picked,) int64; or what tokens are drawn from."""
+Result: TypeAlias = torch.Tensor | UnsampledOutput
+"""A step's output on the device: the tokens, (logits indices,) int64, of a `greedy_only` step; else
+`UnsampledOutput`.
+"""
 
 
 class StaticStep:
-    """One shape of step of one engine.
+    """A step of one shape, for one engine.
+
+    Inputs are staged in two host buffers in turn. So the tokens of one run may be waited for after the next run has
+    begun, but must be waited for before the run after that is staged.
 
     Attributes:
-        runs: how often it has run.
-
-    What is staged for a run must not be staged over before the run's tokens have been waited for; there are two
-    places for it in turn, so that one run may be waited for after the next was begun.
+        runs: number of runs so far.
     """
 
-    def __init__(self, shape: StepShape, decoder: Decoder, cache: PagedCache, resident: Resident) -> None:
-        self.shape, self._decoder, self._cache, self._resident = shape, decoder, cache, resident
-        device = resident.drawn.device
+    def __init__(self, shape: StepShape, decoder: Decoder, cache: PagedCache, buffers: DeviceBuffers) -> None:
+        self.shape, self._decoder, self._cache, self._buffers = shape, decoder, cache, buffers
+        device = buffers.sampled.device
         on_gpu = device.type == "cuda"
         staged = [torch.zeros(size(shape), dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
         self._staged = [(memory, {k: v.numpy() for k, v in views(shape, memory).items()}) for memory in staged]
         self._memory = torch.zeros(size(shape), dtype=torch.uint8, device=device)
         self.inputs = views(shape, self._memory)
-        rows = shape.decodes + shape.chunks
-        self._greedy = Parameters.of([Wish(temperature=0.0)] * rows, [0] * rows, device) if shape.closed else None
+        rows, greedy = shape.decodes + shape.chunks, SamplingParams(temperature=0.0)
+        self._greedy = SamplingMetadata.of([greedy] * rows, [0] * rows, device) if shape.greedy_only else None
         self.runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
 
     def stage(self) -> Arrays:
-        """The arrays of the next run, to be written over: rows that only fill up, all of them."""
+        """The input arrays of the next run, filled with padding rows, to be overwritten."""
         self._staged.reverse()
         memory, arrays = self._staged[0]
         memory.zero_()
-        arrays["seats"].fill(self._resident.seats)
+        arrays["table_rows"].fill(self._buffers.rows)
         arrays["slots"].fill(-1)
         return arrays
 
     def run(self) -> Result:
-        """Send what was staged, and launch. A graph's result is written over by the step's next run."""
+        """Send the staged inputs and launch the step. The next run of a graph overwrites its result."""
         self.runs += 1
         self._memory.copy_(self._staged[0][0], non_blocking=True)
         if self._graph is None:
@@ -76,14 +78,14 @@ class StaticStep:
         return self._result
 
     def run_empty(self) -> None:
-        """Run with rows that only fill up: for what a first run costs."""
+        """Run with padding rows only, which compiles the kernels or warms up the graph."""
         self.stage()
         self.run()
 
     def capture(self, pool: Any) -> None:
-        """Make a graph of it. It must have run, since a graph holds no kernel that is still to be compiled.
+        """Capture the step as a graph. It must have run before, since a graph cannot hold a kernel's compilation.
 
-        `pool`: of `torch.cuda.graph_pool_handle`, whose memory graphs share that are replayed one after the other.
+        `pool`: from `torch.cuda.graph_pool_handle`, memory that graphs share which never run at the same time.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -92,27 +94,27 @@ class StaticStep:
 
     @property
     def captured(self) -> bool:
-        """Whether it is a graph by now."""
+        """Whether the step is a graph."""
         return self._graph is not None
 
-    def parameters(self, *, greedy: bool, filtered: bool) -> Parameters:
-        """What an open step's tokens are drawn by, as it was staged."""
+    def sampling_metadata(self, *, greedy: bool, filtered: bool) -> SamplingMetadata:
+        """The sampling metadata that was staged, of a step that is not `greedy_only`."""
         x = self.inputs
-        return Parameters(
-            x["temperature"], x["top_k"], x["top_p"], x["min_p"], x["seeds"], x["places"], greedy, filtered
+        return SamplingMetadata(
+            x["temperature"], x["top_k"], x["top_p"], x["min_p"], x["seeds"], x["next_positions"], greedy, filtered
         )
 
     def _launch(self) -> Result:
         hidden = self._decoder.forward(self._forward_inputs(), self._cache)
-        picked = hidden[self.inputs["picked"]] if self.shape.chunks else hidden
-        normed = self._decoder.normed(picked)
+        rows = hidden[self.inputs["logits_indices"]] if self.shape.chunks else hidden
+        normed = self._decoder.normed(rows)
         has_head = self._decoder.weights.head is not None
         logits = self._decoder.logits(normed) if has_head else None
         if self._greedy is None:
-            return Opened(hidden, normed, logits)
-        assert logits is not None, "a model without LM head gives no tokens"
+            return UnsampledOutput(hidden, normed, logits)
+        assert logits is not None, "a model without LM head produces no tokens"
         tokens, _ = sample(logits, self._greedy)
-        self._resident.keep(tokens, self.shape.decodes)
+        self._buffers.keep(tokens, self.shape.decodes)
         return tokens
 
     def _forward_inputs(self) -> Inputs:
@@ -120,8 +122,8 @@ class StaticStep:
         tables, tokens = x["chunk_tables"][:0], x["prompt"]
         if d:
             tables = self._decode_tables()
-            drawn = self._resident.drawn[x["source"].clamp(min=0)]
-            tokens = torch.cat((torch.where(x["source"] < 0, x["given"], drawn), tokens))
+            sampled = self._buffers.sampled[x["token_sources"].clamp(min=0)]
+            tokens = torch.cat((torch.where(x["token_sources"] < 0, x["host_tokens"], sampled), tokens))
         return Inputs(
             tokens=tokens,
             positions=x["positions"],
@@ -134,9 +136,9 @@ class StaticStep:
         )
 
     def _decode_tables(self) -> torch.Tensor:
-        """(decodes, blocks). A block that a token starts comes with the token's slot, and is entered from there."""
-        x, d, resident = self.inputs, self.shape.decodes, self._resident.tables
-        block_tokens = self._cache.keys.shape[2]
-        blocks = (x["slots"][:d] // block_tokens).clamp(min=0).int()
-        resident.index_put_((x["seats"], x["positions"][:d] // block_tokens), blocks)
-        return resident[:, : self.shape.blocks].index_select(0, x["seats"])
+        """(decodes, blocks). The token's slot tells the block that it starts, which is entered into the tables here."""
+        x, d, tables = self.inputs, self.shape.decodes, self._buffers.tables
+        block_size = self._cache.keys.shape[2]
+        blocks = (x["slots"][:d] // block_size).clamp(min=0).int()
+        tables.index_put_((x["table_rows"], x["positions"][:d] // block_size), blocks)
+        return tables[:, : self.shape.blocks].index_select(0, x["table_rows"])

@@ -1,6 +1,6 @@
-"""Decoders of the Llama and Qwen3 families, with real weights, dense or in 3 and 4 bits.
+"""Decoders of the Llama and Qwen3 families, dense or with weights of 3 and 4 bits.
 
-config      what config.json says            checkpoint  tensors of a directory, by name
-packed      AWQ's and GPTQ's linear layers    linear      their product, and rounding of our own
-weights     one layer's tensors, fused        decoder     tokens to logits
+config      config.json                        checkpoint  the tensors of a directory, by name
+packed      AWQ's and GPTQ's linear layers     linear      linear layers, and our own rounding to few bits
+weights     one layer's tensors, fused         decoder     the forward pass, tokens to logits
 """

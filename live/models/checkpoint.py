@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +12,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workloads.errors import BadInput
+from workloads.json_files import read_json_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
 class Checkpoint:
-    """A directory's tensors. Use it in a `with`; files are mapped, and a tensor is read when it is asked for.
+    """The tensors of a directory, to be used in a `with` block. Files are mapped; a tensor is read when it is
+    requested.
 
     Raises:
         BadInput: no safetensors in the directory, an index that cannot be read, or a shard that is missing or broken.
@@ -50,24 +51,24 @@ class Checkpoint:
     def tensor(
         self, name: str, shape: tuple[int, ...] | None = None, types: tuple[torch.dtype, ...] = ()
     ) -> torch.Tensor:
-        """One tensor, on the CPU, in the type that it was written in.
+        """One tensor, on the CPU, in the type of the file.
 
         Raises:
-            BadInput: no tensor of that name, of another shape than the model's config says, or none of `types`.
+            BadInput: the tensor is missing, has another shape than the config says, or none of the allowed `types`.
         """
         if name not in self._home:
             raise BadInput("expected this tensor, which is missing", field=name, file=self.directory)
-        found: torch.Tensor = self._home[name].get_tensor(name)
-        if shape is not None and tuple(found.shape) != shape:
+        tensor: torch.Tensor = self._home[name].get_tensor(name)
+        if shape is not None and tuple(tensor.shape) != shape:
             expected = f"expected shape {list(shape)}, as the config says"
-            raise BadInput(expected, field=name, value=list(found.shape), file=self.directory)
-        if types and found.dtype not in types:
+            raise BadInput(expected, field=name, value=list(tensor.shape), file=self.directory)
+        if types and tensor.dtype not in types:
             expected = f"expected {' or '.join(str(each).removeprefix('torch.') for each in types)}"
-            raise BadInput(expected, field=name, value=str(found.dtype).removeprefix("torch."), file=self.directory)
-        return found
+            raise BadInput(expected, field=name, value=str(tensor.dtype).removeprefix("torch."), file=self.directory)
+        return tensor
 
     def joined(self, names: Iterable[str], shapes: Iterable[tuple[int, ...]]) -> torch.Tensor:
-        """Matrices that are multiplied with the same inputs, one below the other."""
+        """Matrices with the same inputs, concatenated along their outputs."""
         return torch.cat([self.tensor(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
     def _map(self, file: Path) -> None:
@@ -86,12 +87,14 @@ def _files(directory: Path) -> list[Path]:
         if not single.exists():
             raise BadInput(f"expected {SINGLE} or {INDEX} in it", file=directory)
         return [single]
-    try:
-        homes = json.loads(index.read_text())["weight_map"].values()
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise BadInput("expected JSON with a weight_map", file=index) from None
-    files = [directory / name for name in sorted(set(homes))]
+    homes = read_json_object(index).get("weight_map")
+    if not isinstance(homes, dict) or not homes:
+        raise BadInput("expected an object of shards by tensor", field="weight_map", value=homes, file=index)
+    for name, home in homes.items():
+        if not isinstance(home, str) or Path(home).name != home:
+            raise BadInput("expected a file name", field=f"weight_map.{name}", value=home, file=index)
+    files = [directory / name for name in sorted(set(homes.values()))]
     for file in files:
         if not file.exists():
-            raise BadInput("expected this shard, which the index names", file=file)
+            raise BadInput("expected this shard, which the index lists", file=file)
     return files

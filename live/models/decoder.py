@@ -1,7 +1,7 @@
-"""The forward pass of one step: tokens in, the hidden states that the step is about out.
+"""The forward pass of one step: from token ids to hidden states and logits.
 
-A step's rows are its decodes, one each, then the tokens of its prompt chunks, one chunk after the other. All linear
-layers see them together; attention sees decodes and chunks apart.
+The rows of a step are its decodes, one each, then the tokens of its prompt chunks, chunk by chunk. Linear layers
+compute all rows together; attention computes decodes and chunks apart.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from live.models.weights import Experts, Layer, Weights
 
 @dataclass(frozen=True)
 class Inputs:
-    """One step, as tensors. n rows, of which the first d are decodes; c chunks.
+    """The inputs of one step as tensors: n rows, of which the first d are decodes, and c chunks.
 
     Attributes:
-        tokens: (n,) int64. positions: (n,) int64, from 0. slots: (n,) int64, where a row's key and value go: block ·
-            block size + offset, or -1 for a row that is only there to fill up.
-        decode_tables: (d, blocks) int32. decode_lengths: (d,) int32, cached tokens with the new one.
+        tokens: (n,) int64. positions: (n,) int64, from 0.
+        slots: (n,) int64, of each row's key and value (block id · block size + offset), or -1 for a padding row.
+        decode_tables: (d, blocks) int32. decode_lengths: (d,) int32, cached tokens including the new one.
         chunk_tables: (c, blocks) int32. chunk_starts: (c + 1,) int32, counted from row d.
-        chunk_contexts: (c,) int32, tokens cached before the chunk.
+        chunk_contexts: (c,) int32, tokens in the cache before the chunk.
     """
 
     tokens: torch.Tensor
@@ -46,12 +46,12 @@ class Inputs:
 
     @property
     def decodes(self) -> int:
-        """d."""
+        """The number of decodes."""
         return self.decode_lengths.shape[0]
 
     @property
     def chunks(self) -> int:
-        """c."""
+        """The number of prompt chunks."""
         return self.chunk_contexts.shape[0]
 
 
@@ -63,33 +63,27 @@ class PagedCache:
     values: torch.Tensor
 
     @classmethod
-    def allocate(
-        cls, config: ModelConfig, blocks: int, block_tokens: int, dtype: torch.dtype, device: str
-    ) -> PagedCache:
-        """Zeros: what is never written is read by rows that only fill up, and must be finite."""
+    def allocate(cls, config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str) -> PagedCache:
+        """A cache of zeros. Padding rows read blocks that were never written, whose values must be finite."""
         shape = config.shape
-        size = (shape.layers, blocks, block_tokens, shape.kv_heads, shape.head_dim)
+        size = (shape.layers, blocks, block_size, shape.kv_heads, shape.head_dim)
         keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
         return cls(keys, values)
 
 
 class Decoder:
-    """A model with its weights.
-
-    Attributes:
-        config, weights: as they were given.
-    """
+    """A model with its weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
         shape = config.shape
         self._scale = 1 / math.sqrt(shape.head_dim)
         self._cos, self._sin = rope_table(
-            shape.head_dim, config.positions, shape.rope_theta, config.scaling, device=weights.norm.device
+            shape.head_dim, config.max_position_embeddings, shape.rope_theta, config.scaling, device=weights.norm.device
         )
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
-        """(n, hidden): the last layer's output before the final norm. Writes the rows' keys and values."""
+        """The last layer's output before the final norm, (n, hidden). Writes the keys and values of the rows."""
         hidden, residual = embedding(inputs.tokens, self.weights.embedding), None
         for i, layer in enumerate(self.weights.layers):
             if residual is None:
@@ -103,16 +97,16 @@ class Decoder:
         return hidden + residual
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The final norm of some rows: what embeddings are made of."""
+        """The final norm of some rows, (rows, hidden)."""
         return rms_norm(hidden, self.weights.norm, self.config.shape.epsilon)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """(rows, vocabulary) of rows that have been `normed`."""
+        """(rows, vocabulary), of rows that have passed `normed`."""
         assert self.weights.head is not None
         return linear(normed, self.weights.head)
 
     def labels(self, normed: torch.Tensor) -> torch.Tensor:
-        """(rows, labels) of rows that have been `normed`, where the model tells classes."""
+        """(rows, labels), of rows that have passed `normed`, of a classification model."""
         assert self.weights.score is not None
         return linear(normed, self.weights.score)
 

@@ -1,4 +1,4 @@
-"""What a linear layer multiplies with, dense or in 3 or 4 bits, and the product."""
+"""Linear layers, dense or with weights of 3 or 4 bits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Reordered:
-    """A packed weight whose inputs were sorted, so that those of a group lie side by side.
+    """A packed weight whose inputs are sorted, so that the inputs of a group are neighbours.
 
     Attributes:
-        order: (inputs,) int64; column i of `weight` is multiplied with input order[i].
+        order: (inputs,) int64; column i of `weight` multiplies input order[i].
     """
 
     weight: PackedWeight
@@ -27,13 +27,13 @@ class Reordered:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Weights of the same inputs, one below the other, that no single product takes."""
+    """Weights of the same inputs, concatenated along their outputs, that one product cannot compute."""
 
     parts: tuple[Matrix, ...]
 
 
 Matrix: TypeAlias = torch.Tensor | PackedWeight | Reordered | Stacked
-"""(outputs, inputs)."""
+"""A weight of (outputs, inputs)."""
 
 
 def linear(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
@@ -52,10 +52,10 @@ class Rounding:
     """Rounding to nearest, of linear layers that are dense in the checkpoint.
 
     Attributes:
-        bits: 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row. symmetric: without zero points.
+        bits: 3 or 4. group: inputs that share a scale: 128, or -1 for a whole row. symmetric: no zero points.
 
     Raises:
-        BadInput: a width or a group that the kernels have no form for.
+        BadInput: a width or a group that the kernels do not support.
     """
 
     bits: int = 4
@@ -69,5 +69,5 @@ class Rounding:
             raise BadInput(f"expected {GROUP}, or -1 for whole rows", field="quantise.group", value=self.group)
 
     def __call__(self, weight: torch.Tensor) -> PackedWeight:
-        """(outputs, inputs), of any floating type."""
+        """Round a weight of (outputs, inputs) and any floating type."""
         return quantise(weight, self.bits, max(self.group, 0), self.symmetric)

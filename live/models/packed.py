@@ -1,15 +1,15 @@
-"""Linear layers as AWQ and GPTQ checkpoints hold them, read as codes and packed anew for the kernels.
+"""Linear layers of AWQ and GPTQ checkpoints, unpacked to codes and packed again for the kernels.
 
-A matrix of (outputs, inputs) is three tensors, all with inputs or their groups first. Words are int32 and are filled
+A matrix of (outputs, inputs) is stored as three tensors, all with inputs or their groups first. Words are int32, filled
 from their lowest bits.
 
             qweight                         qzeros                            scales
     AWQ     (inputs, outputs · bits / 32)   (groups, outputs · bits / 32)     (groups, outputs)
     GPTQ    (inputs · bits / 32, outputs)   (groups, outputs · bits / 32)     (groups, outputs)
 
-AWQ interleaves the eight codes of a word (`AWQ_ORDER`). GPTQ's 3-bit codes run on from word to word. GPTQ also has
-`g_idx`, (inputs,): the group of each input. Quantised in order of activations, the inputs of a group are spread over
-the row; they are sorted here, once.
+AWQ interleaves the eight codes of a word (`AWQ_ORDER`). GPTQ's 3-bit codes cross word boundaries. GPTQ also has
+`g_idx`, (inputs,): the group of each input. With act_order the inputs of a group are spread over the row; they are
+sorted here, once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from live.models.linear import Matrix, Reordered, Stacked
 from workloads.errors import BadInput
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of eight neighbouring outputs, the one that each code of a word belongs to, lowest bits first."""
+"""The output, of eight neighbouring ones, that each code of a word belongs to, from the lowest bits up."""
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Ŵ[n, order[i]] = scales[n, i // group] · (codes[n, i] − zeros[n, i // group]).
+    """A quantised weight: Ŵ[n, order[i]] = scales[n, i // group] · (codes[n, i] − zeros[n, i // group]).
 
     Attributes:
         codes: (outputs, inputs) uint8. scales: (outputs, groups) float16. zeros: (outputs, groups) uint8.
-        order: (inputs,) int64; None where inputs are as they were.
+        order: (inputs,) int64; None if the inputs keep their order.
     """
 
     codes: torch.Tensor
@@ -47,7 +47,7 @@ class Codes:
 
 
 def is_packed(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether a module (a tensor's name without `.weight`) is in the checkpoint in few bits."""
+    """Whether the checkpoint has packed weights of a module (a tensor's name without `.weight`)."""
     return f"{name}.qweight" in checkpoint
 
 
@@ -59,12 +59,12 @@ def read_joined(
     dtype: torch.dtype,
     device: str,
 ) -> Matrix:
-    """Modules that are multiplied with the same inputs, one below the other: in one product as far as they are alike.
+    """Modules with the same inputs, concatenated along their outputs: one product as far as they can be combined.
 
-    Modules that were left in full precision stay so; those with unlike orders of inputs have products of their own.
+    Modules in full precision stay dense. Modules with different input orders become separate products.
 
     Raises:
-        BadInput: a tensor that is missing, or of another shape or type than the format has.
+        BadInput: a tensor that is missing, or of another shape or type than the format defines.
     """
     parts = [
         _read(checkpoint, name, shape, kind, device)
@@ -77,7 +77,7 @@ def read_joined(
 
 
 def _order_of(part: torch.Tensor | Codes) -> list[int] | None:
-    """What parts of one product have in common; None for dense ones."""
+    """The key by which modules can be combined: their input order; None for dense ones."""
     if isinstance(part, torch.Tensor):
         return None
     return [] if part.order is None else part.order.tolist()
@@ -87,12 +87,17 @@ def _one(parts: list[torch.Tensor | Codes], kind: Quantisation, dtype: torch.dty
     packed = [part for part in parts if isinstance(part, Codes)]
     if not packed:
         return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
-    names = ("codes", "scales", "zeros")
-    return _matrix(Codes(*(torch.cat([getattr(p, n) for p in packed]) for n in names), packed[0].order), kind, dtype)
+    joined = Codes(
+        codes=torch.cat([part.codes for part in packed]),
+        scales=torch.cat([part.scales for part in packed]),
+        zeros=torch.cat([part.zeros for part in packed]),
+        order=packed[0].order,
+    )
+    return _matrix(joined, kind, dtype)
 
 
 def _matrix(made: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
-    """As the kernels have it; where they know no such groups, Ŵ itself."""
+    """The weight in the kernels' format; dense if they do not support its groups."""
     inputs = made.codes.shape[1]
     span = _span(kind, inputs)
     scales, zeros = made.scales, made.zeros
@@ -107,7 +112,7 @@ def _matrix(made: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
 
 
 def _dense(made: Codes, span: int) -> torch.Tensor:
-    """Ŵ, (outputs, inputs) in float32, inputs as they were."""
+    """Ŵ, (outputs, inputs) float32, inputs in their original order."""
     inputs = made.codes.shape[1]
     scales, zeros = (each.repeat_interleave(span, 1)[:, :inputs] for each in (made.scales, made.zeros))
     weight = scales.float() * (made.codes.float() - zeros.float())
@@ -115,7 +120,7 @@ def _dense(made: Codes, span: int) -> torch.Tensor:
 
 
 def _span(kind: Quantisation, inputs: int) -> int:
-    """Inputs that share a scale."""
+    """Number of inputs that share a scale."""
     return inputs if kind.group == -1 else min(kind.group, inputs)
 
 
@@ -143,7 +148,7 @@ def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], kind: Quant
 
 
 def _no_bias(checkpoint: Checkpoint, name: str, outputs: int) -> None:
-    """GPTQ writers put zeros where the model has no bias."""
+    """Check that a bias is zero: GPTQ writers store zeros for a model without one."""
     bias = f"{name}.bias"
     if bias in checkpoint and checkpoint.tensor(bias, (outputs,)).any():
         raise BadInput(
@@ -152,7 +157,7 @@ def _no_bias(checkpoint: Checkpoint, name: str, outputs: int) -> None:
 
 
 def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quantisation) -> torch.Tensor | None:
-    """Inputs sorted by their groups; None where they are so as they stand."""
+    """Inputs sorted by their groups; None if they already are."""
     field = f"{name}.g_idx"
     if field not in checkpoint and not kind.act_order:
         return None
@@ -167,7 +172,9 @@ def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quan
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, words) int32 to (rows, words · 32 / bits) uint8: codes one after the other, also from word to word."""
+    """(rows, words) int32 to (rows, words · 32 / bits) uint8, for codes that follow each other across word
+    boundaries.
+    """
     if bits == 4:
         octets = words.contiguous().view(torch.uint8)
         return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
@@ -175,10 +182,11 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     first = torch.arange(words.shape[1] * 32 // bits, device=words.device) * bits
     word, shift = first // 32, first % 32
     codes = (wide[:, word] >> shift) | (wide[:, word + 1] << (32 - shift))
-    return (codes & (2**bits - 1)).to(torch.uint8)
+    return (codes & ((1 << bits) - 1)).to(torch.uint8)
 
 
 def unpack_interleaved(words: torch.Tensor) -> torch.Tensor:
     """(rows, words) int32 to (rows, 8 · words) uint8, in AWQ's order."""
     place = torch.tensor(AWQ_ORDER, device=words.device).argsort()
-    return unpack(words, 4).unflatten(1, (-1, 8))[..., place].flatten(1)
+    codes: torch.Tensor = unpack(words, 4).view(len(words), -1, 8)[..., place]
+    return codes.flatten(1)

@@ -1,4 +1,4 @@
-"""A decoder's weights, with matrices that share their inputs joined: one product in place of several."""
+"""A decoder's weights. Matrices with the same inputs are joined, so that one product replaces several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts.
+    """The weights of a mixture of experts.
 
     Attributes:
         router: (experts, hidden). gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
@@ -31,7 +31,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class DenseFFN:
-    """Attributes: `gate_up` (2 · intermediate, hidden), `down` (hidden, intermediate)."""
+    """The weights of a dense FFN: `gate_up` (2 · intermediate, hidden), `down` (hidden, intermediate)."""
 
     gate_up: Matrix
     down: Matrix
@@ -43,7 +43,7 @@ class Layer:
 
     Attributes:
         qkv: ((heads + 2 · kv_heads) · head_dim, hidden). o: (hidden, heads · head_dim).
-        q_norm, k_norm: (head_dim,), where queries and keys are normalised.
+        q_norm, k_norm: (head_dim,), of models that normalise queries and keys.
         before, after: the norms before attention and before the FFN, (hidden,).
     """
 
@@ -58,11 +58,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole decoder.
+    """The weights of a whole decoder.
 
     Attributes:
-        embedding: (vocabulary, hidden). head: the same size, the same tensor where they are tied; None for a model that
-            only tells classes. score: (labels, hidden), of such a model.
+        embedding: (vocabulary, hidden). head: the same shape; the same tensor if tied; None for a classification model.
+        score: (labels, hidden), of a classification model.
     """
 
     embedding: torch.Tensor
@@ -75,14 +75,14 @@ class Weights:
 def load_weights(
     directory: Path, config: ModelConfig, dtype: torch.dtype, device: str, rounding: Rounding | None = None
 ) -> Weights:
-    """The weights in a Hugging Face directory, in another type and place if need be.
+    """The weights in a Hugging Face directory, converted to a type and moved to a device.
 
-    Linear layers that the checkpoint has in few bits stay in few bits. Others are rounded if that is asked for; never
-    embedding, head, norms, or what a mixture of experts is made of.
+    Linear layers that the checkpoint packs in few bits stay packed. Others are rounded if `rounding` is given, except
+    for embedding, head, norms and experts.
 
     Raises:
         BadInput: a tensor that is missing or has another shape than the config says, a file that cannot be read,
-            experts in few bits, or rounding of what is rounded already.
+            experts in few bits, or rounding of a quantised checkpoint.
     """
     shape, kind = config.shape, config.quantisation
     _can_round(config, rounding)
@@ -111,7 +111,7 @@ def load_weights(
         if labels:
             head, score = None, joined(["score.weight"], [(labels, shape.hidden)])
         else:
-            head, score = embedding if config.tied else joined(["lm_head.weight"], [table]), None
+            head, score = _tied(checkpoint, embedding) if config.tied else joined(["lm_head.weight"], [table]), None
         return Weights(
             embedding=embedding,
             layers=[_layer(f"model.layers.{i}", shape, vector, joined, matrix) for i in range(shape.layers)],
@@ -119,6 +119,32 @@ def load_weights(
             head=head,
             score=score,
         )
+
+
+def _tied(checkpoint: Checkpoint, embedding: torch.Tensor) -> torch.Tensor:
+    """The embedding as the head. The checkpoint may also contain the head, if it is equal."""
+    name = "lm_head.weight"
+    if name in checkpoint and not torch.equal(checkpoint.tensor(name).to(embedding), embedding):
+        expected = "expected the embedding or nothing, since tie_word_embeddings is true"
+        raise BadInput(expected, field=name, file=checkpoint.directory)
+    return embedding
+
+
+def model_bytes(config: ModelConfig, dtype: torch.dtype, rounding: Rounding | None = None) -> int:
+    """A lower bound of the bytes that weights take, with the table of rotary positions.
+
+    Packed layers are counted without scales and zero points.
+    """
+    shape, kind = config.shape, rounding or config.quantisation
+    sizes = shape.linear()
+    if shape.experts:
+        del sizes["gate_up"], sizes["down"]
+    linear = shape.layers * sum(outputs * inputs for outputs, inputs in sizes.values())
+    experts = shape.layers * shape.experts * shape.hidden * (3 * shape.expert_intermediate + 1)
+    tables = shape.vocabulary * shape.hidden * (1 if config.tied or config.labels else 2)
+    bits = kind.bits if kind is not None else 8 * dtype.itemsize
+    rotary = 2 * 4 * config.max_position_embeddings * shape.head_dim // 2
+    return linear * bits // 8 + (experts + tables) * dtype.itemsize + rotary
 
 
 def _can_round(config: ModelConfig, rounding: Rounding | None) -> None:
@@ -161,12 +187,12 @@ def _experts(name: str, shape: Shape, joined) -> Experts:  # type: ignore[no-unt
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: str, seed: int = 0, rounding: Rounding | None = None
 ) -> Weights:
-    """Weights of the right shapes that say nothing: matrices as initialised before training, norms near 1.
+    """Random weights of the right shapes: matrices as initialised before training, norms near 1.
 
-    They are rounded as asked for, or else to what the config says of the model's own weights.
+    They are rounded as `rounding` says, or else as the config says of the model's own weights.
 
     Raises:
-        BadInput: experts in few bits, or a config's groups that weights cannot be rounded to.
+        BadInput: experts in few bits, or groups in the config that weights cannot be rounded to.
     """
     kind = config.quantisation
     if rounding is None and kind is not None:

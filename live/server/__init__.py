@@ -1,5 +1,15 @@
 """An OpenAI-compatible HTTP server in front of one engine.
 
-A request passes through `app.py` (limits, keys, errors), a module of endpoints (`completions.py`, `chat.py`,
-`pooling.py`, `tokens.py`, `status.py`; `routes.py` lists them), and `worker.py`, which steps the engine.
+The way of a request, one file each:
+
+1. `connection.py` reads the request line and headers, with time limits; `asgi.py` reads the body and sends the
+response. 2. `app.py` checks key, size and load, parses the body (`protocol.py`), and calls the endpoint (`routes.py`
+lists them). 3. The endpoint (`completions.py`, `chat.py`, `pooling.py`, `tokenization.py`, `status.py`) answers, with
+these helpers:
+   a. `input_processor.py` makes a prompt of texts, chats or token ids, and checks its length;
+   b. `generation_factory.py` makes a generation of the prompt and the request's sampling parameters;
+   c. `async_engine.py` runs the generation on the event loop and notifies the endpoint of new tokens;
+   d. `completion_output.py` reads text and log-probabilities off the generation, whole or in deltas (`replies.py`).
+
+`service.py` holds these helpers together. `command.py`, `loading.py` and `launcher.py` start and stop the server.
 """

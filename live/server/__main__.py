@@ -11,7 +11,9 @@ from workloads.errors import TwinError
 
 
 def main() -> int:
-    """Exit codes: 0 everybody was answered, 1 somebody was cut off, 2 bad input, said in one line."""
+    """Run the server. Exit codes: 0 all requests were answered, 1 some were cut off, 2 bad input (one line on
+    stderr).
+    """
     app = cyclopts.App(name="python -m live.server", help_format="plaintext", version_flags=[])
     app.default(serve_live)
     try:

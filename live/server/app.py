@@ -1,24 +1,27 @@
-"""The ASGI application: from a request to its endpoint, and from whatever happens there to an answer."""
+"""The ASGI application: from an HTTP request to its endpoint, and from the endpoint's result or error to a response."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
 from live.server import openapi
-from live.server.errors import ApiError, ClientGone, busy, unusable
-from live.server.exchange import JSON, Exchange, Message, Receive, Send, encode, event
+from live.server.asgi import JSON, HttpExchange, Message, Receive, Send, event, to_bytes
+from live.server.errors import INVALID, ApiError, ClientDisconnected, busy, invalid_body
+from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
 from live.server.routes import ROUTES, Reply, Route
 from live.server.service import Service
 
 log = logging.getLogger("live.server")
 
-PAGE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of Prometheus' text format."""
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""Content type of Prometheus' text format."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,7 +30,7 @@ class App:
     """The application of one service.
 
     Attributes:
-        in_flight: requests that are being answered, but for those that only look.
+        in_flight: requests with a body that are being answered, counted from the end of their bodies.
     """
 
     def __init__(self, service: Service) -> None:
@@ -35,47 +38,53 @@ class App:
         self._routes: dict[str, dict[str, Route]] = {}
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = route
-        self._key = f"Bearer {service.api_key}".encode()
-        self._openapi = encode(openapi.document(service.version, bool(service.api_key))).encode()
+        self._key = f"Bearer {service.config.api_key}".encode()
+        self._openapi = to_bytes(openapi.document(service.version, bool(service.config.api_key)))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """One connection's event, as ASGI has it."""
+        """ASGI's entry point, called once for each request."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             await self._answer(exchange)
-        except ClientGone:
+        except ClientDisconnected:
             pass
+        except asyncio.CancelledError:
+            if not self.service.draining:
+                raise
+            await self._refuse(exchange, busy(503, "the server stopped before the response was complete"))
         except ApiError as error:
             await self._refuse(exchange, error)
         except Exception as error:
             log.exception("%s %s", exchange.method, exchange.path)
             await self._refuse(exchange, ApiError(500, f"{type(error).__name__} in the server; its log says more"))
         finally:
-            exchange.finish()
+            exchange.close()
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: HttpExchange) -> None:
         if exchange.path == "/openapi.json" and exchange.method == "GET":
             await exchange.reply(200, self._openapi)
             return
         route = self._route(exchange)
-        if route.guarded:
+        if route.requires_key:
             self._check_key(exchange)
-        if route.accepts is None:
+        if route.body is None:
             await self._reply(exchange, await route.handler(self.service, None, exchange))
             return
-        if self.in_flight >= self.service.limits.requests:
-            raise busy(429, f"expected at most {self.service.limits.requests} requests at once")
+        self.service.check_available(None)  # before the body: a server that shuts down does not wait for it
+        body = await self._body(exchange)
+        if self.in_flight >= self.service.config.limits.requests:
+            raise busy(429, f"expected at most {self.service.config.limits.requests} concurrent requests")
         self.in_flight += 1
         try:
-            asked = await self._read(exchange, route)
-            self.service.check(asked.model)
-            await self._reply(exchange, await route.handler(self.service, asked, exchange))
+            request = await self.service.offload.run(len(body), partial(self._parse, body, route))
+            self.service.check_available(request.model)
+            await self._reply(exchange, await route.handler(self.service, request, exchange))
         finally:
             self.in_flight -= 1
 
-    def _route(self, exchange: Exchange) -> Route:
+    def _route(self, exchange: HttpExchange) -> Route:
         methods = self._routes.get(exchange.path)
         if methods is None:
             raise ApiError(404, f"no such path: {exchange.path}", code="not_found")
@@ -84,50 +93,56 @@ class App:
             raise ApiError(405, f"{exchange.path}: expected {allowed}", headers=(("allow", allowed),))
         return methods[exchange.method]
 
-    def _check_key(self, exchange: Exchange) -> None:
-        if not self.service.api_key:
+    def _check_key(self, exchange: HttpExchange) -> None:
+        if not self.service.config.api_key:
             return
-        shown = exchange.header(b"authorization").encode("latin-1")
-        if not hmac.compare_digest(shown, self._key):
+        header = exchange.header(b"authorization").encode("latin-1")
+        if not hmac.compare_digest(header, self._key):
             raise ApiError(
                 401, "expected the header Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),)
             )
 
-    async def _read(self, exchange: Exchange, route: Route) -> Any:
-        """The request's body, checked."""
-        kind = exchange.header(b"content-type").partition(";")[0].strip().lower()
-        if kind != JSON:
-            raise ApiError(415, f"expected the header Content-Type: {JSON}, found {kind or 'none'}")
-        body = await exchange.body(self.service.limits.body_bytes)
-        assert route.accepts is not None
-        try:
-            return route.accepts.validate_json(body)
-        except ValidationError as error:
-            raise unusable(error) from None
+    async def _body(self, exchange: HttpExchange) -> bytes:
+        content_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
+        if content_type != JSON:
+            raise ApiError(415, f"expected the header Content-Type: {JSON}, found {content_type or 'none'}")
+        limits = self.service.config.limits
+        return await exchange.body(limits.body_bytes, limits.body_seconds)
 
-    async def _reply(self, exchange: Exchange, reply: Reply) -> None:
+    @staticmethod
+    def _parse(body: bytes, route: Route) -> Any:
+        """The request model that a body holds."""
+        assert route.body is not None
+        if has_too_many_containers(body):
+            raise ApiError(400, f"expected at most {MAX_CONTAINERS} lists and objects in the body", code=INVALID)
+        try:
+            return route.body.validate_json(body)
+        except ValidationError as error:
+            raise invalid_body(error) from None
+
+    async def _reply(self, exchange: HttpExchange, reply: Reply) -> None:
         if isinstance(reply, bytes):
-            await exchange.reply(200, reply, PAGE)
+            await exchange.reply(200, reply, PROMETHEUS_TEXT)
         elif isinstance(reply, AsyncIterator):
             await self._stream(exchange, reply)
         else:
-            await exchange.reply(200, encode(reply).encode())
+            await exchange.reply(200, to_bytes(reply))
 
-    async def _stream(self, exchange: Exchange, events: AsyncIterator[bytes]) -> None:
-        """Nothing is sent before the first event is there: until then an error has a status of its own."""
+    async def _stream(self, exchange: HttpExchange, events: AsyncIterator[bytes]) -> None:
+        """Send a stream. Nothing is sent before the first event exists: until then an error can have its own status."""
         try:
             first = await anext(events)
-            await exchange.begin_stream()
-            await exchange.more(first)
-            async for each in events:
-                await exchange.more(each)
-            await exchange.more(DONE, last=True)
+            await exchange.start_stream()
+            await exchange.send_chunk(first)
+            async for chunk in events:
+                await exchange.send_chunk(chunk)
+            await exchange.send_chunk(DONE, last=True)
         finally:
             await events.aclose()  # type: ignore[attr-defined]
 
-    async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
-        """An error as a status, or where a stream is under way as its last event."""
+    async def _refuse(self, exchange: HttpExchange, error: ApiError) -> None:
+        """Send an error as a response, or as the last event of a stream that has begun."""
         if exchange.started:
-            await exchange.more(event(error.document()) + DONE, last=True)
+            await exchange.send_chunk(event(error.document()) + DONE, last=True)
         else:
-            await exchange.reply(error.status, encode(error.document()).encode(), headers=error.headers)
+            await exchange.reply(error.status, to_bytes(error.document()), headers=error.headers)

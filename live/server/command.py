@@ -1,17 +1,26 @@
-"""The command line of the server, for `python -m live.server` and for `twin serve-live`. What is heavy is imported when
-it runs.
+"""The command line of the server, for `python -m live.server` and for `twin serve-live`.
+
+Heavy modules are imported only when the command runs.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+if TYPE_CHECKING:
+    from live.engine import Engine
+    from live.server.loading import Model
+
 KEY = "SERVING_TWIN_API_KEY"
-"""The variable of the environment that a key is taken from."""
+"""Environment variable that holds the API key."""
+
+MAX_SETTING = 1e9
+"""Maximum of sizes and times that are given as floats."""
 
 
 def serve_live(
@@ -26,89 +35,153 @@ def serve_live(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
-    max_num_seqs: int = 128,
-    max_num_batched_tokens: int = 2048,
+    scenario: Path | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
     kv_blocks: int | None = None,
     kv_gib: float | None = None,
-    one_shot: bool = True,
-    max_body_mib: float = 16.0,
+    one_shot: bool | None = None,
+    max_body_mib: float = 4.0,
     max_concurrency: int = 1024,
     max_queue: int = 2048,
     drain_seconds: float = 30.0,
+    header_seconds: float = 10.0,
+    body_seconds: float = 60.0,
+    write_seconds: float = 10.0,
 ) -> int:
     """Serve a model over HTTP, with OpenAI's endpoints.
 
-    Prints one line when it takes requests. SIGTERM or Ctrl-C: what is under way is finished, what is new is refused,
-    and the exit code is 0; a second one ends it at once, with code 1 if anybody was cut off.
+    Prints one line when it accepts requests. On SIGTERM or Ctrl-C, running requests finish, new ones are refused, and
+    the exit code is 0. A second signal ends the server at once, with code 1 if requests were cut off.
 
     Parameters
     ----------
     model
         A Hugging Face directory; with random weights a config.json.
     random_weights
-        Real shapes that say nothing. Token ids in and out, unless there is a tokenizer.
+        Random weights of the right shapes. Without a tokenizer, requests and responses hold token ids.
     tokenizer
         Folder of a tokenizer.json; default: the model's.
     served_model_name
-        What clients call the model; default: its folder's name.
+        The model's name for clients; default: its folder's name.
     dtype
-        Of weights and cache; default: float32 on a CPU, bfloat16 on a GPU.
+        Type of weights and KV cache; default: float32 on a CPU, bfloat16 on a GPU.
     device
-        Where the model runs.
+        Device of the model.
     threads
-        Of the CPU that one operation may use.
+        CPU threads for one operation.
     host
         Address to listen on.
     port
-        0 takes a free one.
+        Port to listen on; 0 takes a free one.
     api_key
-        What clients must show, but for /health, /ping, /version and /metrics; default: $SERVING_TWIN_API_KEY.
+        Key that clients must send, except to /health, /ping, /version and /metrics; default: $SERVING_TWIN_API_KEY.
+    scenario
+        Serving scenario whose engine section describes the engine: the one that twin simulate predicts. It replaces the
+        flags for sequences, tokens, the cache and one-shot requests, which are refused beside it.
+    set_
+        With a scenario, change any field of it, key=value.
     max_num_seqs
-        Sequences that run at once.
+        Maximum number of running sequences; default 128.
     max_num_batched_tokens
-        Tokens a step, prompts and decodes together.
+        Maximum tokens of a step, prompts and decodes together; default 2048.
     kv_blocks
-        Blocks of 16 tokens that the cache has.
+        Number of KV cache blocks, 16 tokens each.
     kv_gib
-        Memory for the cache in place of a number of blocks; default 1, or less where every sequence has room for the
-        longest context in less.
+        Memory of the KV cache, instead of a number of blocks; default: 1, or less if the longest context of every
+        sequence fits into less.
     one_shot
-        Embeddings, scores, classes and answers of one token hold no seat and no cache beyond their step; without it
-        they take the way of every other request.
+        Run embeddings, scores, classes and single-token outputs in one step, without a KV cache of their own; otherwise
+        they are scheduled like all requests. Default: in one step.
     max_body_mib
-        Of one request.
+        Maximum size of a request's body.
     max_concurrency
-        HTTP requests at once.
+        Maximum number of concurrent HTTP requests.
     max_queue
-        Generations that may wait, beyond those that run.
+        Maximum number of waiting generations, beyond those that run.
     drain_seconds
-        That requests under way have when the server is told to stop.
+        Grace period for running requests at shutdown, in seconds.
+    header_seconds
+        Time limit for a request's line and headers, in seconds.
+    body_seconds
+        Time limit for a request's body, in seconds.
+    write_seconds
+        Time limit for a client to read 64 KiB of its response, or what is left of it, in seconds.
     """
     from workloads.errors import BadInput
 
     try:
-        from live.device import DEFAULT_DTYPE
-        from live.server.loading import Cache, Model, build_engine, build_text
-        from live.server.running import Front, run
-        from live.server.service import Limits
+        from live.device import DEFAULT_DTYPE, use_threads
+        from live.server.launcher import run
+        from live.server.limits import Limits
+        from live.server.loading import Model, build_text
+        from live.server.server_config import ServerConfig
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
-    _check(threads=threads, max_num_seqs=max_num_seqs, max_concurrency=max_concurrency, max_queue=max_queue)
-    for field, value in (("--max-body-mib", max_body_mib), ("--drain-seconds", drain_seconds)):
-        if not 0 < value < float("inf"):
-            raise BadInput("expected a number above 0", field=field, value=value)
-    front = Front(
+    use_threads(threads, "--threads")
+    _check(max_concurrency=max_concurrency, max_queue=max_queue)
+    for field, value in (
+        ("--max-body-mib", max_body_mib), ("--drain-seconds", drain_seconds), ("--header-seconds", header_seconds),
+        ("--body-seconds", body_seconds), ("--write-seconds", write_seconds),
+    ):  # fmt: skip
+        if not 0 < value <= MAX_SETTING:
+            raise BadInput(f"expected a number above 0, of at most {MAX_SETTING:g}", field=field, value=value)
+    config = ServerConfig(
         name=served_model_name or (model.resolve().name if model.is_dir() else model.resolve().stem),
         host=host,
         port=port,
         api_key=os.environ.get(KEY, "") if api_key is None else api_key,
-        limits=Limits(int(max_body_mib * 2**20), max_concurrency, max_queue),
+        limits=Limits(
+            int(max_body_mib * 2**20), max_concurrency, max_queue, header_seconds, body_seconds, write_seconds
+        ),
         drain_seconds=drain_seconds,
     )
     wanted = Model(model, random_weights, dtype or DEFAULT_DTYPE[device], device, threads)
     text = build_text(tokenizer, model, random_weights)
-    engine = build_engine(wanted, Cache(kv_blocks, kv_gib), max_num_seqs, max_num_batched_tokens, one_shot)
-    return run(engine, front, *text)
+    flags = EngineFlags(max_num_seqs, max_num_batched_tokens, kv_blocks, kv_gib, one_shot)
+    return run(_build_engine(wanted, flags, scenario, set_ or []), config, *text)
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """The engine's settings on the command line; None where a flag is not given."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_blocks: int | None
+    kv_gib: float | None
+    one_shot: bool | None
+
+
+def _build_engine(wanted: Model, flags: EngineFlags, scenario: Path | None, changes: list[str]) -> Engine:
+    """The engine that a scenario describes, or without one the flags.
+
+    Raises:
+        BadInput: flags of the engine beside a scenario, changes without one, or what the engine cannot be built from.
+    """
+    from live.server.loading import Cache, build_engine, build_planned_engine
+    from workloads.errors import BadInput
+
+    if scenario is None:
+        if changes:
+            raise BadInput("expected it beside --scenario, whose fields it changes", field="--set", value=changes[0])
+        sequences = 128 if flags.max_num_seqs is None else flags.max_num_seqs
+        tokens = 2048 if flags.max_num_batched_tokens is None else flags.max_num_batched_tokens
+        _check(max_num_seqs=sequences)
+        return build_engine(
+            wanted, Cache(flags.kv_blocks, flags.kv_gib), sequences, tokens, one_shot=flags.one_shot is not False
+        )
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from scenarios.single_engine import single_engine
+
+    for name, value in asdict(flags).items():
+        if value is not None:
+            expected = "expected none beside --scenario, which has the engine's settings: change them by --set engine.…"
+            raise BadInput(expected, field=f"--{name.replace('_', '-')}", value=value)
+    document = read_scenario(scenario, "serving")
+    return build_planned_engine(wanted, single_engine(document, single_settings(changes), scenario))
 
 
 def _check(**values: int) -> None:

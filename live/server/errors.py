@@ -1,4 +1,4 @@
-"""What goes wrong with a request, as its client is told."""
+"""Errors of requests, as clients see them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from pydantic import ValidationError
 
 from workloads.errors import TwinError
 
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     500: "server_error",
     503: "service_unavailable_error",
 }
-"""HTTP statuses that this server answers with, and the `type` of their errors."""
+"""The HTTP statuses that this server sends, with the `type` of their errors."""
 
 INVALID = "invalid_body"
-"""The `code` of a body that is not what the OpenAPI document says; others break a rule that no schema can tell."""
+"""The `code` of a body that the OpenAPI document forbids. Other 400 errors break a rule that a schema cannot
+express.
+"""
 
 
 class ApiError(TwinError):
-    """A request that ends with an error.
+    """An error that ends a request.
 
     Attributes:
-        status: of HTTP, one of `KINDS`. param: the field at fault. code: a word for programs.
-        headers: that go with it.
+        status: HTTP status, a key of `ERROR_TYPES`. param: the field at fault. code: for programs. headers: sent with
+            it.
     """
 
     def __init__(
@@ -46,35 +50,37 @@ class ApiError(TwinError):
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
     def document(self) -> dict[str, Any]:
-        """In OpenAI's shape."""
-        error = {"message": self.message, "type": KINDS[self.status], "param": self.param, "code": self.code}
+        """The error in OpenAI's form."""
+        error = {"message": self.message, "type": ERROR_TYPES[self.status], "param": self.param, "code": self.code}
         return {"error": error}
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed its connection."""
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """A 400 about a field."""
+    """A 400 error about a field."""
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
 def busy(status: int, message: str) -> ApiError:
-    """Not now: the client may try again in a second."""
+    """An error for an overloaded or stopping server, with a Retry-After of one second."""
     return ApiError(status, message, code="overloaded", headers=(("retry-after", "1"),))
 
 
-def unusable(error: ValidationError) -> ApiError:
-    """A 400 about the first field that cannot be used; of a field that may be several things, what each expected."""
+def invalid_body(error: ValidationError) -> ApiError:
+    """A 400 error about the first invalid field; for a field of several possible types, with the problem of each."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     for problem in problems:
-        if str(problem["loc"][0] if problem["loc"] else "")[:1].isupper():  # a model of several that a body may be
+        if str(problem["loc"][0] if problem["loc"] else "")[
+            :1
+        ].isupper():  # the name of one of several models in a union
             problem["loc"] = problem["loc"][1:]
     first = problems[0]["loc"]
     if not first:
         return ApiError(400, f"expected a JSON object: {problems[0]['msg']}", code=INVALID)
     name = str(first[0])
-    said = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first[:1])
-    inner = [str(part) for part in first[1:]] if len(said) == 1 else []
-    return ApiError(400, f"{'.'.join([name, *inner])}: {'; '.join(list(said)[:4])}", param=name, code=INVALID)
+    messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first[:1])
+    inner = [str(part) for part in first[1:]] if len(messages) == 1 else []
+    return ApiError(400, f"{'.'.join([name, *inner])}: {'; '.join(list(messages)[:4])}", param=name, code=INVALID)

@@ -1,27 +1,33 @@
-"""A model, its text layer and an engine, as a command line asks for them."""
+"""From command line options to a tokenizer and an engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from latency_models.io.config_io import checked
 from live.engine import Engine
+from live.loaded_model import DTYPES, LoadedModel
+from live.memory import check_memory
 from live.models.config import ModelConfig
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
-from live.validation.plant import DTYPES, LivePlant
-from schedulers.engine_config import EngineConfig, OneShotBudget
+from scenarios.engine import EngineSpec, SchedulerPlan
 from workloads.errors import BadInput
 
 BLOCK = 16
-"""Tokens a block of the cache."""
+"""Block size of the KV cache, tokens."""
 
-DEFAULT_GIB = 1.0
+DEFAULT_GIB, MAX_GIB = 1.0, 1 << 30
+
+ID_BYTES = 40
+"""Bytes of a block id in Python: an integer, and an entry of a list."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which model, and where it runs: as `LivePlant` takes them."""
+    """The options of the model, as `LoadedModel` takes them."""
 
     path: Path
     random: bool
@@ -32,14 +38,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Cache:
-    """How large: so many blocks, or so much memory."""
+    """The options of the KV cache: a number of blocks or an amount of memory."""
 
     blocks: int | None
     gib: float | None
 
 
 def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The tokenizer asked for, or the model's own, with its chat template; neither where there is none.
+    """The given tokenizer, or the model's own, with its chat template; None for what does not exist.
 
     Raises:
         BadInput: files that cannot be used.
@@ -51,47 +57,100 @@ def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenize
 
 
 def build_engine(wanted: Model, cache: Cache, sequences: int, tokens: int, one_shot: bool) -> Engine:
-    """An engine with the model loaded.
+    """An engine with the model loaded, from the flags of a command line.
 
     Raises:
         BadInput: a model that cannot be read, or settings that contradict each other.
     """
-    plant = LivePlant(
+    ahead = wanted.device == "cuda"
+    model = _load(wanted, ahead=ahead)
+    settings: dict[str, Any] = {
+        "num_gpu_blocks": _blocks(cache, model.decoder.config, wanted, sequences),
+        "block_size": BLOCK,
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": tokens,
+        "one_shot": {} if one_shot else None,
+        "async_scheduling": ahead,
+    }
+    scheduler = checked(EngineSpec, settings, None, "engine").build(Path())
+    return model.engine(scheduler.config, scheduler.chunk_policy())
+
+
+def build_planned_engine(wanted: Model, scheduler: SchedulerPlan) -> Engine:
+    """An engine with the model loaded, whose scheduler a scenario describes.
+
+    Raises:
+        BadInput: a model that cannot be read, or a cache that the device has no memory for.
+    """
+    model = _load(wanted, ahead=scheduler.depth > 1)
+    settings = scheduler.config
+    _expect_blocks(
+        model.decoder.config, wanted, settings.block_size, settings.num_gpu_blocks, settings.max_num_seqs,
+        "engine.num_gpu_blocks or engine.kv_memory", settings.num_gpu_blocks, "engine.max_num_seqs",
+    )  # fmt: skip
+    return model.engine(settings, scheduler.chunk_policy())
+
+
+def _load(wanted: Model, *, ahead: bool) -> LoadedModel:
+    return LoadedModel(
         wanted.path,
         random=wanted.random,
         dtype=wanted.dtype,
         device=wanted.device,
         threads=wanted.threads,
-        seed=0,
-        ahead=wanted.device == "cuda",
+        async_scheduling=ahead,
     )
-    blocks = _blocks(cache, plant.decoder.config, DTYPES[wanted.dtype].itemsize, sequences)
-    try:
-        config = EngineConfig(
-            kv_blocks=blocks,
-            block_tokens=BLOCK,
-            prefix_id_tokens=BLOCK,
-            max_num_seqs=sequences,
-            max_num_batched_tokens=tokens,
-            one_shot=OneShotBudget() if one_shot else None,
-        )
-    except ValueError as error:
-        raise BadInput(str(error), field="engine") from None
-    return plant.engine(config)
 
 
-def _blocks(cache: Cache, config: ModelConfig, itemsize: int, sequences: int) -> int:
-    """How many blocks there will be."""
-    if cache.blocks is not None:
-        if cache.gib is not None:
-            raise BadInput("expected --kv-blocks or --kv-gib, found both", field="--kv-gib", value=cache.gib)
-        if cache.blocks < 1:
-            raise BadInput("expected a whole number from 1 up", field="--kv-blocks", value=cache.blocks)
-        return cache.blocks
-    gib = DEFAULT_GIB if cache.gib is None else cache.gib
+def _block_bytes(config: ModelConfig, model: Model, block_size: int) -> int:
     shape = config.shape
-    size = 2 * shape.layers * BLOCK * shape.kv_heads * shape.head_dim * itemsize
-    if not size / 2**30 <= gib < float("inf"):
-        raise BadInput(f"expected memory for a block at least ({size} bytes)", field="--kv-gib", value=gib)
-    most = sequences * -(-config.positions // BLOCK)
-    return int(gib * 2**30 // size) if cache.gib is not None else min(int(gib * 2**30 // size), most)
+    return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
+
+
+def _blocks(cache: Cache, config: ModelConfig, model: Model, sequences: int) -> int:
+    """The number of blocks.
+
+    Raises:
+        BadInput: no blocks, more than fit into memory, or more sequences than their block tables have memory for.
+    """
+    size = _block_bytes(config, model, BLOCK)
+    longest = -(-config.max_position_embeddings // BLOCK)
+    if cache.blocks is None:
+        blocks, field, value = _blocks_in(cache.gib, size, sequences * longest)
+    elif cache.gib is not None:
+        raise BadInput("expected --kv-blocks or --kv-gib, found both", field="--kv-gib", value=cache.gib)
+    elif cache.blocks < 1:
+        raise BadInput("expected a whole number from 1 up", field="--kv-blocks", value=cache.blocks)
+    else:
+        blocks, field, value = cache.blocks, "--kv-blocks", cache.blocks
+    _expect_blocks(config, model, BLOCK, blocks, sequences, field, value, "--max-num-seqs")
+    return blocks
+
+
+def _expect_blocks(
+    config: ModelConfig, model: Model, block_size: int, blocks: int, sequences: int,
+    field: str, value: float, sequences_field: str,
+) -> None:  # fmt: skip
+    """Refuse more blocks, or block tables, than there is memory for; `field`, `value`: what asked for them.
+
+    Raises:
+        BadInput: there is not so much memory.
+    """
+    size = _block_bytes(config, model, block_size)
+    check_memory(blocks * size, f"blocks of {size} bytes", model.device, field=field, value=value)
+    check_memory(blocks * ID_BYTES, "ids of so many blocks", "cpu", field=field, value=value)
+    tables = 4 * sequences * min(-(-config.max_position_embeddings // block_size), blocks)
+    check_memory(tables, "block tables of so many sequences", "cpu", field=sequences_field, value=sequences)
+
+
+def _blocks_in(gib: float | None, size: int, max_blocks: int) -> tuple[int, str, float]:
+    """Blocks of `size` bytes in `gib` GiB, with the option and its value for errors.
+
+    By default DEFAULT_GIB, and at most `max_blocks`.
+    """
+    wanted = DEFAULT_GIB if gib is None else gib
+    if not size / 2**30 <= wanted <= MAX_GIB:
+        expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_GIB} GiB"
+        raise BadInput(expected, field="--kv-gib", value=wanted)
+    blocks = int(wanted * 2**30 // size)
+    return min(blocks, max_blocks) if gib is None else blocks, "--kv-gib", wanted

@@ -1,7 +1,7 @@
-"""What Prometheus is told, under vLLM's names.
+"""Metrics for Prometheus, under vLLM's names.
 
-Observations are counted in plain lists, since the client library's own histograms take a lock and look up a label for
-each: a step of 256 sequences observes 256 gaps. The library writes the page.
+Observations are counted in plain lists: the client library's own histograms take a lock and look up a label in each
+call, and a step of 256 sequences makes 256 observations. The library only writes the page.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from live.engine import Engine
-from live.server.tickets import Reason, Ticket
+from live.server.request_state import FinishedReason, RequestState
 
-FIRST = (
+TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
 )  # fmt: skip
-"""Upper bounds of buckets, seconds: vLLM's, as the two below."""
+"""Upper bounds of the buckets for time to first token, seconds: vLLM's, as the two below."""
 
-BETWEEN = (
+ITL_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
-"""Three more below 10 ms than vLLM's, where small models live."""
+"""Upper bounds for inter-token latency, with three more below 10 ms than vLLM has, for small models."""
 
-WHOLE = (
+E2E_BUCKETS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
@@ -41,81 +41,81 @@ class Histogram:
     """Observations counted by bucket.
 
     Attributes:
-        bounds: upper bounds, ascending. counts: one more than bounds. total: sum of what was observed.
+        bounds: upper bounds, ascending. counts: one more entry than bounds. total: sum of all observations.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Cumulative counts by upper bound, in Prometheus' form."""
         names = [*(str(bound) for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
-class Tally:
-    """What has happened, counted on the event loop."""
+class ServerStats:
+    """Counters and histograms of the server, updated on the event loop."""
 
     def __init__(self) -> None:
-        self.time_to_first_token, self.inter_token = Histogram(FIRST), Histogram(BETWEEN)
-        self.per_output_token, self.end_to_end = Histogram(BETWEEN), Histogram(WHOLE)
+        self.time_to_first_token, self.inter_token = Histogram(TTFT_BUCKETS), Histogram(ITL_BUCKETS)
+        self.per_output_token, self.end_to_end = Histogram(ITL_BUCKETS), Histogram(E2E_BUCKETS)
         self.generation_tokens = self.prompt_tokens = 0
         self.reasons: Counter[str] = Counter()
 
-    def token(self, ticket: Ticket, now: float) -> None:
-        """A generation has been given a token."""
+    def record_token(self, state: RequestState, now: float) -> None:
+        """Count a new token of a generation."""
         self.generation_tokens += 1
-        if ticket.first >= 0:
-            self.inter_token.observe(now - ticket.latest)
+        if state.first_token_time >= 0:
+            self.inter_token.observe(now - state.last_token_time)
         else:
-            self.time_to_first_token.observe(now - ticket.arrived)
+            self.time_to_first_token.observe(now - state.arrival_time)
 
-    def finished(self, ticket: Ticket, reason: Reason) -> None:
-        """A generation is over."""
+    def record_finished(self, state: RequestState, reason: FinishedReason) -> None:
+        """Count a finished generation."""
         self.reasons[reason] += 1
         if reason in ("abort", "error"):
             return
-        self.prompt_tokens += ticket.generation.request.prompt_tokens
-        self.end_to_end.observe(ticket.latest - ticket.arrived)
-        tokens = len(ticket.generation.output)
+        self.prompt_tokens += state.generation.request.prompt_tokens
+        self.end_to_end.observe(state.last_token_time - state.arrival_time)
+        tokens = len(state.generation.output)
         if tokens > 1:
-            self.per_output_token.observe((ticket.latest - ticket.first) / (tokens - 1))
+            self.per_output_token.observe((state.last_token_time - state.first_token_time) / (tokens - 1))
 
 
-class Page(Collector):
-    """The metrics page of one engine: what the event loop has counted, and where the scheduler is now."""
+class PrometheusExporter(Collector):
+    """The metrics page of one engine: the server's counters, and the scheduler's present state."""
 
-    def __init__(self, tally: Tally, engine: Engine, model: str) -> None:
-        self.tally, self.engine, self.model = tally, engine, model
+    def __init__(self, stats: ServerStats, engine: Engine, model: str) -> None:
+        self.stats, self.engine, self.model = stats, engine, model
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """The page in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """As the client library asks."""
+        """The client library's hook."""
         yield from self._histograms()
         yield from self._gauges()
         yield from self._counters()
 
     def _histograms(self) -> Iterator[Metric]:
-        tally = self.tally
+        stats = self.stats
         for name, text, histogram in (
-            ("time_to_first_token_seconds", "From a request's arrival to its first token.", tally.time_to_first_token),
-            ("inter_token_latency_seconds", "Between a token and the next.", tally.inter_token),
+            ("time_to_first_token_seconds", "From a request's arrival to its first token.", stats.time_to_first_token),
+            ("inter_token_latency_seconds", "Between an output token and the next.", stats.inter_token),
             (
                 "request_time_per_output_token_seconds",
-                "TPOT of requests of two or more tokens.",
-                tally.per_output_token,
+                "Time per output token of requests with two or more output tokens.",
+                stats.per_output_token,
             ),
-            ("e2e_request_latency_seconds", "From a request's arrival to its end.", tally.end_to_end),
+            ("e2e_request_latency_seconds", "From a request's arrival to its end.", stats.end_to_end),
         ):
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], histogram.buckets(), histogram.total)
@@ -124,34 +124,38 @@ class Page(Collector):
     def _gauges(self) -> Iterator[Metric]:
         core = self.engine.core
         for name, text, value in (
-            ("num_requests_running", "Requests that hold a seat or run in this step.", core.admitted),
-            ("num_requests_waiting", "Requests that wait for admission.", core.waiting),
-            ("kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", 1 - core.kv.free / core.kv.blocks),
+            ("num_requests_running", "Requests that are running or run in this step.", core.num_running),
+            ("num_requests_waiting", "Requests that wait to be scheduled.", core.num_waiting),
+            (
+                "kv_cache_usage_perc",
+                "Fraction of KV cache blocks in use, 0 to 1.",
+                1 - core.kv_cache.num_free_blocks / core.kv_cache.num_blocks,
+            ),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], value)
             yield family
 
     def _counters(self) -> Iterator[Metric]:
-        core, tally = self.engine.core, self.tally
+        core, stats = self.engine.core, self.stats
         counters: tuple[tuple[str, str, Any], ...] = (
             (
                 "prefix_cache_queries",
-                "Prompt tokens looked for in the cache.",
+                "Prompt tokens looked up in the prefix cache.",
                 core.prefill_tokens + core.cached_tokens,
             ),
-            ("prefix_cache_hits", "Prompt tokens found there.", core.cached_tokens),
-            ("num_preemptions", "Caches taken away and computed again.", core.preemptions),
-            ("generation_tokens", "Tokens given.", tally.generation_tokens),
-            ("prompt_tokens", "Prompt tokens of requests that were answered.", tally.prompt_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", core.cached_tokens),
+            ("num_preemptions", "Preemptions, whose KV cache is recomputed.", core.preemptions),
+            ("generation_tokens", "Output tokens.", stats.generation_tokens),
+            ("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
         )
         for name, text, value in counters:
             family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], value)
             yield family
         family = CounterMetricFamily(
-            "vllm:request_success", "Requests by how they ended.", labels=["model_name", "finished_reason"]
+            "vllm:request_success", "Finished requests by reason.", labels=["model_name", "finished_reason"]
         )
-        for reason in get_args(Reason):
-            family.add_metric([self.model, reason], tally.reasons[reason])
+        for reason in get_args(FinishedReason):
+            family.add_metric([self.model, reason], stats.reasons[reason])
         yield family

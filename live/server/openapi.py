@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made of the route table and the models that requests are checked by."""
+"""The OpenAPI 3.1 document, generated from the route table and the request models."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from live.server.exchange import JSON
+from live.server.asgi import JSON
 from live.server.replies import ErrorReply
 from live.server.routes import ROUTES, Route
 
 ERRORS = {
-    "400": "A request that cannot be served; `param` is the field.",
-    "401": "No key, or a wrong one.",
-    "404": "Another model's name.",
+    "400": "An invalid request; `param` is the field.",
+    "401": "No API key, or a wrong one.",
+    "404": "An unknown model.",
+    "408": "A body that does not arrive in time.",
     "413": "A body that is too large.",
     "415": "A body that is not JSON.",
-    "429": "Too many requests at once.",
-    "500": "A fault of the server's own.",
+    "429": "Too many concurrent requests.",
+    "500": "An internal error.",
     "503": "The queue is full, the server is shutting down, or the engine has failed.",
 }
 OF_GET = ("401", "500", "503")
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-"""Of a stream: JSON of the same kind as the whole answer, or the word [DONE] at the end."""
+"""One event of a stream: JSON of the same kind as the whole response, or [DONE] at the end."""
 
 PLACE = "#/components/schemas/{model}"
 
@@ -30,21 +31,21 @@ Adapters = list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[A
 
 
 def document(version: str, secured: bool) -> dict[str, Any]:
-    """The document. `secured`: the server wants a key."""
+    """The document. `secured`: the server requires an API key."""
     error = TypeAdapter(ErrorReply)
     adapters: Adapters = [("error", "serialization", error)]
     for i, route in enumerate(ROUTES):
-        if route.accepts is not None:
-            adapters.append((i, "validation", route.accepts))
-        if route.gives is not None:
-            adapters.append(((i, "reply"), "serialization", route.gives))
+        if route.body is not None:
+            adapters.append((i, "validation", route.body))
+        if route.response is not None:
+            adapters.append(((i, "reply"), "serialization", route.response))
     schemas, definitions = TypeAdapter.json_schemas(adapters, ref_template=PLACE)
     paths: dict[str, Any] = {}
     for i, route in enumerate(ROUTES):
         body = schemas.get((i, "validation"))
         reply = schemas.get(((i, "reply"), "serialization"))
         operation = _operation(route, body, reply, schemas["error", "serialization"])
-        if secured and route.guarded:
+        if secured and route.requires_key:
             operation["security"] = [{"key": []}]
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     components: dict[str, Any] = {"schemas": definitions.get("$defs", {})}

@@ -1,66 +1,120 @@
-"""What clients may send. Unknown fields are ignored; known ones that are not served must be neutral."""
+"""Request bodies. Unknown fields are ignored; known fields that are not supported must have a neutral value."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import any_schema, no_info_after_validator_function
 
-MOST_LOGPROBS = 20
-"""Alternatives that a client may ask for at each token, as in vLLM."""
+from live.server.errors import bad_request
+
+MAX_LOGPROBS = 20
+"""Alternatives that a client may request for each token, as in vLLM."""
+
+MAX_STOP_STRINGS, MAX_STOP_LENGTH = 16, 1024
+"""Number of stop strings, and characters of each: the event loop builds their tables, which takes milliseconds."""
+
+MAX_STOP_TOKENS = 1024
+"""Number of ids in `stop_token_ids`."""
+
+MAX_IDS, MAX_BATCH, MAX_MESSAGES, MAX_TOOLS = 1 << 20, 1 << 14, 4096, 1024
+"""Lengths of lists: token ids of one prompt, prompts, messages or their parts, tools or their calls. A longer list is
+refused at its first element too many.
+"""
+
+
+MAX_CONTAINERS = 1 << 16
+"""Lists and objects in a body. Python makes and collects a million of them in seconds, in which nothing else runs."""
+
+_OTHER_BYTES = bytes(set(range(256)) - set(b'"[{'))
+
+
+def has_too_many_containers(body: bytes) -> bool:
+    """Whether a JSON text opens more than `MAX_CONTAINERS` lists and objects; brackets in strings do not count."""
+    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
+        return False
+    marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHER_BYTES)
+    outside = marks.split(b'"')[::2]
+    return sum(map(len, outside)) > MAX_CONTAINERS
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 1.0 is as whole as 1."""
+    """A float with an integer value as an integer: JSON has one number type."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _all_whole(value: Any) -> Any:
-    return (
-        [_whole(each) for each in value] if isinstance(value, list) and any(type(v) is float for v in value) else value
-    )
+    return [_whole(each) for each in value] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Positive: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
-Choices: TypeAlias = Annotated[int, Field(ge=1, le=128), BeforeValidator(_whole)]
+NumChoices: TypeAlias = Annotated[int, Field(ge=1, le=128), BeforeValidator(_whole)]
 TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_whole)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_whole)]
-TokenIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole), Field(min_length=1)]
-Texts: TypeAlias = Annotated[list[str], Field(min_length=1)]
-Prompts: TypeAlias = str | TokenIds | Texts | Annotated[list[TokenIds], Field(min_length=1)]
-"""One text or its token ids, or a batch of either."""
+Id: TypeAlias = Annotated[int, Field(ge=0)]
+AnyIds: TypeAlias = Annotated[list[Id], Field(fail_fast=True, max_length=MAX_IDS), BeforeValidator(_all_whole)]
+TokenIds: TypeAlias = Annotated[
+    list[Id], Field(fail_fast=True, min_length=1, max_length=MAX_IDS), BeforeValidator(_all_whole)
+]
+Texts: TypeAlias = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_BATCH)]
+Batch: TypeAlias = Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_BATCH)]
+Objects: TypeAlias = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
-Stop: TypeAlias = Annotated[str, Field(min_length=1)]
-Top: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_whole)]
+
+def _kind(value: Any) -> str | None:
+    """Which of `Prompts` a value is to be, by its first element."""
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "texts" if isinstance(first, str) else "batch" if isinstance(first, list) else "ids"
 
 
-class Unserved:
-    """Of a field that this server knows and does not serve: None, or one of these values, which ask for nothing."""
+Prompts: TypeAlias = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[Texts, Tag("texts")]
+    | Annotated[Batch, Tag("batch")],
+    Discriminator(
+        _kind, custom_error_type="prompts", custom_error_message="expected a text, token ids, or a list of either"
+    ),
+]
+"""One text or its token ids, or a batch of either. Only the kind that it begins as is tried: trying each of them on
+megabytes of short strings takes minutes.
+"""
+
+Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
+
+
+class Unsupported:
+    """The type of a field that is known but not supported: None, or one of these neutral values."""
 
     def __init__(self, *neutral: Any) -> None:
         self.accepted = [None, *neutral]
 
     def check(self, value: Any) -> Any:
-        """Refuse any other; true is not 1 here."""
+        """Refuse any other value; true is not 1 here."""
         if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.accepted):
             return value
         choices = " or ".join("null" if each is None else repr(each) for each in self.accepted)
         raise ValueError(f"not served, expected {choices}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """How pydantic checks it."""
+        """pydantic's hook for validation."""
         return no_info_after_validator_function(self.check, any_schema())
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """How the OpenAPI document tells it."""
+        """pydantic's hook for the OpenAPI document."""
         return {"enum": self.accepted}
 
 
 class Body(BaseModel):
-    """Any request's body. The model's name may be left out: there is one."""
+    """Any request's body. The model's name is optional, since there is one model."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -68,76 +122,76 @@ class Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_usage`: a last chunk without choices that counts tokens."""
+    """Options of a stream. `include_usage`: a last chunk without choices counts tokens."""
 
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
 
 
-class Generating(Body):
-    """What completions and chats have in common."""
+class GenerationRequest(Body):
+    """The fields that completions and chat completions share."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: TopK | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     seed: Seed | None = None
-    n: Choices | None = None
+    n: NumChoices | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
-    stop_token_ids: list[Count] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: Top | None = None
+    prompt_logprobs: NumLogprobs | None = None
     cache_salt: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    frequency_penalty: Annotated[Any, Unserved(0)] = None
-    presence_penalty: Annotated[Any, Unserved(0)] = None
-    repetition_penalty: Annotated[Any, Unserved(1)] = None
-    length_penalty: Annotated[Any, Unserved(1)] = None
-    logit_bias: Annotated[Any, Unserved({})] = None
-    best_of: Annotated[Any, Unserved(1)] = None
-    use_beam_search: Annotated[Any, Unserved(False)] = None
-    response_format: Annotated[Any, Unserved({"type": "text"})] = None
-    guided_json: Annotated[Any, Unserved()] = None
-    guided_regex: Annotated[Any, Unserved()] = None
-    guided_choice: Annotated[Any, Unserved()] = None
-    guided_grammar: Annotated[Any, Unserved()] = None
-    structured_outputs: Annotated[Any, Unserved()] = None
-    allowed_token_ids: Annotated[Any, Unserved()] = None
-    bad_words: Annotated[Any, Unserved([])] = None
-    truncate_prompt_tokens: Annotated[Any, Unserved()] = None
-    priority: Annotated[Any, Unserved(0)] = None
+    frequency_penalty: Annotated[Any, Unsupported(0)] = None
+    presence_penalty: Annotated[Any, Unsupported(0)] = None
+    repetition_penalty: Annotated[Any, Unsupported(1)] = None
+    length_penalty: Annotated[Any, Unsupported(1)] = None
+    logit_bias: Annotated[Any, Unsupported({})] = None
+    best_of: Annotated[Any, Unsupported(1)] = None
+    use_beam_search: Annotated[Any, Unsupported(False)] = None
+    response_format: Annotated[Any, Unsupported({"type": "text"})] = None
+    guided_json: Annotated[Any, Unsupported()] = None
+    guided_regex: Annotated[Any, Unsupported()] = None
+    guided_choice: Annotated[Any, Unsupported()] = None
+    guided_grammar: Annotated[Any, Unsupported()] = None
+    structured_outputs: Annotated[Any, Unsupported()] = None
+    allowed_token_ids: Annotated[Any, Unsupported()] = None
+    bad_words: Annotated[Any, Unsupported([])] = None
+    truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
+    priority: Annotated[Any, Unsupported(0)] = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end an answer."""
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end an output."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def counts_usage(self) -> bool:
-        """Whether a stream ends with a count of tokens."""
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class CompletionRequest(Generating):
-    """/v1/completions."""
+class CompletionRequest(GenerationRequest):
+    """The body of /v1/completions."""
 
     prompt: Prompts
     max_tokens: Count | None = None
     echo: bool | None = None
-    logprobs: Top | None = None
+    logprobs: NumLogprobs | None = None
     add_special_tokens: bool | None = None
-    suffix: Annotated[Any, Unserved("")] = None
+    suffix: Annotated[Any, Unsupported("")] = None
 
 
 class TextPart(BaseModel):
-    """One part of a message's content. Only text is served."""
+    """One part of a message's content. Only text is supported."""
 
     model_config = ConfigDict(strict=True)
 
@@ -146,64 +200,64 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of a chat; fields beyond these reach the chat template too."""
+    """One message of a chat. Further fields reach the chat template too."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    tool_calls: Objects | None = None
 
 
-class Templated(Body):
-    """What a chat template is given."""
+class ChatTemplateRequest(Body):
+    """The fields that a chat template uses."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    tools: Objects | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: Annotated[Any, Unserved(False)] = None
-    chat_template: Annotated[Any, Unserved()] = None
+    continue_final_message: Annotated[Any, Unsupported(False)] = None
+    chat_template: Annotated[Any, Unsupported()] = None
 
 
-class ChatRequest(Generating, Templated):
-    """/v1/chat/completions."""
+class ChatRequest(GenerationRequest, ChatTemplateRequest):
+    """The body of /v1/chat/completions."""
 
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Top | None = None
-    tool_choice: Annotated[Any, Unserved("none", "auto")] = None
-    functions: Annotated[Any, Unserved([])] = None
-    function_call: Annotated[Any, Unserved("none", "auto")] = None
-    modalities: Annotated[Any, Unserved(["text"])] = None
-    audio: Annotated[Any, Unserved()] = None
+    top_logprobs: NumLogprobs | None = None
+    tool_choice: Annotated[Any, Unsupported("none", "auto")] = None
+    functions: Annotated[Any, Unsupported([])] = None
+    function_call: Annotated[Any, Unsupported("none", "auto")] = None
+    modalities: Annotated[Any, Unsupported(["text"])] = None
+    audio: Annotated[Any, Unsupported()] = None
 
 
 class EmbeddingRequest(Body):
-    """/v1/embeddings and /pooling."""
+    """The body of /v1/embeddings and /pooling."""
 
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
-    truncate_prompt_tokens: Annotated[Any, Unserved()] = None
+    truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
 
 
 class ClassifyRequest(Body):
-    """/classify."""
+    """The body of /classify."""
 
     input: Prompts
 
 
 class ScoreRequest(Body):
-    """/score: one text or several against as many, or one against all."""
+    """The body of /score: as many texts in `text_1` as in `text_2`, or one text that is compared with all."""
 
     text_1: str | Texts
     text_2: str | Texts
 
 
 class Document(BaseModel):
-    """A text to be ranked, as some clients wrap it."""
+    """A text to be ranked, in the form that some clients send."""
 
     model_config = ConfigDict(strict=True)
 
@@ -211,29 +265,41 @@ class Document(BaseModel):
 
 
 class RerankRequest(Body):
-    """/rerank."""
+    """The body of /rerank."""
 
     query: str
-    documents: Annotated[list[str | Document], Field(min_length=1)]
+    documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_BATCH)]
     top_n: Count | None = None
 
 
 class TokenizeText(Body):
-    """/tokenize of a text."""
+    """The body of /tokenize, with a text."""
 
     prompt: str
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
-class TokenizeChat(Templated):
-    """/tokenize of a chat."""
+class TokenizeChat(ChatTemplateRequest):
+    """The body of /tokenize, with a chat."""
 
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):
-    """/detokenize."""
+    """The body of /detokenize."""
 
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(_all_whole)]
+    tokens: AnyIds
     skip_special_tokens: bool | None = None
+
+
+def check_generation_request(request: GenerationRequest) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        ApiError: 400.
+    """
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs", "not served in a stream")
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options", "expected stream to be true")

@@ -1,11 +1,11 @@
-"""What clients are sent. Typed dictionaries: a document is written as it is, and the OpenAPI page is made of them."""
+"""Response bodies, as typed dictionaries: the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
 from typing import (
     Any,
     Literal,
-    NotRequired,  # pydantic wants these of Python 3.11
+    NotRequired,  # pydantic needs typing_extensions' TypedDict before Python 3.12
 )
 
 from typing_extensions import TypedDict
@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Usage(TypedDict):
-    """Tokens of a request and of its answers together."""
+    """Token counts of a request and all of its outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,9 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One answer, or a piece of it. `stop_reason`: the stop string or token that ended it, if one was asked for."""
+    """One output, or a part of it. `stop_reason`: the stop string or stop token that ended it, if the request gave
+    it.
+    """
 
     index: int
     text: str
@@ -44,7 +46,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer of /v1/completions."""
+    """The response of /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -55,7 +57,7 @@ class Completion(TypedDict):
 
 
 class Alternative(TypedDict):
-    """A token that could have come."""
+    """A possible token."""
 
     token: str
     logprob: float
@@ -63,7 +65,7 @@ class Alternative(TypedDict):
 
 
 class TokenLogprob(Alternative):
-    """A token that came, and the likeliest in its place."""
+    """An output token, with the most likely tokens in its place."""
 
     top_logprobs: list[Alternative]
 
@@ -76,14 +78,14 @@ class ChatLogprobs(TypedDict):
 
 
 class Message(TypedDict):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
 
 
 class ChatChoice(TypedDict):
-    """One answer."""
+    """One output."""
 
     index: int
     message: Message
@@ -94,7 +96,7 @@ class ChatChoice(TypedDict):
 
 
 class Chat(TypedDict):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -107,14 +109,14 @@ class Chat(TypedDict):
 
 
 class PromptUsage(TypedDict):
-    """Tokens of a request that is answered without any."""
+    """Token counts of a pooling request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(TypedDict):
-    """One vector; base64 is of little-endian float32."""
+    """One vector; with base64, of little-endian float32."""
 
     index: int
     object: Literal["embedding"]
@@ -122,7 +124,7 @@ class Embedding(TypedDict):
 
 
 class Embeddings(TypedDict):
-    """The answer of /v1/embeddings: vectors of length 1."""
+    """The response of /v1/embeddings: vectors of length 1."""
 
     id: str
     object: Literal["list"]
@@ -133,7 +135,7 @@ class Embeddings(TypedDict):
 
 
 class Pooled(TypedDict):
-    """What a prompt comes to."""
+    """The pooled output of one prompt."""
 
     index: int
     object: Literal["pooling"]
@@ -141,7 +143,7 @@ class Pooled(TypedDict):
 
 
 class Pooling(TypedDict):
-    """The answer of /pooling."""
+    """The response of /pooling."""
 
     id: str
     object: Literal["list"]
@@ -152,7 +154,7 @@ class Pooling(TypedDict):
 
 
 class Score(TypedDict):
-    """One pair's."""
+    """The score of one pair."""
 
     index: int
     object: Literal["score"]
@@ -160,7 +162,7 @@ class Score(TypedDict):
 
 
 class Scores(TypedDict):
-    """The answer of /score."""
+    """The response of /score."""
 
     id: str
     object: Literal["list"]
@@ -177,7 +179,7 @@ class RankedText(TypedDict):
 
 
 class Ranked(TypedDict):
-    """A document's place."""
+    """A document with its relevance."""
 
     index: int
     document: RankedText
@@ -185,7 +187,7 @@ class Ranked(TypedDict):
 
 
 class Ranking(TypedDict):
-    """The answer of /rerank, the most relevant first."""
+    """The response of /rerank, the most relevant document first."""
 
     id: str
     model: str
@@ -194,7 +196,7 @@ class Ranking(TypedDict):
 
 
 class Class(TypedDict):
-    """One input's likeliest label, and the probability of each."""
+    """The most likely label of one input, with the probability of each label."""
 
     index: int
     label: str
@@ -203,7 +205,7 @@ class Class(TypedDict):
 
 
 class Classes(TypedDict):
-    """The answer of /classify."""
+    """The response of /classify."""
 
     id: str
     object: Literal["list"]
@@ -214,7 +216,7 @@ class Classes(TypedDict):
 
 
 class Tokens(TypedDict):
-    """The answer of /tokenize."""
+    """The response of /tokenize."""
 
     count: int
     max_model_len: int
@@ -223,13 +225,13 @@ class Tokens(TypedDict):
 
 
 class Prompt(TypedDict):
-    """The answer of /detokenize."""
+    """The response of /detokenize."""
 
     prompt: str
 
 
 class Model(TypedDict):
-    """The model that is served."""
+    """The served model."""
 
     id: str
     object: Literal["model"]
@@ -240,26 +242,26 @@ class Model(TypedDict):
 
 
 class Models(TypedDict):
-    """The answer of /v1/models."""
+    """The response of /v1/models."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Status(TypedDict):
-    """The answer of /health and /ping."""
+    """The response of /health and /ping."""
 
     status: Literal["ok"]
 
 
 class Version(TypedDict):
-    """The answer of /version."""
+    """The response of /version."""
 
     version: str
 
 
 class Error(TypedDict):
-    """What went wrong: `param` is the field at fault, `code` a word for programs."""
+    """An error: `param` is the field at fault, `code` is for programs."""
 
     message: str
     type: str
@@ -268,6 +270,6 @@ class Error(TypedDict):
 
 
 class ErrorReply(TypedDict):
-    """Any error's answer, in OpenAI's shape."""
+    """The response of any request that fails, in OpenAI's form."""
 
     error: Error

@@ -1,40 +1,41 @@
-"""What is asked of a server rather than of its model."""
+"""Endpoints about the server: health, models, version, metrics."""
 
 from __future__ import annotations
 
-from live.server.exchange import Exchange
+from live.server.asgi import HttpExchange
 from live.server.replies import Models, Status, Version
 from live.server.service import Service
 
 
-async def health(service: Service, asked: None, exchange: Exchange) -> Status:
-    """Whether requests are served; 503 when the engine has failed or the server is shutting down."""
-    service.check(None)
+async def health(service: Service, request: None, exchange: HttpExchange) -> Status:
+    """Whether requests are answered; 503 if the engine has failed or the server is shutting down."""
+    service.check_available(None)
     return {"status": "ok"}
 
 
-async def models(service: Service, asked: None, exchange: Exchange) -> Models:
-    """The one model."""
+async def models(service: Service, request: None, exchange: HttpExchange) -> Models:
+    """The served model."""
+    name = service.model.name
     return {
         "object": "list",
         "data": [
             {
-                "id": service.name,
+                "id": name,
                 "object": "model",
                 "created": service.started,
                 "owned_by": "serving-twin",
-                "root": service.name,
-                "max_model_len": service.contexts,
+                "root": name,
+                "max_model_len": service.model.max_model_len,
             }
         ],
     }
 
 
-async def version(service: Service, asked: None, exchange: Exchange) -> Version:
-    """Of this program."""
+async def version(service: Service, request: None, exchange: HttpExchange) -> Version:
+    """The version of this program."""
     return {"version": service.version}
 
 
-async def metrics(service: Service, asked: None, exchange: Exchange) -> bytes:
-    """Prometheus' page."""
-    return service.page.text()
+async def metrics(service: Service, request: None, exchange: HttpExchange) -> bytes:
+    """Metrics in Prometheus' text format."""
+    return service.exporter.text()

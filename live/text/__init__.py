@@ -1,7 +1,7 @@
-"""Text to token ids and back. Nothing here knows of models or of engines.
+"""Text to token ids and back. This package knows neither models nor engines.
 
-tokenizer   the tokenizer of a directory         chat    conversations as text, by the directory's templates
-stream      an answer's text, token by token     stops   stop strings in a text that comes in parts
-pieces      what each token writes               files   JSON beside a model, special tokens by name
-fast_encoder, probes   a faster encoder, and the texts on which it has to agree first
+tokenizer      the tokenizer of a directory        chat          conversations as text, by chat templates
+stream         output text, token by token         stop_strings  stop strings in a text that comes in parts
+detokenizer    the bytes of tokens, incrementally  files         JSON files beside a model, special tokens by name
+fast_encoder   a faster encoder                    tokenizer_check  texts on which two encoders must agree
 """

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -24,13 +24,13 @@ DEFAULT, TOOLS = "default", "tool_use"
 
 
 class ChatTemplate:
-    """The templates of a directory, and the special tokens that they may ask for.
+    """The chat templates of a directory, with the special tokens that they may use.
 
-    A template is code that came with a model, so it runs in Jinja's sandbox.
+    A template is code that comes with a model, so it runs in Jinja's sandbox.
 
     Attributes:
-        templates: by name; a directory with a single one calls it "default", and "tool_use" is for requests with tools.
-        tokens: texts by name, such as "bos_token".
+        templates: by name. A single template is called "default"; "tool_use" serves requests with tools.
+        tokens: texts of special tokens by name, such as "bos_token".
     """
 
     def __init__(self, templates: Mapping[str, Template], tokens: Mapping[str, str]) -> None:
@@ -38,19 +38,19 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, directory: Path) -> ChatTemplate | None:
-        """From chat_template.jinja, or else from `chat_template` of tokenizer_config.json; None where there is none.
+        """Read chat_template.jinja, or else `chat_template` of tokenizer_config.json; None if neither exists.
 
         Raises:
-            BadInput: a file that cannot be read, or a template that is not one.
+            BadInput: a file that cannot be read, or that is no Jinja template.
         """
         environment = _environment()
         templates = {}
         for name, (source, file) in _sources(directory).items():
             try:
-                templates[name] = made = environment.from_string(source)
+                templates[name] = template = environment.from_string(source)
             except TemplateError as error:
                 raise BadInput(f"expected a Jinja template ({error})", field="chat_template", file=file) from None
-            made.globals = {**made.globals}  # Jinja's own is a chain of two that it copies at every rendering, in 9 µs
+            template.globals = {**template.globals}  # Jinja's own is a ChainMap, copied at every rendering in 9 µs
         return cls(templates, special_tokens(directory)) if templates else None
 
     def render(
@@ -61,24 +61,27 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The text of a conversation, special tokens included.
+        """The text of a conversation, including special tokens.
 
         Args:
-            messages: with `role` and `content`: a string, a list of text parts (joined by newlines), or none.
-            tools: JSON schemas of functions. extra: what else the template may ask for, `enable_thinking` for one.
+            messages: each with `role` and `content`: a string, a list of text parts (joined by newlines), or None.
+            tools: JSON schemas of functions. extra: further variables of the template, such as `enable_thinking`.
 
         Raises:
-            BadInput: no messages, content that is not text, or a conversation that the template refuses.
+            BadInput: no messages, content that is not text, tool call arguments that are nested too deeply, or messages
+                that the template refuses.
         """
         if not messages:
             raise BadInput("expected at least one message", field="messages")
         plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-        known = {**self.tokens, **extra, "messages": plain, "tools": list(tools) if tools else None}
+        variables = {**self.tokens, **extra, "messages": plain, "tools": list(tools) if tools else None}
         template = self._template(bool(tools))
         try:
-            return template.render(**known, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # a template can raise whatever Python can
-            raise BadInput(f"expected messages that the chat template takes ({error})", field="messages") from None
+            return template.render(**variables, add_generation_prompt=add_generation_prompt)
+        except RecursionError:
+            raise BadInput("expected messages that are nested less deeply", field="messages") from None
+        except Exception as error:  # a template can raise any exception
+            raise BadInput(f"expected messages that the chat template accepts ({error})", field="messages") from None
 
     def _template(self, with_tools: bool) -> Template:
         chosen = (with_tools and self.templates.get(TOOLS)) or self.templates.get(DEFAULT)
@@ -89,7 +92,7 @@ class ChatTemplate:
 
 
 def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
-    """Each template and its file, by name."""
+    """The source and the file of each template, by name."""
     if (directory / FILE).exists():
         files = {DEFAULT: directory / FILE}
         files |= {file.stem: file for file in sorted((directory / FOLDER).glob("*.jinja"))}
@@ -108,12 +111,13 @@ def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
 
 
 def _plain(message: Message, where: str) -> dict[str, Any]:
-    """A message whose content is a string and whose tool calls have their arguments as objects, as templates expect."""
+    """A message in the form that templates expect: content as a string, arguments of tool calls as objects."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise BadInput("expected a message with a role", field=where, value=message)
     plain = {**message, "content": _text(message.get("content"), f"{where}.content")}
     if message.get("tool_calls"):
-        plain["tool_calls"] = [_with_arguments(call) for call in message["tool_calls"]]
+        calls = enumerate(message["tool_calls"])
+        plain["tool_calls"] = [_with_arguments(call, f"{where}.tool_calls[{i}]") for i, call in calls]
     return plain
 
 
@@ -131,25 +135,30 @@ def _text(content: Any, where: str) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def _with_arguments(call: Any) -> Any:
-    """Clients send arguments as JSON in a string; templates print them as JSON once more."""
+def _with_arguments(call: Any, where: str) -> Any:
+    """A tool call with its arguments as an object, which templates print as JSON; clients send them as JSON in a
+    string.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
+    except RecursionError:
+        field = f"{where}.function.arguments"
+        raise BadInput("expected arguments of tool calls that are nested less deeply", field=field) from None
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 class _Generation(Extension):
-    """{% generation %} … {% endgeneration %} marks answers for training; to a server it is what it contains."""
+    """{% generation %} … {% endgeneration %} marks training targets; rendering keeps only what is inside."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012, Jinja declares it as an attribute of instances
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """As Jinja asks an extension."""
+        """Jinja's hook for extensions."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
@@ -160,7 +169,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What templates count on being there, as transformers gives it to them."""
+    """Jinja with the filters, functions and extensions that transformers gives to templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -176,7 +185,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes what would be HTML."""
+    """JSON without escapes for HTML, which Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,58 +1,47 @@
-"""JSON beside a model's weights, and the special tokens that it names."""
+"""JSON files beside a model's weights, and the special tokens that they name."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from workloads.errors import BadInput
+from workloads.json_files import read_bounded_text, read_json_object
 
 SETTINGS = "tokenizer_config.json"
 
+MAX_BYTES = 256 << 20
+"""Limit for tokenizer.json, the largest file beside the weights: about 35 MB for a vocabulary of 256,000 tokens."""
+
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""What templates may call special tokens by."""
+"""Names of special tokens that templates may use."""
 
 
 def read_text(file: Path) -> str:
-    """A whole file.
+    """The text of a whole file.
 
     Raises:
-        BadInput: it cannot be read, or is not UTF-8.
+        BadInput: it cannot be read, is larger than MAX_BYTES, or is not UTF-8.
     """
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"expected a readable file ({error.strerror})", file=file) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected UTF-8", file=file) from None
+    return read_bounded_text(file, MAX_BYTES)
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file.
+    """The JSON object in a file; empty if there is no such file.
 
     Raises:
-        BadInput: a file that cannot be read, or with something else in it.
+        BadInput: a file that cannot be read, or that holds no object.
     """
-    if not file.exists():
-        return {}
-    text = read_text(file)
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"expected JSON ({error})", file=file) from None
-    if not isinstance(document, dict):
-        raise BadInput("expected a JSON object", value=type(document).__name__, file=file)
-    return document
+    return read_json_object(file) if file.exists() else {}
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Text by name, of those that the directory names; tokenizer_config.json goes before special_tokens_map.json.
+    """The texts of a directory's special tokens, by name; tokenizer_config.json precedes special_tokens_map.json.
 
     Raises:
-        BadInput: one that is neither text nor an object with `content`.
+        BadInput: a token that is neither text nor an object with `content`.
     """
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for file in (directory / SETTINGS, directory / "special_tokens_map.json"):
         document = read_object(file)
         for name in NAMES:
@@ -62,5 +51,5 @@ def special_tokens(directory: Path) -> dict[str, str]:
                 continue
             if not isinstance(text, str):
                 raise BadInput("expected a token's text", field=name, value=value, file=file)
-            found.setdefault(name, text)
-    return found
+            tokens.setdefault(name, text)
+    return tokens

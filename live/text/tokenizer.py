@@ -1,4 +1,4 @@
-"""Text to token ids and back, as the tokenizer.json of a model directory says."""
+"""The tokenizer of a model directory, read from its tokenizer.json."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any
 
 import tokenizers
 
+from latency_models.deployment.model_config import ConfigFields, end_tokens
+from live.text.detokenizer import IncrementalDetokenizer, VocabularyBytes, vocabulary_bytes
 from live.text.fast_encoder import fast_encoder, without_limits
 from live.text.files import SETTINGS, read_object, read_text, special_tokens
-from live.text.pieces import Pieces, Reader, read_pieces
 from workloads.errors import BadInput
 
 FILE = "tokenizer.json"
+
+LONG = 4096
+"""Characters or ids from which `tokenizers` is called for a batch of one: only then do other threads run meanwhile."""
 
 
 class Tokenizer:
     """The tokenizer of a directory.
 
     Attributes:
-        size: how many ids it has; the model may have been given more. fast: `fastokens` encodes, and not `tokenizers`.
-        bos, eos: ids, None where the directory names no such token. end_tokens: `eos`, and what generation_config.json
-            adds to it: any of them ends an answer.
-        special: ids that `decode` leaves out unless told otherwise.
+        size: number of ids; the model's vocabulary may be larger. fast: `fastokens` encodes in place of `tokenizers`.
+        bos, eos: ids, None if the directory names no such token.
+        end_tokens: `eos` and the ids that generation_config.json adds; each of them ends an output.
+        special: ids that `decode` skips by default.
 
     Raises:
-        BadInput: no tokenizer.json, one that cannot be used, or special tokens that it does not have.
+        BadInput: no tokenizer.json, one that cannot be used, or special tokens that it does not contain.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -34,7 +38,7 @@ class Tokenizer:
         document = read_text(file)
         try:
             self._trusted = tokenizers.Tokenizer.from_str(document)
-        except Exception as error:  # a plain Exception is what it raises
+        except Exception as error:  # tokenizers raises a plain Exception
             raise BadInput(f"expected a tokenizer ({error})", file=file) from None
         without_limits(self._trusted)
         fast = fast_encoder(document, self._trusted)
@@ -42,52 +46,58 @@ class Tokenizer:
         self.fast = fast is not None
         self.size: int = self._trusted.get_vocab_size()
         self.special = frozenset(i for i, token in self._trusted.get_added_tokens_decoder().items() if token.special)
-        self._pieces = self._read_pieces(file)
+        self._vocabulary = self._read_vocabulary(file)
         names = special_tokens(directory)
         self.bos, self.eos = self._id("bos_token", names, directory), self._id("eos_token", names, directory)
         self.end_tokens = _end_tokens(directory / "generation_config.json") | {self.eos} - {None}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a text, in which the names of special tokens are these tokens.
+        """The ids of a text. Names of special tokens in it become these tokens.
 
         Args:
-            special: put what the tokenizer puts around a text, such as a beginning-of-sequence token. A rendered chat
-                has its own.
+            special: add what the tokenizer puts around a text, such as a beginning-of-sequence token, which a rendered
+                chat already contains.
 
         Raises:
             BadInput: lone surrogates, which are not text.
         """
         try:
-            ids: list[int] = self._encode(text, add_special_tokens=special).ids
+            if self.fast or len(text) < LONG:
+                ids: list[int] = self._encode(text, add_special_tokens=special).ids
+            else:
+                ids = self._trusted.encode_batch([text], add_special_tokens=special)[0].ids
         except (TypeError, UnicodeEncodeError):
             raise BadInput("expected text without lone surrogates", field="text", value=text) from None
         return ids
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
-        """The text of ids. Those that the vocabulary does not have are nothing."""
-        text: str = self._trusted.decode(ids, skip_special_tokens=skip_special)
+        """The text of ids. Unknown ids produce nothing."""
+        if len(ids) < LONG:
+            text: str = self._trusted.decode(ids, skip_special_tokens=skip_special)
+        else:
+            text = self._trusted.decode_batch([ids], skip_special_tokens=skip_special)[0]
         return text
 
-    def piece_bytes(self, token: int) -> bytes:
-        """What one token writes, perhaps a part of a character; empty for an id that the vocabulary does not have."""
-        return self._pieces.bytes_of(token)
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, perhaps a part of a character; empty for an unknown id."""
+        return self._vocabulary.token_bytes(token)
 
-    def piece(self, token: int) -> str:
-        """`piece_bytes` as text, with replacement characters for what is no character by itself."""
-        return self._pieces.bytes_of(token).decode(errors="replace")
+    def token_text(self, token: int) -> str:
+        """`token_bytes` as text, with replacement characters for incomplete characters."""
+        return self._vocabulary.token_bytes(token).decode(errors="replace")
 
-    def reader(self) -> Reader:
-        """For an answer that comes token by token; it does not skip special tokens."""
-        return self._pieces.reader()
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """A detokenizer for one output that comes token by token; it does not skip special tokens."""
+        return self._vocabulary.incremental()
 
-    def _read_pieces(self, file: Path) -> Pieces:
-        found = self._trusted.decoder
-        decoder = found and json.loads(found.__getstate__())  # the file's part, without reading megabytes once more
-        pieces = read_pieces(decoder, self._trusted.id_to_token)
-        if pieces is None:
+    def _read_vocabulary(self, file: Path) -> VocabularyBytes:
+        configured = self._trusted.decoder
+        decoder = configured and json.loads(configured.__getstate__())  # spares parsing the whole file again
+        vocabulary = vocabulary_bytes(decoder, self._trusted.id_to_token)
+        if vocabulary is None:
             expected = "expected ByteLevel, or Replace, ByteFallback, Fuse and perhaps Strip: others are not served"
             raise BadInput(expected, field="decoder", value=decoder, file=file)
-        return pieces
+        return vocabulary
 
     def _id(self, name: str, names: dict[str, str], directory: Path) -> int | None:
         if name not in names:
@@ -100,8 +110,4 @@ class Tokenizer:
 
 
 def _end_tokens(file: Path) -> frozenset[int]:
-    value = read_object(file).get("eos_token_id")
-    tokens = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(token, int) and token >= 0 for token in tokens):
-        raise BadInput("expected token ids", field="eos_token_id", value=value, file=file)
-    return frozenset(tokens)
+    return frozenset(end_tokens(ConfigFields(read_object(file), file)))

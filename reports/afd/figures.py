@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from reports.afd.table import counts_cards
+from reports.settings import in_words, varying
 from reports.svg import svg_text
 
 Document = dict[str, Any]
@@ -20,13 +23,18 @@ ATTENTION, FFN, LINK = "#1f5fa8", "#d1762b", "#2a8c5a"
 
 def sweep_figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text."""
-    figures: dict[str, Callable[[Axes, Document], None]] = {"throughput": _throughput}
+    return {name: svg_text(draw(document)) for name, draw in sweep_drawings(document).items()}
+
+
+def sweep_drawings(document: Document) -> dict[str, Callable[[Document], Figure]]:
+    """The functions that draw the figures, by name; idle times and regimes for a single configuration only."""
+    panels = {"throughput": _throughput}
     if len(document["configurations"]) == 1:
-        figures |= {"idle": _idle, "regimes": _regimes}
-    return {name: _render(draw, document) for name, draw in figures.items()}
+        panels |= {"idle": _idle, "regimes": _regimes}
+    return {name: functools.partial(_render, draw) for name, draw in panels.items()}
 
 
-def _render(draw: Callable[[Axes, Document], None], document: Document) -> str:
+def _render(draw: Callable[[Axes, Document], None], document: Document) -> Figure:
     figure = Figure(figsize=(7.2, 4.2))
     FigureCanvasSVG(figure)
     axes = figure.add_axes((0.09, 0.12, 0.89, 0.8))
@@ -34,7 +42,7 @@ def _render(draw: Callable[[Axes, Document], None], document: Document) -> str:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
     _ratio_axis(axes, document)
-    return svg_text(figure)
+    return figure
 
 
 def _ratio_axis(axes: Axes, document: Document) -> None:
@@ -47,51 +55,77 @@ def _ratio_axis(axes: Axes, document: Document) -> None:
 
 
 def _throughput(axes: Axes, document: Document) -> None:
-    several = len(document["configurations"]) > 1
+    """Per card where any configuration has instances of several cards, otherwise per instance, as the paper has it."""
+    keys = varying([configuration["settings"] for configuration in document["configurations"]])
+    per_card = any(counts_cards(configuration) for configuration in document["configurations"])
     for index, configuration in enumerate(document["configurations"]):
         points = [point for point in document["points"] if point["configuration"] == index]
         colour = COLOURS[index % len(COLOURS)]
-        name = ", ".join(f"{key} = {value}" for key, value in configuration["settings"].items())
-        _throughput_curves(axes, configuration, points, colour, f"{name}: " if several else "")
-    axes.set_ylabel(f"output tokens per {document['time_unit'][:-1]} and instance")
+        name = in_words(configuration["settings"], keys)
+        prefix = f"{name}: " if name else ""
+        _throughput_curves(axes, configuration, points, colour, prefix, "card" if per_card else "instance")
+    axes.set_ylabel(f"output tokens per {document['time_unit'][:-1]} and {'card' if per_card else 'instance'}")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{document['name']}: simulated throughput against theory", loc="left", fontsize=10)
     axes.legend(fontsize=7.5, frameon=False)
 
 
-def _throughput_curves(axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str) -> None:
+def _throughput_curves(
+    axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str, unit: str
+) -> None:
+    """Draw one configuration; `unit` is what throughput is counted for, `instance` or `card`."""
     theory, curves = configuration["theory"], configuration["curves"]
     label = (lambda text: None) if prefix else (lambda text: text)
-    axes.plot(
-        curves["ratio"],
-        curves["theory"],
-        "--",
-        color=colour,
-        lw=1,
-        alpha=0.7,
-        label=label("theory as published (eq. 6)"),
-    )
-    axes.plot(
-        curves["ratio"], curves["barrier"], "-", color=colour, lw=1.4, label=label("barrier- and pipeline-aware theory")
-    )
+    published, barrier = (_curve(configuration, name, unit) for name in ("theory", "barrier"))
+    dashed = label("theory as published (eq. 6)")
+    axes.plot(curves["ratio"], published, "--", color=colour, lw=1, alpha=0.7, label=dashed)
+    solid = label("barrier- and pipeline-aware theory")
+    axes.plot(curves["ratio"], barrier, "-", color=colour, lw=1.4, label=solid)
     ratios = [point["ratio"] for point in points]
-    measured = [point["throughput_per_instance"] for point in points]
+    measured = [point[f"throughput_per_{unit}"] for point in points]
     axes.plot(ratios, measured, "x", color=colour, ms=5, label=f"{prefix}simulated, first 80 % (eq. 21)")
     steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
     if steady:
-        centre = [point["throughput_per_instance_steady"] for point in steady]
-        spread = [
-            [value - point["throughput_ci"][0] for value, point in zip(centre, steady, strict=True)],
-            [point["throughput_ci"][1] - value for value, point in zip(centre, steady, strict=True)],
-        ]
+        centre = [point[f"throughput_per_{unit}_steady"] for point in steady]
+        spread = [[_error(point, unit, end) for point in steady] for end in (0, 1)]
         axes.errorbar(
             [point["ratio"] for point in steady], centre, spread, fmt="o", ms=4, mfc="white", color=colour, capsize=2,
             label=label("simulated, steady state with 95 % interval"),
         )  # fmt: skip
-    star = theory["r_star"]
+    unfit = [point for point in points if point["fits"] is False]
+    if unfit:
+        centre = [_rate(point, unit) for point in unfit]
+        axes.plot(
+            [point["ratio"] for point in unfit], centre, "X", color="#b00020", ms=9, zorder=4,
+            label=f"{prefix}does not fit in memory",
+        )  # fmt: skip
+    star = theory["r_star" if unit == "instance" else "r_star_per_card"]
     low, high = curves["ratio"][0], curves["ratio"][-1]
     if low <= star <= high:
-        axes.axvline(star, color=colour, ls=":", lw=1, label=label(f"r* = {star:.2f} as published (eq. 19)"))
+        source = "as published (eq. 19)" if unit == "instance" else "per card (eq. 19 by cards)"
+        axes.axvline(star, color=colour, ls=":", lw=1, label=label(f"r* = {star:.2f} {source}"))
+
+
+def _curve(configuration: Document, name: str, unit: str) -> list[float]:
+    """A theory's curve; those of the document are per instance."""
+    curves, cards = configuration["curves"], configuration["cards"]
+    if unit == "instance":
+        return list(curves[name])
+    pairs = zip(curves["ratio"], curves[name], strict=True)
+    return [rate * (ratio + 1) / (ratio * cards["attention"] + cards["ffn"]) for ratio, rate in pairs]
+
+
+def _rate(point: Document, unit: str) -> float:
+    """Steady throughput, or eq. 21 where there is none."""
+    steady = point[f"throughput_per_{unit}_steady"]
+    return float(point[f"throughput_per_{unit}"] if steady is None else steady)
+
+
+def _error(point: Document, unit: str, end: int) -> float:
+    """Distance from a steady point to the lower (0) or upper (1) end of its interval."""
+    steady = point["throughput_per_instance_steady"]
+    distance: float = abs(point["throughput_ci"][end] - steady)
+    return distance * float(point[f"throughput_per_{unit}_steady"]) / float(steady)
 
 
 def _idle(axes: Axes, document: Document) -> None:

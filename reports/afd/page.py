@@ -6,7 +6,8 @@ import json
 from html import escape
 from typing import Any
 
-from reports.afd.table import headline
+from reports.afd.table import headline, memory_lines
+from reports.settings import fixed, in_words, varying
 
 Document = dict[str, Any]
 
@@ -25,6 +26,8 @@ td { white-space: nowrap }
 POINT_COLUMNS = {
     "ratio": "r",
     "topology": "bundle",
+    "cards": "cards",
+    "throughput_per_card_steady": "steady state per card",
     "throughput_per_instance": "throughput, eq. 21",
     "throughput_per_instance_steady": "steady state",
     "throughput_ci": "95 % interval",
@@ -34,6 +37,7 @@ POINT_COLUMNS = {
     "idle_attention": "attention idle",
     "idle_ffn": "FFN idle",
     "regime": "regime",
+    "fits": "fits in memory",
 }
 SHARES = ("idle_attention", "idle_ffn")
 
@@ -41,14 +45,20 @@ SHARES = ("idle_attention", "idle_ffn")
 def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
     """The whole page as one text; figures are inlined SVG."""
     body = [f"<h1>{escape(document['name'])}: sweep over A/F ratios</h1>"]
-    body += [f'<p class="answer">{escape(headline(each))}</p>' for each in document["configurations"]]
+    settings = [each["settings"] for each in document["configurations"]]
+    keys, shared = varying(settings), fixed(settings)
+    body += [f'<p class="answer">{escape(headline(each, keys))}</p>' for each in document["configurations"]]
+    body += [f"<p>All with {escape(shared)}.</p>"] if shared else []
+    body += [
+        f'<p class="note">{escape(line)}</p>' for each in document["configurations"] for line in memory_lines(each)
+    ]
     calibration = document["calibration"]
     note = f"{document['note']} Calibration: {calibration['name']} ({calibration['method']})."
     body.append(f'<p class="note">{escape(note)}</p>')
     body += [f"<figure>{_inline(svg)}</figure>" for svg in figures.values()]
     for index, configuration in enumerate(document["configurations"]):
         points = [point for point in document["points"] if point["configuration"] == index]
-        name = ", ".join(f"{key} = {value}" for key, value in configuration["settings"].items())
+        name = in_words(configuration["settings"], keys)
         body += [f"<h2>Points{': ' + escape(name) if name else ''}</h2>", _points(points), *_gaps(points, document)]
         body += ["<h2>Theory</h2>", _mapping(configuration["theory"])]
     body += ["<h2>How this was made</h2>", f"<pre>{escape(json.dumps(manifest, indent=1))}</pre>"]

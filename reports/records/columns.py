@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reports.records.run_directory import naming
+from reports.records.run_directory import naming, replacing
 
 
 def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
@@ -15,11 +15,9 @@ def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    with naming(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(file.name + ".part")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as draft:
         parquet.write_table(pa.table(dict(columns)), draft, compression="zstd")
-        draft.replace(file)
 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:

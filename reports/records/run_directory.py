@@ -12,6 +12,7 @@ fingerprint is taken up again, unless a live process holds it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -27,10 +28,10 @@ SCHEMA = "twin.run/1"
 
 @dataclass
 class RunDirectory:
-    """One run's folder, held by this process until `close`, or to the end of a `with`: if that fails, the folder says
-    why.
+    """One run's folder, held by this process until `close`, or to the end of a `with` block.
 
-    Any failure to write is an `OSError` that carries the path.
+    If the block fails, the folder says why. A `KeyboardInterrupt` leaves the block with what has been kept as its
+    message, empty where that is nothing. Any failure to write is an `OSError` that carries the path.
     """
 
     path: Path
@@ -43,9 +44,24 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        interrupted = isinstance(error, KeyboardInterrupt)
         if error is not None:
-            self.abandon(f"{type(error).__name__}: {error}".rstrip(": "))
+            self.abandon("interrupted" if interrupted else f"{type(error).__name__}: {error}".rstrip(": "))
+        kept = self._kept() if interrupted else ""
         self.close()
+        if interrupted:
+            raise KeyboardInterrupt(kept) from None
+
+    def _kept(self) -> str:
+        """What an interruption leaves, in words."""
+        try:
+            finished = len(self.points())
+        except OSError:
+            finished = 0
+        if not finished:
+            return ""
+        points = "1 finished point is" if finished == 1 else f"{finished} finished points are"
+        return f"{points} kept in {self.path}, and the same command (without --fresh) takes up there"
 
     @property
     def id(self) -> str:
@@ -75,10 +91,16 @@ class RunDirectory:
     def add_point(self, key: str, point: dict[str, Any]) -> None:
         """Append one finished point and see it to the disk."""
         file = self.path / "points.jsonl"
-        with naming(file), file.open("a") as lines:
-            lines.write(json.dumps({"key": key, **point}) + "\n")
-            lines.flush()
-            os.fsync(lines.fileno())
+        rest = (json.dumps({"key": key, **point}) + "\n").encode()
+        with naming(file), file.open("ab", buffering=0) as lines:
+            before = lines.tell()
+            try:
+                while rest:
+                    rest = rest[lines.write(rest) :]
+                os.fsync(lines.fileno())
+            except OSError:
+                lines.truncate(before)
+                raise
 
     def write_json(self, name: str, document: object) -> Path:
         """Write a whole document, or leave the old one: never half of it."""
@@ -94,9 +116,22 @@ class RunDirectory:
         self.write_json("manifest.json", self.manifest)
 
     def abandon(self, why: str) -> None:
-        """Leave the run unfinished and say why, if the disk still takes it."""
+        """Leave the run unfinished and say why, as far as the disk still takes it."""
         with contextlib.suppress(OSError):
-            self.set_status(False, why)
+            try:
+                self.set_status(False, why)
+            except OSError:
+                self._set_status_in_place(why)
+
+    def _set_status_in_place(self, why: str) -> None:
+        """Overwrite the manifest, which takes no space of a full disk: without indentation, `why` cut to what fits."""
+        file = self.path / "manifest.json"
+        size = file.stat().st_size
+        spare = size - len(json.dumps({**self.manifest, "status": ""}))
+        text = json.dumps({**self.manifest, "status": why.encode("ascii", "replace").decode()[:spare]})
+        if spare > 0 and len(text) <= size:
+            with file.open("r+b", buffering=0) as old:
+                old.write(text.ljust(size).encode())
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -118,10 +153,28 @@ def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any
             if run is not None:
                 return run
     started = _now()
-    path = _new_folder(root, f"{started:%Y%m%dT%H%M%S}-{command}-{fingerprint}")
+    return _begin(_new_folder(root, f"{started:%Y%m%dT%H%M%S}-{command}-{fingerprint}"), started, manifest)
+
+
+def begin_run(path: Path, manifest: dict[str, Any]) -> RunDirectory:
+    """Begin a run in the folder `path`, which is made if it is not there.
+
+    Raises:
+        FileExistsError: there is something in it. OSError: it cannot be made.
+    """
+    with naming(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise FileExistsError(errno.EEXIST, "expected an empty folder, or none", str(path))
+    return _begin(path, _now(), manifest)
+
+
+def _begin(path: Path, started: datetime, manifest: dict[str, Any]) -> RunDirectory:
+    """A run in a folder that is new or empty."""
     lock = _hold(path)
     assert lock is not None, "a folder that was just made is free"
-    run = RunDirectory(path, {"schema": SCHEMA, "id": path.name, "started": started.isoformat(), **manifest}, lock)
+    name = path.resolve().name
+    run = RunDirectory(path, {"schema": SCHEMA, "id": name, "started": started.isoformat(), **manifest}, lock)
     run.set_status(False, "running")
     return run
 
@@ -150,17 +203,35 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 def write_text(file: Path, text: str) -> Path:
     """Write a whole file, making its folder, or leave the old one: never half of it."""
-    with naming(file):
-        file.parent.mkdir(exist_ok=True)
-        draft = file.with_name(file.name + ".part")
+    file.parent.mkdir(exist_ok=True)
+    with replacing(file) as draft:
         draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
     return file
 
 
 @contextlib.contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Hand out the path of a draft, which replaces the file at the end of the block.
+
+    If the block fails, the draft is removed and the old file stays.
+
+    Raises:
+        OSError: carrying a path, when the disk does not take it.
+    """
+    draft = file.with_name(file.name + ".part")
+    with naming(file):
+        try:
+            yield draft
+            draft.replace(file)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+
+
+@contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give every `OSError` in the block a file name, so that whoever reports it can say which file."""
+    """Give every `OSError` in the block a file name, so that an error message can name it."""
     try:
         yield
     except OSError as error:
@@ -185,13 +256,17 @@ def _take_up(path: Path) -> RunDirectory | None:
 
 
 def _hold(path: Path) -> IO[str] | None:
-    """Lock the folder for this process; None if another has it. The lock dies with its holder, however it dies."""
+    """Lock the folder for this process; None if another process has it.
+
+    The lock ends with the process, however it ends. A record lock (`lockf`) stays with the process that took it; the
+    other kind (`flock`) is shared with forked workers, and a worker that outlived its parent would keep it.
+    """
     with naming(path / "lock"):
         lock = (path / "lock").open("a")
     try:
         import fcntl
 
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:  # no such lock on this platform: two equal sweeps at once are then the user's to avoid
         pass
     except OSError:

@@ -11,32 +11,41 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from reports.settings import in_words, varying
 from reports.svg import svg_text
 
 Document = dict[str, Any]
+Draw = Callable[[Document], Figure]
 
 PREDICTED, MEASURED, WAITING = "#1f5fa8", "#d1762b", "#2a8c5a"
+OUTAGE = "#c0392b"
 COLOURS = ("#1f5fa8", "#d1762b", "#2a8c5a", "#8a5fbf", "#d1495b", "#4a4a4a")
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "itl": "ITL"}
 
 
 def simulation_figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text; none for a run without detail."""
-    if not document.get("series"):
-        return {}
-    return {"latencies": _latencies(document), "over-time": _over_time(document)}
+    return {name: svg_text(draw(document)) for name, draw in simulation_drawings(document).items()}
+
+
+def simulation_drawings(document: Document) -> dict[str, Draw]:
+    """The functions that draw the figures of a run, by name; none for a run without detail."""
+    return {"latencies": _latencies, "over-time": _over_time} if document.get("series") else {}
 
 
 def sweep_figures(document: Document) -> dict[str, str]:
-    """Throughput, interactivity, TTFT and P99 ITL against the first swept field; other fields make lines."""
+    """Every figure of a sweep by name, each a complete SVG text; none for fewer than two configurations."""
+    return {name: svg_text(draw(document)) for name, draw in sweep_drawings(document).items()}
+
+
+def sweep_drawings(document: Document) -> dict[str, Draw]:
+    """The functions that draw the figures of a sweep, by name; none for fewer than two configurations."""
     points = document["points"]
-    keys = list(points[0]["settings"])
-    if not keys or len(points) < 2:
-        return {}
-    return {"sweep": _sweep(document, keys)}
+    keys = varying([point["settings"] for point in points])
+    return {"sweep": functools.partial(_sweep, keys=keys)} if keys and len(points) > 1 else {}
 
 
-def _latencies(document: Document) -> str:
+def _latencies(document: Document) -> Figure:
     figure, grid = _canvas(7.6, 5.2, 2, 2)
     curves, measured = document["series"]["quantiles"], document.get("measured")
     for axes, (name, label) in zip(grid, LABELS.items(), strict=True):
@@ -50,9 +59,10 @@ def _latencies(document: Document) -> str:
         axes.set_ylim(0, 1)
     grid[0].set_ylabel("share of requests")
     grid[2].set_ylabel("share")
-    grid[0].legend(fontsize=8, frameon=False, loc="lower right")
+    if grid[0].lines:
+        grid[0].legend(fontsize=8, frameon=False, loc="lower right")
     grid[0].set_title(f"{document['name']}: latencies", loc="left", fontsize=10)
-    return svg_text(figure)
+    return figure
 
 
 def _scaled(scale: float, value: float, position: int | None) -> str:
@@ -64,7 +74,7 @@ def _cdf(axes: Axes, curves: Document, name: str, colour: str, label: str) -> No
         axes.plot(curves[name], curves["p"], color=colour, lw=1.5, label=label)
 
 
-def _over_time(document: Document) -> str:
+def _over_time(document: Document) -> Figure:
     figure, (requests, memory) = _canvas(7.6, 4.6, 2, 1)
     series, measured = document["series"], document.get("measured") or {}
     for name, colour in (("running", PREDICTED), ("waiting", WAITING)):
@@ -72,6 +82,8 @@ def _over_time(document: Document) -> str:
         if measured.get(name):
             requests.plot(measured["time"], measured[name], "o", ms=2.5, mfc="none", color=colour,
                           label=f"{name}, measured")  # fmt: skip
+    for axes in (requests, memory):
+        _shade_outages(axes, document.get("outages") or [], series["time"][-1])
     requests.set_ylabel("requests")
     requests.set_ylim(bottom=0)
     requests.set_title(f"{document['name']}: who ran and who waited", loc="left", fontsize=10)
@@ -80,10 +92,19 @@ def _over_time(document: Document) -> str:
     memory.set_ylabel("KV blocks in use, %")
     memory.set_ylim(0, 100)
     memory.set_xlabel("time, s")
-    return svg_text(figure)
+    return figure
 
 
-def _sweep(document: Document, keys: list[str]) -> str:
+def _shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
+    """Shade the time in which an engine was down, as far as it lies within the run."""
+    shown = [each for each in outages if each["start"] < end]
+    for i, outage in enumerate(shown):
+        axes.axvspan(outage["start"], min(outage["end"], end), color=OUTAGE, alpha=0.15, lw=0,
+                     label="_" if i else "outage")  # fmt: skip
+
+
+def _sweep(document: Document, keys: list[str]) -> Figure:
+    """Throughput, interactivity, TTFT and P99 ITL against the first swept field; other fields make lines."""
     figure, grid = _canvas(7.6, 5.2, 2, 2)
     drawn: list[tuple[str, Callable[[Document], float | None], str | None]] = [
         ("output tokens/s", lambda summary: summary["output_throughput"], "output_throughput"),
@@ -99,7 +120,7 @@ def _sweep(document: Document, keys: list[str]) -> str:
     if len(keys) > 1:
         grid[0].legend(fontsize=7.5, frameon=False)
     grid[0].set_title(document["name"], loc="left", fontsize=10)
-    return svg_text(figure)
+    return figure
 
 
 def _lines(
@@ -107,7 +128,7 @@ def _lines(
 ) -> None:
     lines: dict[str, list[Document]] = {}
     for point in document["points"]:
-        lines.setdefault(", ".join(f"{key}={point['settings'][key]}" for key in keys[1:]), []).append(point)
+        lines.setdefault(in_words(point["settings"], keys[1:]), []).append(point)
     for colour, (label, points) in zip(COLOURS * len(lines), lines.items(), strict=False):
         settings = [point["settings"][keys[0]] for point in points]
         numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in settings)

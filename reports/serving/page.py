@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from reports.afd.page import STYLE
-from reports.serving.table import LATENCIES, POINTS, footnote, headline, warnings
+from reports.serving.table import LATENCIES, POINTS, footnote, headline, sweep_footnote, warnings
+from reports.settings import fixed, varying
 
 Document = dict[str, Any]
 
@@ -33,23 +34,28 @@ def simulation_page(document: Document, manifest: Document, figures: dict[str, s
     body += ["<h2>Engines</h2>", _entries(document["engines"])]
     if document["links"]:
         body += ["<h2>Links</h2>", _entries(document["links"])]
+    if document.get("outages"):
+        body += ["<h2>Outages, seconds</h2>", _entries(document["outages"])]
     return whole_page(document["name"], body, manifest)
 
 
 def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) -> str:
     """The page of a sweep."""
     points = document["points"]
+    settings = [point["settings"] for point in points]
+    keys, shared = varying(settings), fixed(settings)
     rows = [
         [
-            *(escape(str(value)) for value in point["settings"].values()),
+            *(escape(str(point["settings"][key])) for key in keys),
             *(_cell(point["summary"][name] and point["summary"][name][key]) for name, key in SWEPT),
             _cell(point["summary"]["output_throughput"]),
         ]
         for point in points
     ]
-    headers = [*points[0]["settings"], *(f"{LATENCIES[name]} {key}, s" for name, key in SWEPT), "output tokens/s"]
-    note = f'<p class="note">{escape(footnote(points[0]))}</p>'
-    body = [f"<h1>{escape(document['name'])}: sweep</h1>", note, *drawn_figures(figures), _table(headers, rows)]
+    headers = [*keys, *(f"{LATENCIES[name]} {key}, s" for name, key in SWEPT), "output tokens/s"]
+    note = f'<p class="note">{escape(sweep_footnote(points))}</p>'
+    alike = [f"<p>All with {escape(shared)}.</p>"] if shared else []
+    body = [f"<h1>{escape(document['name'])}: sweep</h1>", *alike, note, *drawn_figures(figures), _table(headers, rows)]
     return whole_page(document["name"], body, manifest)
 
 

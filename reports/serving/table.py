@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -22,33 +23,23 @@ def simulation_table(document: Document) -> RenderableType:
         parts.append(_comparison(document))
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
+    parts.append(Text(_shares(summary)))
+    if document.get("devices"):
+        parts.append(Text(devices(document)))
     parts.append(Text(footnote(document), style="dim"))
     parts += [Text(text, style="bold red") for text in warnings(document)]
     return Group(*parts)
 
 
-def sweep_table(document: Document) -> RenderableType:
-    """One row a configuration, with the change of throughput and interactivity against the first row."""
-    points = document["points"]
-    keys = list(points[0]["settings"])
-    table = Table(box=None, header_style="bold")
-    headers = (*keys, "TTFT mean", "TTFT p99", "TPOT mean", "ITL p99", "1/TPOT", "", "output tok/s", "")
-    for header in headers:
-        table.add_column(header, justify="right")
-    first = points[0]["summary"]
-    for point in points:
-        summary = point["summary"]
-        table.add_row(
-            *(str(point["settings"][key]) for key in keys),
-            *(_ms(_at(summary, name)) for name in ("ttft.mean", "ttft.p99", "tpot.mean", "itl.p99")),
-            _interactivity(summary),
-            change(_inverse(_at(summary, "tpot.mean")), _inverse(_at(first, "tpot.mean"))),
-            _number(summary["output_throughput"]),
-            change(summary["output_throughput"], first["output_throughput"]),
-        )
-    found = [text for point in points for text in warnings(point)]
-    notes = [Text(text, style="bold red") for text in dict.fromkeys(found)]
-    return Group(table, Text(footnote(points[0]), style="dim"), *notes)
+def devices(document: Document) -> str:
+    """How many devices of which types the system has, and what they cost."""
+    found = document["devices"]
+    text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
+    if found["cost_per_hour"] is not None:
+        text += f": {found['cost_per_hour']:,.2f} an hour"
+        cost = document["summary"].get("cost_per_million_output_tokens")
+        text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
+    return text
 
 
 def headline(document: Document) -> str:
@@ -58,27 +49,96 @@ def headline(document: Document) -> str:
     if summary["output_throughput"]:
         text += f", {summary['output_throughput']:.0f} output tokens/s of the whole system"
     if summary["ttft"] and summary["tpot"]:
-        text += f", TTFT {_ms(summary['ttft']['mean'])}, TPOT {_ms(summary['tpot']['mean'])} on average"
+        ttft, tpot = (milliseconds(summary[name]["mean"]) for name in ("ttft", "tpot"))
+        text += f", TTFT {ttft}, TPOT {tpot} on average"
     if summary.get("goodput") is not None:
         text += f", goodput {summary['goodput']:.3g} requests/s"
     return text
 
 
+def _shares(summary: Document) -> str:
+    """How busy the engines were, how full their batches, and how full their caches."""
+    names = {"busy": "busy", "load": "load", "kv_used": "KV blocks in use"}
+    return ", ".join(
+        f"{label} {100 * summary[name]:.3g} %" for name, label in names.items() if summary[name] is not None
+    )
+
+
 def footnote(document: Document) -> str:
     """That it is simulated, from what, and how often."""
-    source = document["step_time"]
-    text = f"{document['note']} Step times: {source['source'].replace('_', ' ')}"
-    text += f" ({source['path']})" if "path" in source else ""
+    text = f"{document['note']} Step times: {step_times(document)}"
     runs = document["replications"] * max(document["draws"], 1)
-    return f"{text}. {runs} runs; 95 % intervals." if runs > 1 else f"{text}. One run; --replications gives intervals."
+    return f"{text}. {runs} runs; 95 % intervals." if runs > 1 else f"{text}. One run; {no_interval(document)}."
+
+
+def sweep_footnote(points: Sequence[Document]) -> str:
+    """As `footnote`, for all configurations of a sweep."""
+    sources = list(dict.fromkeys(step_times(point) for point in points))
+    source = sources[0] if len(sources) == 1 else f"{len(sources)} sources, as the rows say"
+    runs = [point["replications"] * max(point["draws"], 1) for point in points]
+    low, high = min(runs), max(runs)
+    text = f"{points[0]['note']} Step times: {source}."
+    if high == 1:
+        return f"{text} One run each; {no_interval(points[0])}."
+    return f"{text} {high if low == high else f'{low} to {high}'} runs each."
+
+
+def step_times(document: Document) -> str:
+    """Where the durations of steps come from."""
+    source = document["step_time"]
+    kind = str(source["source"]).replace("_", " ")
+    text = f"{kind} ({source['path']})" if "path" in source else kind
+    return text + _measured_on(source.get("measured_on") or {})
+
+
+def no_interval(document: Document) -> str:
+    """Why one run has no interval, and which flag would give one."""
+    random = set(document.get("random", ("unknown",)))  # documents of earlier versions do not say
+    if random - {"step_time"}:
+        return "--replications gives intervals"
+    if random:
+        return "no interval: everything in this run is fixed but its step times; --draws gives intervals"
+    return "no interval: everything in this run is fixed"
+
+
+def _measured_on(origin: Document) -> str:
+    """GPU, engine, model and split that the step times were measured on, as far as their file says."""
+    engine = " ".join(origin[name] for name in ("engine", "engine_version") if name in origin)
+    ranks = f"tensor parallel {origin['tensor_parallel']}" if "tensor_parallel" in origin else ""
+    known = [text for text in (origin.get("gpu"), engine, origin.get("model"), ranks) if text]
+    return f", measured on {', '.join(known)}" if known else ""
 
 
 def warnings(document: Document) -> list[str]:
     """What a reader must know before he believes the numbers."""
-    outside = document.get("outside") or {}
+    outside, replayed = document.get("outside") or {}, document.get("replayed")
+    cut = [part_of_trace(replayed)] if replayed and replayed["requests"] < replayed["rows"] else []
+    return (
+        _overloaded(document)
+        + cut
+        + [
+            f"extrapolated: {axis} up to {value:g} lies outside what the step times were measured for"
+            for axis, value in outside.items()
+        ]
+    )
+
+
+def part_of_trace(replayed: Document) -> str:
+    """How much of its trace a replay has played."""
+    rows = f"the first {replayed['requests']:,} of {replayed['rows']:,} rows"
+    return f"replay: {rows} of the trace, {replayed['seconds']:,.6g} of {replayed['recorded_seconds']:,.6g} seconds"
+
+
+def _overloaded(document: Document) -> list[str]:
+    """That latencies are no property of the system, where a queue grows; figures of the first run that shows it."""
+    if not document.get("saturated"):
+        return []
+    found = document["overload"]
+    engines = found["engines"]
+    named = engines[0] if len(engines) == 1 else f"{engines[0]} to {engines[-1]}"
     return [
-        f"extrapolated: {axis} up to {value:g} lies outside what the step times were measured for"
-        for axis, value in outside.items()
+        f"overloaded: {found['arrival_rate']:.3g} requests/s arrive at {named} and {found['service_rate']:.3g} are "
+        f"started, so latencies grow with the length of the run ({found['waiting']} requests wait at the last arrival)"
     ]
 
 
@@ -97,7 +157,7 @@ def _latencies(document: Document) -> Table:
         values = document["summary"][name]
         if values is None:
             continue
-        table.add_row(label, *(_ms(values[point]) for point in POINTS))
+        table.add_row(label, *(milliseconds(values[point]) for point in POINTS))
         intervals = [document["intervals"].get(f"{name}.{point}") for point in POINTS]
         if any(intervals):
             table.add_row("  expectation", *(_range(each, "confidence") for each in intervals), style="dim")
@@ -110,7 +170,7 @@ def _comparison(document: Document) -> Table:
     for header in ("", "measured", "predicted", "error"):
         table.add_column(header, justify="right" if header else "left")
     for name, row in document["comparison"].items():
-        shown = _number if "throughput" in name else _ms
+        shown = number if "throughput" in name else milliseconds
         error = f"{100 * row['error']:+.2f} %"
         table.add_row(name, shown(row["measured"]), shown(row["predicted"]), error)
     return table
@@ -120,26 +180,21 @@ def _range(interval: Document | None, kind: str) -> str:
     if interval is None:
         return ""
     low, high = interval[kind]
-    return f"{_ms(low)} to {_ms(high)}"
+    return f"{milliseconds(low)} to {milliseconds(high)}"
 
 
-def _at(summary: Document, name: str) -> float | None:
-    group, point = name.split(".")
-    return summary[group][point] if summary[group] else None
+def at(summary: Document, name: str) -> float | None:
+    """A metric by its dotted name; None where the summary has none."""
+    group, _, point = name.partition(".")
+    found = summary.get(group)
+    return found[point] if point and found else found
 
 
-def _inverse(value: float | None) -> float | None:
-    return 1 / value if value else None
-
-
-def _interactivity(summary: Document) -> str:
-    value = _inverse(_at(summary, "tpot.mean"))
-    return "–" if value is None else f"{value:.1f} tok/s"
-
-
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
+    """Seconds as milliseconds below 10 s."""
     return "–" if value is None else f"{value * 1e3:.4g} ms" if abs(value) < 10 else f"{value:.4g} s"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Five digits at most."""
     return "–" if value is None else f"{value:.5g}"

@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from reports.records.run_directory import naming
+from reports.records.run_directory import replacing
 
 KINDS = ("decode", "mixed", "one-shot")
+COUNTERS = {"requests": ("running", "waiting"), "free blocks": ("free",)}
 
 
 class StepLog(Protocol):
     """Steps of one engine: when each ended; of those logged one by one (`index`) the start, prompt tokens and kind
-    (`KINDS`); and (time, running, waiting, free blocks) at each of them, flat in `changes`.
+    (`KINDS`); (time, running, waiting, free blocks) from each boundary on at which one of them may have changed, flat
+    in `changes`; and start and end of its outages.
     """
 
     name: str
@@ -38,6 +40,9 @@ class StepLog(Protocol):
     @property
     def changes(self) -> Sequence[float]: ...
 
+    @property
+    def outages(self) -> Sequence[tuple[float, float]]: ...
+
 
 class Requests(Protocol):
     """Requests as columns of one length."""
@@ -57,23 +62,22 @@ class Requests(Protocol):
 
 def write_trace_events(file: Path, logs: Sequence[StepLog], requests: Requests) -> None:
     """Write the trace, compressed; whole or not at all."""
-    draft = file.with_name(file.name + ".part")
-    with naming(file):
-        with gzip.open(draft, "wt", encoding="utf-8") as out:
-            for i, event in enumerate(trace_events(logs, requests)):
-                out.write(("[\n" if i == 0 else ",\n") + json.dumps(event))
-            out.write("\n]\n")
-        draft.replace(file)
+    with replacing(file) as draft, gzip.open(draft, "wt", encoding="utf-8") as out:
+        for i, event in enumerate(trace_events(logs, requests)):
+            out.write(("[\n" if i == 0 else ",\n") + json.dumps(event))
+        out.write("\n]\n")
 
 
 def trace_events(logs: Sequence[StepLog], requests: Requests) -> Iterator[dict[str, Any]]:
     """A process for each engine, with its steps and counters, and one for requests. Times in microseconds.
 
-    Steps that were passed over because nothing changed are one slice, "decode ×k".
+    Steps that were passed over because nothing changed are one slice, "decode ×k". An outage is a slice between steps.
     """
     for pid, log in enumerate(logs, start=1):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": log.name}}
         yield from _steps(log, pid)
+        for start, end in log.outages:
+            yield _slice("outage", start, end, pid, {})
         yield from _counters(log, pid)
     yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": "requests"}}
     for number, arrival, first, last in zip(
@@ -102,8 +106,12 @@ def _slice(name: str, start: float, end: float, pid: int, args: dict[str, Any]) 
 
 
 def _counters(log: StepLog, pid: int) -> Iterator[dict[str, Any]]:
-    changes = log.changes
+    """Counters where they change."""
+    changes, last = log.changes, {"requests": (-1.0, -1.0), "free blocks": (-1.0,)}
     for i in range(0, len(changes), 4):
-        counts = {"running": changes[i + 1], "waiting": changes[i + 2]}
-        yield {"ph": "C", "pid": pid, "name": "requests", "ts": changes[i] * 1e6, "args": counts}
-        yield {"ph": "C", "pid": pid, "name": "free blocks", "ts": changes[i] * 1e6, "args": {"free": changes[i + 3]}}
+        now, running, waiting, free = changes[i : i + 4]
+        for name, values in (("requests", (running, waiting)), ("free blocks", (free,))):
+            if values != last[name]:
+                last[name] = values
+                args = dict(zip(COUNTERS[name], values, strict=True))
+                yield {"ph": "C", "pid": pid, "name": name, "ts": now * 1e6, "args": args}

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from reports.reproductions.layout import bullets, milliseconds, percent, sections, table
+from reports.layout import bullets, milliseconds, percent, sections, table
 
 Document = dict[str, Any]
 
@@ -16,63 +16,63 @@ SHOWN = (
     "output_throughput",
 )  # fmt: skip
 
+CORRECTED = {
+    "error_at_measured_speed": "error at measured speed",
+    "error_at_measured_steps": "error at measured step times",
+}
+"""Columns of the corrected errors, which exist only where the machine's speed was read."""
+
 
 def validation_table(document: Document) -> Group:
-    """Each load's metrics, steps by kind, the worst steps, and what missed its goal."""
+    """Metrics of each load, steps by kind of batch, the worst steps, and the goals that were missed."""
     titled: list[tuple[str, Any]] = [("How it was measured", Text("\n".join(headline(document))))]
     for load in document["loads"]:
         title = f"Load {load['load']:g}: {load['rate']:.2f} requests/s, {load['requests']} requests a repeat"
         titled.append((title, _metrics(load)))
-    titled.append(("Steps: |predicted / measured - 1|", _steps(document)))
-    titled.append(("Steps that were mispredicted most", _worst(document)))
+    titled.append(("Steps: |forecast / measured - 1|", _steps(document)))
+    titled.append(("Steps with the largest errors", _worst(document)))
     missed = document["missed"]
-    titled.append(("Further off than their goal", bullets(missed) if missed else Text("nothing")))
+    titled.append(("Goals that the forecast misses", bullets(missed) if missed else Text("none")))
     return sections(titled)
 
 
 def headline(document: Document) -> list[str]:
-    """Device, model, and how good the step-time model is."""
-    steps, plant = document["calibration"], document["plant"]
+    """The device, the model, the accuracy of the step-time model, and what the errors mean."""
+    steps, backend = document["calibration"], document["backend"]
     median, p90, spread = (
         f"{100 * steps[name]:.1f} %" for name in ("heldout_median_error", "heldout_p90_error", "repeat_spread")
     )
     return [
-        f"{document['name']}: {document['scenario']['model']['path']} ({plant['dtype']}) on {plant['device']}",
-        f"steps: {steps['provenance']['source']}; held-out error {median} in the median, {p90} at P90;"
-        f" steps that are alike differ by {spread}",
-        f"capacity by the twin: {document['capacity']:.2f} requests/s. {document['note']}",
-        _pace(document),
+        f"{document['name']}: {document['scenario']['model']['path']} ({backend['dtype']}) on {backend['device']}",
+        f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
+        f" equal steps differ by {spread}",
+        f"predicted capacity: {document['capacity']:.2f} requests/s. {document['note']}",
+        *_machine_speed(document),
     ]
 
 
-def _pace(document: Document) -> str:
-    if not document["calibration"]["yardsticks"]:
-        return "pace: not read; the machine is taken to hold still"
-    paces = [pace for load in document["loads"] for means in load["pace"] for pace in means.values()]
-    return (
-        f"pace: repeats took {min(paces):.2f} to {max(paces):.2f} times as long as probing, by yardsticks between"
-        " their steps; errors are at that pace, and in the last column by what had been probed before, without it"
-    )
+def _machine_speed(document: Document) -> list[str]:
+    sections = [load["machine_speed"] for load in document["loads"] if load["machine_speed"]]
+    if not sections:
+        return ["machine speed: not read; all errors are those of the forecast"]
+    factors = [factor for section in sections for means in section["slowdown"] for factor in means.values()]
+    return [
+        f"machine speed: speed probes took {min(factors):.2f} to {max(factors):.2f} times as long during the repeats as"
+        " during profiling",
+        "errors are those of the forecast, made before the first repeat; the errors at measured speed and at measured"
+        " step times are no predictions, since they use what was measured during the repeats",
+    ]
 
 
 def _metrics(load: Document) -> Any:
-    made = table(
-        "",
-        "measured",
-        "repeats differ by",
-        "predicted",
-        "error",
-        "95 % interval",
-        "goal",
-        "at the run's own pace",
-        "beforehand",
-    )
+    corrected = CORRECTED if load["machine_speed"] else {}
+    shown = table("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal", *corrected.values())
     for name in SHOWN:
         entry = load["metrics"].get(name)
         if entry is None:
             continue
         low, high = entry["interval"]
-        made.add_row(
+        shown.add_row(
             _label(name),
             _value(name, entry["measured"]),
             f"{100 * entry['repeat_spread']:.1f} %",
@@ -80,10 +80,9 @@ def _metrics(load: Document) -> Any:
             percent(entry["error"]),
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
-            percent(entry["error_at_own_pace"]),
-            percent(entry["error_beforehand"]),
+            *(percent(entry[key]) for key in corrected),
         )
-    return made
+    return shown
 
 
 def _label(name: str) -> str:
@@ -96,21 +95,29 @@ def _value(name: str, value: float) -> str:
 
 
 def _steps(document: Document) -> Any:
-    made = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
+    corrected = any(load["machine_speed"] for load in document["loads"])
+    columns = ["median at measured speed", "bias at measured speed"] if corrected else []
+    shown = table("load", "kind", "steps", "seconds", "median", "P90", "bias", *columns)
     for load in document["loads"]:
-        kinds = {"all": load["steps"]["all"], **load["steps"]["by_kind"]}
-        for kind, entry in kinds.items():
-            made.add_row(
+        at_speed = _kinds(load["machine_speed"]["steps"]) if corrected else {}
+        for kind, entry in _kinds(load["steps"]).items():
+            other = at_speed.get(kind)
+            shown.add_row(
                 f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
                 f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
+                *([f"{100 * other['median']:.1f} %", percent(other["bias"])] if other else []),
             )  # fmt: skip
-    return made
+    return shown
+
+
+def _kinds(steps: Document) -> Document:
+    return {"all": steps["all"], **steps["by_kind"]}
 
 
 def _worst(document: Document) -> Any:
-    made = table("load", "batch", "measured, ms", "predicted, ms")
+    shown = table("load", "batch", "measured, ms", "forecast, ms")
     for load in document["loads"]:
         for step in load["steps"]["worst"][:3]:
             times = milliseconds(step["measured"]), milliseconds(step["predicted"])
-            made.add_row(f"{load['load']:g}", step["batch"], *times)
-    return made
+            shown.add_row(f"{load['load']:g}", step["batch"], *times)
+    return shown

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from latency_models.sources.specification import SOURCES
+from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.chunking import CHUNK_POLICIES
+from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.routing import ROUTERS
+from schedulers.waiting_queue import SCHEDULING_POLICIES
 from twin.sweeps import parallel
+from workloads.traces import TRACE_FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
+REGISTRIES: tuple[dict[str, Any], ...] = (
+    CHUNK_POLICIES, PREEMPTION_POLICIES, REFILL_POLICIES, ROUTERS, SCHEDULING_POLICIES, SOURCES, TRACE_FORMATS,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -19,3 +31,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parallel, "usable_cores", lambda: 1)
     return tmp_path
+
+
+@pytest.fixture
+def own_registries() -> Iterator[None]:
+    """Undo what an example registers."""
+    before = [dict(registry) for registry in REGISTRIES]
+    yield
+    for registry, entries in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(entries)

@@ -1,9 +1,10 @@
 """What the tutorial and the how-to guides tell the reader to type, typed; and that links lead somewhere.
 
-In a ```console block, `$ twin …` is run in process and `$ jq …` in a shell if jq is there. Lines below a command must
-be among those it printed, … standing for anything; `$ echo $?` states its exit code, otherwise 0. The scenarios in
-examples/ are made smaller for it. The ```text tables are of the full size: their headlines and their cheapest row are
-computed again at that size and must be the same; `python tests/docs/refresh_tables.py` prints them anew.
+A ```python block is run as it is. In a ```console block, `$ twin …` is run in process, `$ python FILE` as a program,
+and `$ jq …` in a shell if jq is there. Lines below a command must be among those it printed, … standing for anything;
+`$ echo $?` states its exit code, otherwise 0. The scenarios in examples/ are made smaller for it. ```text tables are
+of the full size: their headlines and their cheapest row are computed again at that size and must be the same; `python
+tests/docs/refresh_tables.py` prints them anew.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -89,6 +92,16 @@ def typed(line: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def _program(line: str) -> tuple[int, str, str]:
+    """The same of `[NAME=VALUE …] python FILE`, which needs torch."""
+    pytest.importorskip("torch")
+    *settings, program, file = shlex.split(line)
+    assert program == "python", line
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(setting.split("=", 1) for setting in settings)
+    done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
 def _expand(word: str) -> list[str]:
     return sorted(str(path) for path in Path().glob(word)) if "*" in word else [word]
 
@@ -98,7 +111,7 @@ def check(command: Command) -> None:
         if shutil.which("jq"):
             subprocess.run(command.line, shell=True, check=True, capture_output=True)
         return
-    code, out, err = typed(command.line)
+    code, out, err = _program(command.line) if " python " in f" {command.line}" else typed(command.line)
     assert code == command.code, err
     printed = (out + err).splitlines()
     for line in command.shown:
@@ -112,6 +125,7 @@ def save(block: Block, *, smaller: bool = False) -> None:
         Path(block.file).write_text(_smaller(block.text) if shrink else block.text)
 
 
+@pytest.mark.usefixtures("own_registries")
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_a_guide_can_be_followed_from_top_to_bottom(
     page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,8 +142,8 @@ def test_a_guide_can_be_followed_from_top_to_bottom(
     tried = 0
     for block in blocks(page):
         save(block, smaller=True)
-        if block.language == "python":
-            exec(compile(block.text, str(page), "exec"), {})
+        if block.language == "python" and block.file is None:  # a file is a plug-in, which a command imports
+            exec(compile(block.text, str(page), "exec", dont_inherit=True), {"__name__": "__main__"})
         for command in commands(block.text) if block.language == "console" else []:
             check(command)
             tried += 1
@@ -142,6 +156,11 @@ def _smaller(scenario: str) -> str:
     assert changed == 1
     text = re.sub(r"^batch_size: \d+", "batch_size: 16", text, flags=re.M)
     return re.sub(r"(decode: .*mean:) \d+", r"\1 20", text)
+
+
+def test_the_python_of_the_readme_runs(workplace: Path) -> None:
+    (block,) = [block for block in blocks(ROOT / "README.md") if block.language == "python"]
+    exec(compile(block.text, "README.md", "exec", dont_inherit=True), {"__name__": "__main__"})
 
 
 def tables() -> Iterator[tuple[Path, str, str]]:
@@ -224,8 +243,9 @@ def test_every_package_is_on_the_map(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", sorted(path for path in (ROOT / "twin").iterdir()), ids=lambda path: path.name)
-def test_every_part_of_the_twin_is_on_the_map(part: Path) -> None:
+def test_every_part_of_the_twin_is_explained(part: Path) -> None:
+    text = (DOCS / "explanation" / "architecture.md").read_text()
     if part.is_dir() and any(part.glob("*.py")):
-        assert f"`twin/{part.name}/`" in (DOCS / "index.md").read_text()
+        assert f"`twin/{part.name}/`" in text
     elif part.suffix == ".py" and not part.name.startswith("__"):
-        assert f"`twin/{part.name}`" in (DOCS / "index.md").read_text()
+        assert f"`twin/{part.name}`" in text

@@ -16,9 +16,15 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from scenarios.afd import AfdScenario
+from scenarios.serving import ServingScenario
+from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.chunking import CHUNK_POLICIES
+from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.routing import ROUTERS
+from schedulers.waiting_queue import SCHEDULING_POLICIES
 from twin.cli import app, run
-from twin.scenarios.afd import AfdScenario
-from twin.scenarios.serving import ServingScenario
+from workloads.traces import TRACE_FORMATS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 
@@ -45,11 +51,15 @@ def models(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(annotation) for model in models(inner)]
 
 
+SAME_AS = {"system.decode_step_time", "system.pools.step_time", "system.pools.engine"}
+"""Sections with the fields of another one, to which their own row refers."""
+
+
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(dotted field, type, default) of every field that is no section, in every variant of each section."""
     for name, field in model.model_fields.items():
         dotted = prefix + (field.alias or name)
-        inner = models(field.annotation)
+        inner = [] if dotted in SAME_AS else models(field.annotation)
         for each in inner:
             yield from leaves(each, dotted + ".")
         if not inner or str in get_args(field.annotation):
@@ -93,6 +103,23 @@ def test_the_serving_scenario_names_the_field_its_default_and_its_choices(field:
     text = (REFERENCE / "serving-scenario.md").read_text()
     for value in [value for name, kind, _ in SERVING if name == field for value in literals(kind)]:
         assert f"`{value}`" in text, value
+
+
+@pytest.mark.parametrize(
+    ("page", "field", "registry"),
+    [
+        ("serving-scenario.md", "engine.scheduling_policy", SCHEDULING_POLICIES),
+        ("serving-scenario.md", "engine.preemption_policy", PREEMPTION_POLICIES),
+        ("serving-scenario.md", "engine.chunking.policy", CHUNK_POLICIES),
+        ("serving-scenario.md", "system.routing", ROUTERS),
+        ("scenario-file.md", "refill", REFILL_POLICIES),
+        ("serving-scenario.md", "workload.trace.format", TRACE_FORMATS),
+        ("scenario-file.md", "workload.trace.format", TRACE_FORMATS),
+    ],
+)
+def test_a_field_that_names_a_policy_lists_those_that_ship(page: str, field: str, registry: dict[str, object]) -> None:
+    (told,) = [cells for _, cells in rows(page) if names(cells[0]) == [field]]
+    assert set(registry) <= set(names(told[2]))
 
 
 def test_the_serving_scenario_names_no_field_that_is_not_there() -> None:
@@ -145,6 +172,7 @@ def test_the_command_line_names_every_flag_and_no_other(command: str) -> None:
 def folder(workplace: Path) -> Path:
     """The folder of a small run, with the document that it printed beside it as printed.json."""
     small = ["--ratio", "1,2", "--set", "requests_per_instance=300", "--set", "batch_size=16", "--json", "--requests"]
+    small += ["--set", "instances.memory=64e9", "--set", "instances.kv_bytes_per_token=70272"]  # so that it is checked
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         assert run(["sweep", "examples/afd-deepseek-v3.yaml", *small]) == 0, err.getvalue()
@@ -191,3 +219,17 @@ def test_the_run_folder_lists_every_file_and_every_key_of_the_manifest(folder: P
     points = json.loads((folder / "summary.json").read_text())["points"]
     assert sorted(line.pop("key") for line in lines) == ["0/1", "0/2"]
     assert sorted(lines, key=lambda point: point["ratio"]) == points
+
+
+def test_fields_of_a_models_config() -> None:
+    """Each table of the page has the names of one table in the code."""
+    from latency_models.deployment.model_config import IGNORED, READ, REFUSED_UNLESS
+
+    text = (REFERENCE / "model-directories.md").read_text()
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")][:3]
+    first_cells = [{name for row in table[2:] for name in names(row.split(" | ")[0])} for table in tables]
+    read, refused, ignored = first_cells
+    conditional = {"use_sliding_window", "sliding_window", "layer_types", "auto_map"}
+    assert read == READ - conditional
+    assert refused == set(REFUSED_UNLESS) | conditional
+    assert ignored == IGNORED

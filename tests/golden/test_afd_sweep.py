@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from twin.reproductions.afd import BASELINE
-from twin.scenarios.overrides import apply
+from scenarios.overrides import apply
+from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
 GOLDEN = Path(__file__).with_name("afd_sweep.json")

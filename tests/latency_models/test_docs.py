@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from latency_models.calibration import Calibration, FitReport, Line, Provenance
-from latency_models.hardware import Efficiency, Hardware, Network
-from latency_models.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
-from latency_models.roofline import Deployment, Overhead
+from latency_models.calibration.file_format import Calibration, FitReport, Line, Provenance
+from latency_models.deployment.hardware import Efficiency, Hardware, Network
+from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
+from latency_models.deployment.roofline import Deployment, Overhead
+from latency_models.sources.registry import SOURCES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+WALK = DOCS / "explanation" / "from-microbenchmark-to-step-time.md"
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,17 @@ def test_the_examples_run(page: str, examples: int, tmp_path: Path, monkeypatch:
     result = doctest.testfile(str(DOCS / page), module_relative=False)
     assert result.attempted >= examples
     assert result.failed == 0
+
+
+def test_the_walk_from_microbenchmark_to_step_time_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DOCS.parent)
+    result = doctest.testfile(str(WALK), module_relative=False)
+    assert result.attempted >= 20
+    assert result.failed == 0
+
+
+def test_the_walk_names_every_source() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", WALK.read_text(encoding="utf-8"), re.MULTILINE)) == SOURCES.keys()
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -34,20 +34,20 @@ class Plant:
 
     @property
     def pool(self) -> BlockPool:
-        assert isinstance(self.core.kv, BlockPool)
-        return self.core.kv
+        assert isinstance(self.core.kv_cache, BlockPool)
+        return self.core.kv_cache
 
     def content(self, sequence: Sequence, position: int) -> object:
         ids = sequence.request.prefix_blocks[: position // self.pool.node_tokens + 1]
         whole = len(ids) == position // self.pool.node_tokens + 1
-        return (ids, position) if whole else (sequence.number, position)
+        return (ids, position) if whole else (sequence.seq_id, position)
 
     def run(self, batch: Batch) -> None:
         pool = self.pool
         for sequence in batch.decodes:
             length = self.lengths[sequence] = self.lengths[sequence] + 1
-            if len(pool.table(sequence.holding)) * BLOCK < length:
-                pool.give(sequence.holding)
+            if len(pool.table(sequence.blocks)) * BLOCK < length:
+                pool.assign(sequence.blocks)
             self.write(sequence, length - 1)
         for chunk in batch.chunks:
             self.lengths[chunk.sequence] = chunk.context + chunk.tokens
@@ -58,7 +58,7 @@ class Plant:
                 assert self.memory[self.place(sequence, position)] == self.content(sequence, position)
 
     def place(self, sequence: Sequence, position: int) -> tuple[int, int]:
-        return self.pool.table(sequence.holding)[position // BLOCK], position % BLOCK
+        return self.pool.table(sequence.blocks)[position // BLOCK], position % BLOCK
 
     def write(self, sequence: Sequence, position: int) -> None:
         self.memory[self.place(sequence, position)] = self.content(sequence, position)
@@ -78,11 +78,11 @@ def test_everybody_reads_their_own_context(
 ) -> None:
     random = Random(seed)
     config = EngineConfig(
-        kv_blocks=blocks,
-        block_tokens=BLOCK,
+        num_gpu_blocks=blocks,
+        block_size=BLOCK,
         prefix_id_tokens=BLOCK * node_blocks,
-        prefix_caching=caching,
-        share=share,  # type: ignore[arg-type]
+        enable_prefix_caching=caching,
+        cache_blocks_on=share,  # type: ignore[arg-type]
         max_num_seqs=(seats := random.randint(1, 6)),
         max_num_batched_tokens=seats + random.randint(1, 10),
     )
@@ -110,8 +110,8 @@ def test_everybody_reads_their_own_context(
             break
     else:
         pytest.fail("requests remain")
-    assert core.kv.free == blocks
-    assert not plant.pool.drawn
+    assert core.kv_cache.num_free_blocks == blocks
+    assert not plant.pool.unassigned_ids
 
 
 def submit(core: EngineCore, random: Random, most: int) -> None:
@@ -119,6 +119,6 @@ def submit(core: EngineCore, random: Random, most: int) -> None:
     prompt = random.randint(1, most // 2)
     limit = random.randint(1, most - prompt)
     family = random.randint(0, 2)
-    named = prompt // core.kv.node_tokens
+    named = prompt // core.kv_cache.node_tokens
     ids = tuple(100 * family + i for i in range(random.randint(0, named)))
-    core.submit(Request(core._submitted, 0.0, prompt, limit, prefix_blocks=ids), 0.0)
+    core.submit(Request(core._num_submitted, 0.0, prompt, limit, prefix_blocks=ids), 0.0)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from live.engine import Engine
-from live.generation import Generation, ask
+from live.generation import Generation, make_generation
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights
@@ -19,7 +19,7 @@ from schedulers.batches import Batch
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 
-GREEDY = Wish(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 BLOCK = 4
 
 
@@ -52,21 +52,25 @@ def drain(engine: Engine) -> list[Generation]:
     while (result := engine.step()) is not None:
         engine.core.check_integrity()
         done.extend(result.finished)
-    assert engine.core.kv.free == engine.core.kv.blocks
+    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
     return done
 
 
 CONFIGS = {
-    "plenty": EngineConfig(kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK),
+    "plenty": EngineConfig(num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK),
     "chunks of 7": EngineConfig(
-        kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=7, max_num_seqs=6
+        num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=7, max_num_seqs=6
     ),
-    "few blocks": EngineConfig(kv_blocks=24, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8),
+    "few blocks": EngineConfig(num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8),
     "few blocks, nothing shared": EngineConfig(
-        kv_blocks=24, block_tokens=BLOCK, prefix_id_tokens=BLOCK, prefix_caching=False
+        num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, enable_prefix_caching=False
     ),
     "leaders": EngineConfig(
-        kv_blocks=200, block_tokens=BLOCK, prefix_id_tokens=BLOCK, share="computed", lead_cold_prefixes=True
+        num_gpu_blocks=200,
+        block_size=BLOCK,
+        prefix_id_tokens=BLOCK,
+        cache_blocks_on="computed",
+        in_batch_prefix_caching=True,
     ),
 }
 
@@ -76,7 +80,10 @@ def test_answers_are_those_of_transformers(name: str, models: tuple[Decoder, Any
     decoder, peer = models
     kinds: list[type[Batch]] = []
     engine = Engine(decoder, CONFIGS[name], StaticChunks(32), watch=lambda batch, begin, end: kinds.append(type(batch)))
-    asked = [ask(i, prompt, 3 + 2 * i, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+    asked = [
+        make_generation(i, prompt, 3 + 2 * i, sampling_params=GREEDY, block_size=BLOCK)
+        for i, prompt in enumerate(prompts())
+    ]
     for generation in asked[:8]:
         engine.submit(generation)
     for _ in range(4):
@@ -86,7 +93,7 @@ def test_answers_are_those_of_transformers(name: str, models: tuple[Decoder, Any
     drain(engine)
     for i, (generation, prompt) in enumerate(zip(asked, prompts(), strict=True)):
         assert generation.output == expected(peer, prompt, 3 + 2 * i), f"request {i}"
-        assert generation.ending == "length"
+        assert generation.finish_reason == "length"
     if name.startswith("few"):
         assert engine.core.preemptions > 0
     if name == "leaders":
@@ -99,24 +106,30 @@ def test_an_end_token_ends(models: tuple[Decoder, Any]) -> None:
     end = answer[5]
     first = answer.index(end)
     engine = Engine(decoder, CONFIGS["plenty"])
-    stopped = ask(0, prompts()[1], 12, wish=GREEDY, end_tokens=frozenset({end}), block_tokens=BLOCK)
-    patient = ask(1, prompts()[1], 12, wish=GREEDY, end_tokens=frozenset({end}), fewest=first + 2, block_tokens=BLOCK)
+    stopped = make_generation(
+        0, prompts()[1], 12, sampling_params=GREEDY, end_tokens=frozenset({end}), block_size=BLOCK
+    )
+    patient = make_generation(
+        1, prompts()[1], 12, sampling_params=GREEDY, end_tokens=frozenset({end}), min_tokens=first + 2, block_size=BLOCK
+    )
     for generation in (stopped, patient):
         engine.submit(generation)
     drain(engine)
-    assert (stopped.output, stopped.ending) == (answer[: first + 1], "stop")
+    assert (stopped.output, stopped.finish_reason) == (answer[: first + 1], "stop")
     assert len(patient.output) > first + 1
 
 
 def test_what_a_seed_draws_does_not_depend_on_company(models: tuple[Decoder, Any]) -> None:
     decoder, _ = models
-    wish = Wish(temperature=1.5, top_k=50, seed=9)
+    params = SamplingParams(temperature=1.5, top_k=50, seed=9)
 
     def answer(company: int) -> list[int]:
         engine = Engine(decoder, CONFIGS["plenty"], StaticChunks(16))
         for i in range(company):
-            engine.submit(ask(i + 1, prompts()[i], 9, wish=Wish(seed=i), block_tokens=BLOCK))
-        mine = ask(0, prompts()[10], 15, wish=wish, block_tokens=BLOCK)
+            engine.submit(
+                make_generation(i + 1, prompts()[i], 9, sampling_params=SamplingParams(seed=i), block_size=BLOCK)
+            )
+        mine = make_generation(0, prompts()[10], 15, sampling_params=params, block_size=BLOCK)
         engine.submit(mine)
         drain(engine)
         return mine.output
@@ -127,10 +140,10 @@ def test_what_a_seed_draws_does_not_depend_on_company(models: tuple[Decoder, Any
 def test_an_embedding_is_the_last_state_and_holds_no_seat(models: tuple[Decoder, Any]) -> None:
     decoder, peer = models
     config = EngineConfig(
-        kv_blocks=40, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(64, 8)
+        num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(64, 8)
     )
     engine = Engine(decoder, config)
-    asked = [ask(i, prompt, 0, task="embed", block_tokens=BLOCK) for i, prompt in enumerate(prompts()[:6])]
+    asked = [make_generation(i, prompt, 0, task="embed", block_size=BLOCK) for i, prompt in enumerate(prompts()[:6])]
     for generation in asked:
         engine.submit(generation)
     done = drain(engine)
@@ -138,7 +151,7 @@ def test_an_embedding_is_the_last_state_and_holds_no_seat(models: tuple[Decoder,
     for generation in asked:
         with torch.inference_mode():
             states = peer.model(torch.from_numpy(generation.prompt)[None]).last_hidden_state[0, -1]
-        torch.testing.assert_close(torch.from_numpy(generation.pooled), states, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(generation.pooled_output), states, rtol=1e-4, atol=1e-4)
         assert generation.output == []
 
 
@@ -146,7 +159,7 @@ def test_an_abort_frees_everything(models: tuple[Decoder, Any]) -> None:
     decoder, _ = models
     engine = Engine(decoder, CONFIGS["chunks of 7"])
     for i, prompt in enumerate(prompts()):
-        engine.submit(ask(i, prompt, 20, wish=GREEDY, block_tokens=BLOCK))
+        engine.submit(make_generation(i, prompt, 20, sampling_params=GREEDY, block_size=BLOCK))
     for i in range(len(prompts())):
         engine.step()
         engine.abort(i)

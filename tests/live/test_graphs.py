@@ -12,26 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
 from live.block_pool import BlockPool
 from live.engine import Engine
 from live.executor import Executor
-from live.generation import Generation, ask
-from live.graphs.buckets import Buckets, StepShape, powers, sizes
+from live.generation import Generation, make_generation
+from live.graphs.capture_sizes import CaptureSizes, StepShape, powers, sizes
 from live.graphs.executor import GraphExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import load_weights, random_weights
-from live.validation.plant import LivePlant
+from live.validation.backend import LiveBackend
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, prompts
 
 ONE_SHOT = EngineConfig(
-    kv_blocks=40, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=5, one_shot=OneShotBudget(64, 8)
+    num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=5, one_shot=OneShotBudget(64, 8)
 )
-ANSWERS = EngineConfig(kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8, reserve="answer")
+ANSWERS = EngineConfig(
+    num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8, kv_reservation="max_tokens"
+)
 ENGINES = CONFIGS | {"one-shot": ONE_SHOT, "whole answers reserved": ANSWERS}
 MAKERS: dict[str, tuple[Callable[..., Executor], int]] = {
     "a step ahead": (Executor, 2),
@@ -53,7 +55,7 @@ def drain(engine: Engine, each_step: Callable[[int], None] = lambda number: None
         engine.core.check_integrity()
         each_step(number)
         number += 1
-    assert engine.core.kv.free == engine.core.kv.blocks
+    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
 
 
 def asked(style: str) -> list[Generation]:
@@ -62,13 +64,13 @@ def asked(style: str) -> list[Generation]:
     for i, prompt in enumerate(prompts()):
         more: dict[str, Any] = {"end_tokens": frozenset(range(i, 199, 9))} if i % 2 else {}
         if style == "mixed":
-            drawn = Wish(temperature=0.9, top_k=40 * (i % 2), top_p=0.95, seed=i)
-            more |= {"wish": drawn if i % 4 == 0 else GREEDY, "task": "embed" if i % 6 == 5 else "generate"}
-            more |= {"top": i % 4 - 1, "prompt_top": 2 if i % 4 == 3 else -1}
+            drawn = SamplingParams(temperature=0.9, top_k=40 * (i % 2), top_p=0.95, seed=i)
+            more |= {"sampling_params": drawn if i % 4 == 0 else GREEDY, "task": "embed" if i % 6 == 5 else "generate"}
+            more |= {"logprobs": i % 4 - 1, "prompt_logprobs": 2 if i % 4 == 3 else -1}
             if i % 5 == 1:
-                more |= {"until": lambda token: token % 7 == 0, "fewest": 3}
+                more |= {"stop_check": lambda token: token % 7 == 0, "min_tokens": 3}
         most = 0 if more.get("task") == "embed" else 3 + 2 * i
-        made.append(ask(i, prompt, most, block_tokens=BLOCK, **({"wish": GREEDY} | more)))
+        made.append(make_generation(i, prompt, most, block_size=BLOCK, **({"sampling_params": GREEDY} | more)))
     return made
 
 
@@ -106,13 +108,15 @@ def test_answers_do_not_depend_on_how_steps_are_run(
     name: str, kind: str, style: str, decoder: Decoder, waited_for: Callable[[str, str], list[Generation]]
 ) -> None:
     for found, exact in zip(answers(decoder, name, style, *MAKERS[kind]), waited_for(name, style), strict=True):
-        assert (found.output, found.ending) == (exact.output, exact.ending)
-        assert [[token for token, _ in each] for each in found.tops] == [[t for t, _ in each] for each in exact.tops]
-        assert found.logprobs == pytest.approx(exact.logprobs, abs=1e-4)
-        assert found.prompt_logprobs[1:] == pytest.approx(exact.prompt_logprobs[1:], abs=1e-4)
-        assert (found.pooled is None) == (exact.pooled is None)
-        if exact.pooled is not None:
-            np.testing.assert_allclose(found.pooled, exact.pooled, atol=1e-4)
+        assert (found.output, found.finish_reason) == (exact.output, exact.finish_reason)
+        assert [[token for token, _ in each] for each in found.top_logprobs] == [
+            [t for t, _ in each] for each in exact.top_logprobs
+        ]
+        assert found.token_logprobs == pytest.approx(exact.token_logprobs, abs=1e-4)
+        assert found.prompt_token_logprobs[1:] == pytest.approx(exact.prompt_token_logprobs[1:], abs=1e-4)
+        assert (found.pooled_output is None) == (exact.pooled_output is None)
+        if exact.pooled_output is not None:
+            np.testing.assert_allclose(found.pooled_output, exact.pooled_output, atol=1e-4)
 
 
 def test_sizes_grow_by_a_bounded_part() -> None:
@@ -123,33 +127,33 @@ def test_sizes_grow_by_a_bounded_part() -> None:
 
 
 def test_a_batch_gets_the_smallest_shape_that_holds_it() -> None:
-    buckets = Buckets(100, 120, 4096, 2000, most_captured=512)
-    assert buckets.shape(0, 3, 130, 9, True) == StepShape(0, 4, 160, 64, True)
-    assert buckets.shape(9, 1, 1, 65, False) == StepShape(32, 1, 16, 256, False)
-    assert buckets.shape(17, 0, 0, 2000, True) == StepShape(24, 0, 0, 2000, True)
-    assert buckets.shape(17, 2, 513, 70, True) == StepShape(17, 2, 513, 70, True, captured=False)
+    capture_sizes = CaptureSizes(100, 120, 4096, 2000, max_captured_tokens=512)
+    assert capture_sizes.shape(0, 3, 130, 9, True) == StepShape(0, 4, 160, 64, True)
+    assert capture_sizes.shape(9, 1, 1, 65, False) == StepShape(32, 1, 16, 256, False)
+    assert capture_sizes.shape(17, 0, 0, 2000, True) == StepShape(24, 0, 0, 2000, True)
+    assert capture_sizes.shape(17, 2, 513, 70, True) == StepShape(17, 2, 513, 70, True, captured=False)
 
 
 def test_shapes_are_made_ahead_and_met_again(decoder: Decoder) -> None:
-    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     engine = Engine(decoder, config, make_executor=GraphExecutor, depth=2)
     executor = engine.executor
     assert isinstance(executor, GraphExecutor)
-    executor.warm([executor.buckets.shape(n, 0, 0, 1, True) for n in (1, 2, 3, 6)])
+    executor.warm_up([executor.capture_sizes.shape(n, 0, 0, 1, True) for n in (1, 2, 3, 6)])
     assert not executor.cache.keys.any()
     for i in range(3):
-        engine.submit(ask(i, prompts()[i], 9, wish=GREEDY, block_tokens=BLOCK))
+        engine.submit(make_generation(i, prompts()[i], 9, sampling_params=GREEDY, block_size=BLOCK))
     drain(engine)
     assert {shape.decodes for shape in executor.steps if not shape.chunks} == {1, 2, 4, 6}
 
 
 def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
     """80 blocks are reserved, and the first chunk, of 32 tokens, is given a table of 64."""
-    config = EngineConfig(kv_blocks=200, block_tokens=1, prefix_id_tokens=BLOCK, reserve="answer")
+    config = EngineConfig(num_gpu_blocks=200, block_size=1, prefix_id_tokens=BLOCK, kv_reservation="max_tokens")
     told = []
     for make in (Executor, GraphExecutor):
         engine = Engine(decoder, config, StaticChunks(32), make_executor=make)
-        generation = ask(0, prompts()[7], 41, wish=GREEDY, block_tokens=BLOCK)
+        generation = make_generation(0, prompts()[7], 41, sampling_params=GREEDY, block_size=BLOCK)
         engine.submit(generation)
         drain(engine)
         told.append(generation.output)
@@ -157,17 +161,20 @@ def test_a_table_may_reach_behind_what_a_chunk_needs(decoder: Decoder) -> None:
 
 
 def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
-    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     kept: list[GraphExecutor] = []
 
     def make(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
-        kept.append(kept[0].renewed(pool) if kept else GraphExecutor(decoder, pool, config))
+        kept.append(kept[0].reset(pool) if kept else GraphExecutor(decoder, pool, config))
         return kept[0]
 
     told = []
     for _ in range(2):
         engine = Engine(decoder, config, make_executor=make, depth=2)
-        requests = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+        requests = [
+            make_generation(i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK)
+            for i, prompt in enumerate(prompts())
+        ]
         for generation in requests:
             engine.submit(generation)
         for _ in range(4):
@@ -177,7 +184,9 @@ def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
     assert kept[0] is kept[1]
     drain(engine)
     waiting = Engine(decoder, config)
-    others = [ask(i, prompt, 6, wish=GREEDY, block_tokens=BLOCK) for i, prompt in enumerate(prompts())]
+    others = [
+        make_generation(i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK) for i, prompt in enumerate(prompts())
+    ]
     for generation in others:
         waiting.submit(generation)
     drain(waiting)
@@ -186,12 +195,12 @@ def test_an_executor_serves_another_engine(decoder: Decoder) -> None:
 
 def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:
     """Three decodes in a step of four, and a prompt of five in one of sixteen: what is cached is what is theirs."""
-    config = EngineConfig(kv_blocks=90, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
+    config = EngineConfig(num_gpu_blocks=90, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=6)
     written = []
     for make in (Executor, GraphExecutor):
         engine = Engine(decoder, config, make_executor=make)
         for i in range(3):
-            engine.submit(ask(i, prompts()[i], 6, wish=GREEDY, block_tokens=BLOCK))
+            engine.submit(make_generation(i, prompts()[i], 6, sampling_params=GREEDY, block_size=BLOCK))
         drain(engine)
         written.append(engine.executor.cache)
     torch.testing.assert_close(written[0].keys, written[1].keys)
@@ -202,13 +211,13 @@ def test_rows_that_fill_up_write_nothing(decoder: Decoder) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) -> None:
     shape = Shape(2, 128, 256, heads=4, kv_heads=2, head_dim=64, vocabulary=512)
-    config = ModelConfig("llama", shape, positions=512, tied=True)
+    config = ModelConfig("llama", shape, max_position_embeddings=512, tied=True)
     decoder = Decoder(config, random_weights(config, torch.bfloat16, "cuda"))
-    engine_config = EngineConfig(kv_blocks=200, max_num_seqs=8)
+    engine_config = EngineConfig(num_gpu_blocks=200, max_num_seqs=8)
     told = []
     for graphs in (False, True):
         engine = Engine(decoder, engine_config, make_executor=partial(GraphExecutor, graphs=graphs), depth=depth)
-        requests = [ask(i, range(1, 30 + i), 40, wish=GREEDY) for i in range(12)]
+        requests = [make_generation(i, range(1, 30 + i), 40, sampling_params=GREEDY) for i in range(12)]
         for generation in requests:
             engine.submit(generation)
         drain(engine)
@@ -218,16 +227,19 @@ def test_graphs_give_what_the_same_steps_give_launched_one_by_one(depth: int) ->
     assert told[0] == told[1]
 
 
-def test_a_plants_engines_share_what_was_captured() -> None:
-    plant = LivePlant(
+def test_engines_of_a_backend_share_what_was_captured() -> None:
+    backend = LiveBackend(
         Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-llama.json",
-        random=True, dtype="float32", device="cpu", threads=1, seed=0, ahead=True,
+        random=True, dtype="float32", device="cpu", threads=1, seed=0, async_scheduling=True,
     )  # fmt: skip
-    config = EngineConfig(kv_blocks=300, max_num_seqs=3)
-    engines = [Engine(plant.decoder, settings, make_executor=plant.graphs) for settings in (config, replace(config))]
+    config = EngineConfig(num_gpu_blocks=300, max_num_seqs=3)
+    engines = [
+        Engine(backend.decoder, settings, make_executor=backend._graph_executor)
+        for settings in (config, replace(config))
+    ]
     executor = engines[0].executor
     assert engines[1].executor is executor
     assert isinstance(executor, GraphExecutor)
     assert set(executor.steps) == {StepShape(n, 0, 0, blocks, True) for n in (1, 2, 3) for blocks in (64, 256)}
-    other = Engine(plant.decoder, replace(config, kv_blocks=100), make_executor=plant.graphs)
+    other = Engine(backend.decoder, replace(config, num_gpu_blocks=100), make_executor=backend._graph_executor)
     assert other.executor is not executor

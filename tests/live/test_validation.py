@@ -1,4 +1,4 @@
-"""`twin validate`: a whole run on a tiny model, and what is made of measured and predicted."""
+"""`twin validate`: whole runs on a tiny model, and errors from measured and predicted summaries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latency_models.io.config_io import read_yaml_text
+from scenarios.validation import check_validation
 from twin.cli import run
 from twin.validation.compare import compare_load, missed, summary
+from workloads.errors import BadInput
 
 SCENARIO = """\
 schema: twin.scenario/1
@@ -21,10 +24,11 @@ workload:
   prefill: {distribution: fixed, mean: 12}
   decode: {distribution: fixed, mean: 6}
   arrivals: {process: poisson}
-engine: {kv_blocks: 64, max_num_seqs: 4, max_num_batched_tokens: 32}
+engine: {num_gpu_blocks: 64, max_num_seqs: 4, max_num_batched_tokens: 32}
 loads: [0.5, 0.8]
 repeats: 2
-probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_share: 0.1}
+profiling: {rounds: 10, max_steps: 30, max_prompt_tokens: 24, max_output_tokens: 8}
+machine_speed: {share: 0.1}
 """
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -45,28 +49,30 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     document = json.loads(capsys.readouterr().out)
     assert code == (4 if document["missed"] else 0)
     folder = Path(document["run"]["directory"])
-    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps", "pace")]
+    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps", "machine-speed")]
     for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
         assert (folder / name).exists()
-    assert sorted(document["calibration"]["yardsticks"]) == ["1", "64", "8"]
+    assert sorted(document["calibration"]["speed_probes"]) == ["1", "64", "8"]
     # Of twelve at a load of 1, so that all loads take equally long.
     assert [(load["load"], load["requests"]) for load in document["loads"]] == [(0.5, 6), (0.8, 10)]
     for load in document["loads"]:
         assert load["rate"] == pytest.approx(load["load"] * document["capacity"])
-        assert len(load["measured"]) == len(load["predicted"]) == len(load["pace"]) == 2
+        assert len(load["measured"]) == len(load["predicted"]) == len(load["machine_speed"]["slowdown"]) == 2
         for live, twin in zip(load["measured"], load["predicted"], strict=True):
             tokens = live["output_throughput"] / live["request_throughput"]
             assert tokens == pytest.approx(twin["output_tokens"] / twin["requests"]) == pytest.approx(6)
         assert load["steps"]["all"]["steps"] == sum(kind["steps"] for kind in load["steps"]["by_kind"].values())
         assert max(load["timeline"]["live"]) > 0
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
-    # What was learnt serves again, and is not learnt anew; also a step ahead.
+    # The fitted model serves again without profiling, also with asynchronous scheduling.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
-    again += ["--set", "engine.async_scheduling=true", "--set", "probe.pace_share=0"]
+    again += ["--set", "engine.async_scheduling=true", "--set", "machine_speed=off"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
-    told = capsys.readouterr()
-    assert "probing" not in told.err
-    assert "Load 0.5" in told.out
+    printed = capsys.readouterr()
+    assert "profiling" not in printed.err
+    assert "Load 0.5" in printed.out
+    assert "machine speed: not read" in printed.out
+    assert "at measured" not in printed.out
 
 
 @pytest.mark.parametrize(
@@ -74,12 +80,12 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     [
         ("{process: poisson}", "{process: poisson, rate: 3}", "workload.arrivals.rate: got 3, expected none"),
         ("config.json", "nothing.json", "nothing.json: expected a readable file"),
-        ("max_num_seqs: 4", "max_num_seqs: 4, data_parallel: 2", "engine.data_parallel"),
-        ("kv_blocks: 64", "kv_blocks: 0", "kv_blocks"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, data_parallel_size: 2", "engine.data_parallel_size"),
+        ("num_gpu_blocks: 64", "num_gpu_blocks: 0", "num_gpu_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
-        ("prompt: 24, answer: 8", "prompt: 600, answer: 8", "probe: request"),
+        ("max_prompt_tokens: 24", "max_prompt_tokens: 600", "profiling: request"),
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
-        ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "probe.pace_share: got 0.1, expected 0 with"),
+        ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "machine_speed: expected off with"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -89,27 +95,54 @@ def test_a_bad_scenario_is_one_line(
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert expected in lines[-1]
-    assert len([line for line in lines if not line.startswith("twin: probing")]) == 1
+    assert len([line for line in lines if not line.startswith("twin: profiling the engine")]) == 1
 
 
-def test_what_knows_no_pace_is_refused_where_it_is_read(
+def test_a_calibration_without_speed_probes_is_refused_where_they_are_read(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
-    assert run([*again, "--set", "probe.pace_share=0"]) == 0
+    assert run([*again, "--set", "machine_speed=off"]) == 0
     file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
-    assert "yardsticks: {}" in file.read_text()
+    assert "speed_probes: {}" in file.read_text()
     assert run([*again, "--calibration", str(file)]) == 2
-    assert "engine-steps.yaml: yardsticks: expected" in capsys.readouterr().err.splitlines()[-1]
+    assert "engine-steps.yaml: speed_probes: expected" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_workload_beyond_the_models_contexts_is_told(
+def test_a_workload_beyond_the_models_context_is_one_line(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scenario.write_text(SCENARIO.replace("mean: 12", "mean: 300"))
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs")]) == 2
-    told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert told.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
+
+
+OLD = SCENARIO[: SCENARIO.index("profiling:")] + (
+    "probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_share: 0.1}\n"
+)
+
+
+def test_old_field_names_are_read_with_one_note(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = check_validation(read_yaml_text(OLD), {"probe.rounds": 12}, scenario)
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith(
+        "twin: probe.pace_share is now called machine_speed.share; probe.rounds is now called profiling."
+    )
+    assert old == check_validation(read_yaml_text(SCENARIO), {"profiling.rounds": 12}, scenario)
+    unread = check_validation(read_yaml_text(SCENARIO), {"probe.pace_share": 0}, scenario)
+    assert unread.machine_speed is None
+    capsys.readouterr()
+    assert check_validation(read_yaml_text(SCENARIO), {"machine_speed": True}, scenario).machine_speed is not None
+    assert not capsys.readouterr().err
+    with pytest.raises(BadInput, match="profiling: expected profiling alone"):
+        check_validation(read_yaml_text(SCENARIO) | {"probe": {"rounds": 10}}, {}, scenario)
+
+
+def test_the_speed_of_a_gpu_is_not_read(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", str(scenario), "--backend", "cuda", "--runs", str(tmp_path / "runs")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "machine_speed: expected off with --backend cuda" in line
 
 
 def test_errors_are_taken_repeat_by_repeat() -> None:
@@ -124,16 +157,16 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         }
         return summary(columns)
 
-    otherwise = {"error_at_own_pace": [one(1.01), one(2.02)]}
-    found = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], otherwise)
-    assert found["ttft.mean"]["error_at_own_pace"] == pytest.approx(0.01)
-    assert found["ttft.mean"]["error"] == pytest.approx(0.09)
-    assert found["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])
-    assert found["tpot.mean"]["measured"] == pytest.approx(0.15)
-    assert found["ttft.mean"]["repeat_spread"] == pytest.approx(2**0.5 / 3)
-    load = {"load": 0.7, "metrics": found, "steps": {"all": {"median": 0.04}}}
+    others = {"error_at_measured_speed": [one(1.01), one(2.02)]}
+    metrics = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], others)
+    assert metrics["ttft.mean"]["error_at_measured_speed"] == pytest.approx(0.01)
+    assert metrics["ttft.mean"]["error"] == pytest.approx(0.09)
+    assert metrics["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])
+    assert metrics["tpot.mean"]["measured"] == pytest.approx(0.15)
+    assert metrics["ttft.mean"]["repeat_spread"] == pytest.approx(2**0.5 / 3)
+    load = {"load": 0.7, "metrics": metrics, "steps": {"all": {"median": 0.04}}}
     assert missed([load], 1.0) == [
-        f"load 0.7: {name} is off by +9.0 %, goal {goal} %"
+        f"load 0.7: the forecast of {name} is off by +9.0 %, goal {goal} %"
         for name, goal in (("ttft.mean", 5), ("tpot.mean", 3), ("e2e.mean", 3))
     ]
     assert missed([load], 4.0) == []

@@ -1,4 +1,4 @@
-"""Fast-forwarded runs of serving systems equal step-by-step ones, to the last bit of every record."""
+"""Fast-forwarded runs of serving systems equal step-by-step ones, to the last bit of every record and document."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import answers, records, run, scenario
-from twin.serving.pace import Pace, PaceLine
+from tests.twin.serving.scenarios import answers, records, reported, run, scenario
+from twin.serving.machine_speed import MachineSpeed, SpeedLine
 
-UNSTEADY = Pace(
-    {1: PaceLine([0.0, 0.4, 0.41, 2.0], [0.7, 1.9, 0.5, 1.2]), 8: PaceLine([0.3, 0.9], [1.3, 0.8])},
+UNSTEADY = MachineSpeed(
+    {1: SpeedLine([0.0, 0.4, 0.41, 2.0], [0.7, 1.9, 0.5, 1.2]), 8: SpeedLine([0.3, 0.9], [1.3, 0.8])},
 )
 LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 
 
-def both(document: dict[str, Any], pace: Pace | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    fast, slow = (run({**document, "fast_forward": mode}, pace=pace) for mode in (True, False))
+def both(document: dict[str, Any], speed: MachineSpeed | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    fast, slow = (run({**document, "fast_forward": mode}, machine_speed=speed) for mode in (True, False))
     assert sum(log.events for log in fast.logs) <= sum(log.events for log in slow.logs)
-    return records(fast), records(slow)
+    return records(fast) | {"document": reported(fast, document)}, records(slow) | {
+        "document": reported(slow, document)
+    }
 
 
 @settings(max_examples=60, deadline=None)
@@ -32,10 +34,10 @@ def both(document: dict[str, Any], pace: Pace | None = None) -> tuple[dict[str, 
     seats=st.sampled_from([2, 16, 64]),
     caching=st.booleans(),
     seed=st.integers(0, 10**6),
-    pace=st.sampled_from([None, UNSTEADY]),
+    speed=st.sampled_from([None, UNSTEADY]),
 )
-@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924, pace=None)
-@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919, pace=None)
+@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924, speed=None)
+@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919, speed=None)
 def test_one_engine(
     rate: float,
     asynchronous: bool,
@@ -44,7 +46,7 @@ def test_one_engine(
     seats: int,
     caching: bool,
     seed: int,
-    pace: Pace | None,
+    speed: MachineSpeed | None,
 ) -> None:
     document = scenario(
         seed=seed,
@@ -55,10 +57,11 @@ def test_one_engine(
             "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
         },
         engine={
-            "kv_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous, "prefix_caching": caching,
+            "num_gpu_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous,
+            "enable_prefix_caching": caching,
         },
     )  # fmt: skip
-    fast, slow = both(document, pace)
+    fast, slow = both(document, speed)
     assert fast == slow
     assert sum(fast["output_tokens"]) == sum(answers(document))
 
@@ -103,7 +106,9 @@ def test_prefill_and_decode_apart(decode: str, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_ranks_in_lockstep(asynchronous: bool) -> None:
-    fast, slow = both(scenario(engine={"data_parallel": 3, "async_scheduling": asynchronous, "kv_blocks": 40}))
+    fast, slow = both(
+        scenario(engine={"data_parallel_size": 3, "async_scheduling": asynchronous, "num_gpu_blocks": 40})
+    )
     assert fast == slow
 
 

@@ -1,4 +1,4 @@
-"""The twin decides what the live plant decided: a live run, replayed with its own durations through the twin's driver,
+"""The twin decides what the live engine decided: a live run, replayed with its own durations through the twin's driver,
 gives the identical sequence of batches.
 """
 
@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+from simpy.events import Event
 
-torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
+torch = pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
 from kernels.shapes import Shape  # noqa: E402
-from latency_models.engine_steps import describe  # noqa: E402
+from latency_models.sources.engine_regression.step import describe  # noqa: E402
+from latency_models.step_time import StepTimeModel  # noqa: E402
 from live.block_pool import BlockPool  # noqa: E402
 from live.engine import Engine  # noqa: E402
 from live.executor import Executor  # noqa: E402
@@ -24,30 +26,30 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.validation.play import Played, play  # noqa: E402
 from live.validation.prompts import materialise  # noqa: E402
+from live.validation.replay import ReplayResult, replay  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
 from schedulers.chunking import ChunkPolicy, StaticChunks  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from schedulers.engine_core import EngineCore  # noqa: E402
-from twin.clock import Clock  # noqa: E402
+from twin.environment import Environment, Priority  # noqa: E402
 from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
 from twin.serving.records import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 BLOCK = 4
-CONFIG = ModelConfig("llama", Shape(2, 16, 24, 2, 1, 8, 50), positions=512, tied=True)
+CONFIG = ModelConfig("llama", Shape(2, 16, 24, 2, 1, 8, 50), max_position_embeddings=512, tied=True)
 
 CASES: dict[str, tuple[EngineConfig, ChunkPolicy | None]] = {
-    "plenty": (EngineConfig(kv_blocks=400, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
-    "preemption": (EngineConfig(kv_blocks=20, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
+    "plenty": (EngineConfig(num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
+    "preemption": (EngineConfig(num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8), None),
     "small chunks": (
-        EngineConfig(kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4), StaticChunks(6)
+        EngineConfig(num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4), StaticChunks(6)
     ),
     "one-shot, shared when computed": (
         EngineConfig(
-            kv_blocks=60, block_tokens=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, share="computed",
-            lead_cold_prefixes=True, one_shot=OneShotBudget(32, 4),
+            num_gpu_blocks=60, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, cache_blocks_on="computed",
+            in_batch_prefix_caching=True, one_shot=OneShotBudget(32, 4),
         ),
         None,
     ),
@@ -72,11 +74,11 @@ def trace(batch: Batch) -> tuple[object, ...]:
     """All that was decided: who, how much, and over which context."""
     chunks = tuple((c.sequence.request.id, c.context, c.tokens, c.last) for c in batch.chunks)
     decodes = tuple(sequence.request.id for sequence in batch.decodes)
-    ending = tuple(sequence.request.id for sequence in batch.ending)
+    ending = tuple(sequence.request.id for sequence in batch.finishing)
     return type(batch).__name__, chunks, decodes, ending, describe(batch, BLOCK)
 
 
-class Recorded:
+class Recorded(StepTimeModel):
     """Step times that have happened, one after the other."""
 
     def __init__(self, durations: Iterator[float]) -> None:
@@ -94,17 +96,17 @@ GRID = 2.0**-20
 was noticed."""
 
 
-def replay(played: Played) -> tuple[list[float], list[float]]:
-    """Durations of the steps, and when each request comes, on the replay's own clock."""
+def durations_and_arrivals(replayed: ReplayResult) -> tuple[list[float], list[float]]:
+    """Durations of the steps, and the arrival of each request, on the clock of the simulation."""
     durations, begins, now = [], [], 0.0
-    for i, step in enumerate(played.steps):
-        follows = played.followed[i] and i + 1 < len(played.steps)
-        lasted = (played.steps[i + 1].begin if follows else step.end) - step.begin
+    for i, step in enumerate(replayed.steps):
+        follows = replayed.followed[i] and i + 1 < len(replayed.steps)
+        lasted = (replayed.steps[i + 1].begin if follows else step.end) - step.begin
         durations.append(max(round(lasted / GRID), 1) * GRID)
         begins.append(now)
         now += durations[-1] + (0.0 if follows else 1.0)
-    began = [step.begin for step in played.steps]
-    return durations, [begins[bisect_right(began, noticed)] for noticed in played.noticed]
+    began = [step.begin for step in replayed.steps]
+    return durations, [begins[bisect_right(began, noticed)] for noticed in replayed.noticed]
 
 
 def noted(engine: Engine) -> list[tuple[object, ...]]:
@@ -127,29 +129,30 @@ def test_the_twin_decides_what_the_live_plant_decided(name: str, tmp_path: Path)
     config, chunks = CASES[name]
     decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
     engine = Engine(decoder, config, chunks)
-    assert isinstance(engine.core.kv, BlockPool)
+    assert isinstance(engine.core.kv_cache, BlockPool)
     asked = requests(5)
-    generations = [materialise(request, answer, 50, BLOCK, BLOCK) for request, answer in asked]
+    generations = [materialise(request, answer, 50, BLOCK) for request, answer in asked]
     lived = noted(engine)
-    played = play(engine, generations)
+    replayed = replay(engine, generations)
 
-    replayed: list[tuple[object, ...]] = []
-    durations, arrivals = replay(played)
-    clock = Clock()
+    simulated: list[tuple[object, ...]] = []
+    durations, arrivals = durations_and_arrivals(replayed)
+    env = Environment()
     twin = SimulatedEngine(
-        clock, lambda: EngineCore(config, chunks), Recorded(iter(durations)), name="twin", index=0,
-        fast_forward=False, watch=lambda engine, batch, start, end: replayed.append(trace(batch)),
+        env, lambda: EngineCore(config, chunks), Recorded(iter(durations)), name="twin", index=0,
+        fast_forward=False, watch=lambda engine, batch, start, end: simulated.append(trace(batch)),
     )  # fmt: skip
 
-    def send(generation: Generation) -> None:
-        request = generation.request
-        answer = len(generation.output) if request.max_tokens else 0
-        twin.submit(RequestRecord(request, answer), request)
+    def client() -> Generator[Event, object, None]:
+        for generation, arrival in zip(replayed.sent, arrivals, strict=True):
+            yield env.at(arrival, Priority.ARRIVAL)
+            request = generation.request
+            answer = len(generation.output) if request.max_tokens else 0
+            twin.submit(RequestRecord(request, answer), request)
 
-    for generation, arrival in zip(played.sent, arrivals, strict=True):
-        clock.call(arrival, 0, lambda number, which=generation: send(which))
-    clock.run()
-    assert replayed == lived
+    env.process(client())
+    env.run()
+    assert simulated == lived
     if name == "preemption":
         assert twin.cores[0].preemptions > 0
 
@@ -177,29 +180,30 @@ def by_the_second(
 @pytest.mark.parametrize(("padded", "depth"), [(False, 1), (False, 2), (True, 2)])
 @pytest.mark.parametrize("name", CASES)
 def test_both_decide_alike_a_step_ahead(name: str, padded: bool, depth: int) -> None:
-    """Every step takes a second on both plants. Answers end when the model says so, which the twin is told."""
+    """Every step takes a second in both. The model decides when outputs end; the simulation is given their lengths."""
     config, chunks = CASES[name]
-    made = [materialise(request, answer + 20, 50, BLOCK, BLOCK) for request, answer in requests(6)]
+    made = [materialise(request, answer + 20, 50, BLOCK) for request, answer in requests(6)]
     for generation in made:
         generation.end_tokens = frozenset(range(generation.request.id % 5, 50, 7))
     arrivals = {generation: float(round(generation.request.arrival * 4000)) for generation in made}
     lived = by_the_second(name, GraphExecutor if padded else Executor, depth, arrivals)
 
-    replayed: list[tuple[object, ...]] = []
-    clock = Clock()
+    simulated: list[tuple[object, ...]] = []
+    env = Environment()
     twin = SimulatedEngine(
-        clock, lambda: EngineCore(config, chunks), Recorded(itertools.repeat(1.0)), name="twin", index=0, depth=depth,
-        fast_forward=False, watch=lambda engine, batch, start, end: replayed.append(trace(batch)),
+        env, lambda: EngineCore(config, chunks), Recorded(itertools.repeat(1.0)), name="twin", index=0, depth=depth,
+        fast_forward=False, watch=lambda engine, batch, start, end: simulated.append(trace(batch)),
     )  # fmt: skip
 
-    def send(generation: Generation) -> None:
-        answer = len(generation.output) if generation.request.max_tokens else 0
-        twin.submit(RequestRecord(generation.request, answer), generation.request)
+    def client() -> Generator[Event, object, None]:
+        for generation in sorted(made, key=lambda generation: arrivals[generation]):
+            yield env.at(arrivals[generation], Priority.ARRIVAL)
+            answer = len(generation.output) if generation.request.max_tokens else 0
+            twin.submit(RequestRecord(generation.request, answer), generation.request)
 
-    for generation in sorted(made, key=lambda generation: arrivals[generation]):
-        clock.call(arrivals[generation], 0, lambda number, which=generation: send(which))
-    clock.run()
-    assert replayed == lived
-    assert any(generation.ending == "stop" for generation in made if generation.request.max_tokens)
+    env.process(client())
+    env.run()
+    assert simulated == lived
+    assert any(generation.finish_reason == "stop" for generation in made if generation.request.max_tokens)
     if name == "preemption":
         assert twin.cores[0].preemptions > 0

@@ -22,20 +22,21 @@ from benchmarks import kernels as kernel_benchmark
 from benchmarks import live as live_benchmark
 from benchmarks.kernels import MISSED
 from kernels import microbenchmark
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
 from live.engine import Engine
-from live.generation import Generation, ask
+from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
+from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import Cache, Model, build_engine
-from live.server.running import Front, Stopping, listen, serve
+from live.server.server_config import ServerConfig
 from live.server.service import Service
-from live.validation.play import Played, play
 from live.validation.prompts import GREEDY
+from live.validation.replay import ReplayResult, replay
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.server.wire import Client
@@ -48,9 +49,9 @@ MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 TINY = MODELS / "tiny-llama.json"
 
 CONFIGS = [
-    EngineConfig(kv_blocks=2000, max_num_seqs=16, max_num_batched_tokens=2048),
-    EngineConfig(kv_blocks=150, max_num_seqs=16, max_num_batched_tokens=512),
-    EngineConfig(kv_blocks=2000, max_num_seqs=64, max_num_batched_tokens=8192, one_shot=OneShotBudget(4096, 8)),
+    EngineConfig(num_gpu_blocks=2000, max_num_seqs=16, max_num_batched_tokens=2048),
+    EngineConfig(num_gpu_blocks=150, max_num_seqs=16, max_num_batched_tokens=512),
+    EngineConfig(num_gpu_blocks=2000, max_num_seqs=64, max_num_batched_tokens=8192, one_shot=OneShotBudget(4096, 8)),
 ]
 """Room for all; few blocks; one-shot work apart."""
 
@@ -69,10 +70,10 @@ workload:
   prefill: {{distribution: lognormal, mean: 64, cv: 0.8}}
   decode: {{distribution: geometric, mean: 8}}
   arrivals: {{process: poisson}}
-engine: {{kv_blocks: 512, max_num_seqs: 4, max_num_batched_tokens: 256, async_scheduling: true}}
+engine: {{num_gpu_blocks: 512, max_num_seqs: 4, max_num_batched_tokens: 256, async_scheduling: true}}
 loads: [0.7]
 repeats: 2
-probe: {{rounds: 10, steps: 20, prompt: 256, answer: 16}}
+profiling: {{rounds: 10, max_steps: 20, max_prompt_tokens: 256, max_output_tokens: 16}}
 """
 
 
@@ -93,14 +94,16 @@ def asked(mixed: bool) -> list[Generation]:
     rng = np.random.default_rng(0)
     made = []
     for i in range(12):
-        more: dict[str, Any] = {"wish": GREEDY}
+        more: dict[str, Any] = {"sampling_params": GREEDY}
         if mixed:
             if i % 4 == 0:
-                more["wish"] = Wish(temperature=0.9, top_k=40 * (i % 2), top_p=0.95 if i % 3 else 1.0, seed=i)
-            more |= {"task": "embed" if i % 6 == 5 else "generate", "top": i % 4 - 1}
-            more["prompt_top"] = 2 if i % 4 == 3 else -1
+                more["sampling_params"] = SamplingParams(
+                    temperature=0.9, top_k=40 * (i % 2), top_p=0.95 if i % 3 else 1.0, seed=i
+                )
+            more |= {"task": "embed" if i % 6 == 5 else "generate", "logprobs": i % 4 - 1}
+            more["prompt_logprobs"] = 2 if i % 4 == 3 else -1
         prompt = rng.integers(1000, size=int(rng.integers(1, 600)))
-        made.append(ask(i, prompt, 0 if more.get("task") == "embed" else 1 + i % 12, **more))
+        made.append(make_generation(i, prompt, 0 if more.get("task") == "embed" else 1 + i % 12, **more))
     return made
 
 
@@ -115,7 +118,7 @@ def answer(engine: Engine, requests: Sequence[Generation]) -> None:
             for generation in requests[half:]:
                 engine.submit(generation)
     engine.core.check_integrity()
-    assert engine.core.kv.free == engine.core.kv.blocks
+    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
 
 
 def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piece:
@@ -131,7 +134,7 @@ def engines(make_decoder: Callable[[], Decoder], thorough: bool = False) -> Piec
                 for make, depth in live_benchmark.MODES.values():
                     engine = Engine(model, config, StaticChunks(256), make_executor=make, depth=depth)
                     answer(engine, asked(mixed))
-                    engine.executor.settle()
+                    engine.executor.freeze_graphs()
                     answer(engine, asked(mixed))
 
     return rehearse
@@ -142,7 +145,7 @@ def waiting(gpu: PretendedGPU) -> None:
     engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor, depth=2)
     for _ in range(2):  # the first time, no prefix is in the cache
         answer(engine, asked(mixed=False))
-    engine.executor.settle()
+    engine.executor.freeze_graphs()
     gpu.forget()
     answer(engine, asked(mixed=False))
 
@@ -168,10 +171,10 @@ def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
 
 def few_graphs(gpu: PretendedGPU) -> None:
     """Not more graphs than there may be: those that are met most often."""
-    with mock.patch("live.graphs.executor.MOST_GRAPHS", 3):
+    with mock.patch("live.graphs.executor.MAX_GRAPHS", 3):
         engine = Engine(shallow("qwen3-0.6b"), CONFIGS[0], make_executor=GraphExecutor)
         answer(engine, asked(mixed=True))
-        engine.executor.settle()
+        engine.executor.freeze_graphs()
     assert isinstance(engine.executor, GraphExecutor)
     steps = sorted(engine.executor.steps.values(), key=lambda step: -step.runs)
     assert len(steps) > 3
@@ -199,24 +202,24 @@ def server(gpu: PretendedGPU) -> None:
             list(pool.map(ask_for, range(12)))
         stop()
 
-    def ready(service: Service, stopping: Stopping) -> None:
+    def ready(service: Service, stopping: GracefulShutdown) -> None:
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
         Thread(target=clients, args=[stop]).start()
 
-    code = asyncio.run(serve(engine, Front("tiny"), made, ready=ready, signals=False))
+    code = asyncio.run(serve(engine, ServerConfig("tiny"), made, ready=ready, signals=False))
     assert (code, told) == (0, [200] * 24), told
 
 
 def validation(gpu: PretendedGPU) -> None:
     """`twin validate`: while steps are timed, no graph is made."""
 
-    def played(*arguments: Any) -> Played:
+    def watched(*arguments: Any) -> ReplayResult:
         before = gpu.captured
-        result = play(*arguments)
+        result = replay(*arguments)
         assert gpu.captured == before
         return result
 
-    with mock.patch("live.validation.plant.play", played):
+    with mock.patch("live.validation.backend.replay", watched):
         command(twin, "validate", "scenario.yaml", "--backend", "cuda")(gpu)
 
 
@@ -227,7 +230,7 @@ PIECES: dict[str, Piece] = {
     "llama": engines(partial(shallow, "llama-3.1-8b")),
     "4 bits": engines(partial(shallow, "llama-2-7b", 4)),
     "3 bits": engines(partial(shallow, "llama-3.1-8b", 3)),
-    "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, positions=4096, tied=False))),
+    "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, max_position_embeddings=4096, tied=False))),
     "few graphs": few_graphs,
     "waiting": waiting,
     "twin serve-live": server,

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from reports.reproductions.layout import bullets, disagreements, sections
-from reports.reproductions.spear import spear_figures, spear_table
+from reports.layout import bullets, disagreements, sections
+from reports.reproductions.spear.figures import figures as spear_figures
+from reports.reproductions.spear.table import tables as spear_table
 
 Document = dict[str, Any]
 

@@ -15,13 +15,16 @@ import pytest
 import yaml
 from rich.console import Console
 
-from latency_models.hardware import load_hardware
-from latency_models.models import load_model
-from reports.reproductions.prelude import prelude_figures, prelude_table
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from reports.reproductions.prelude.figures import figures as prelude_figures
+from reports.reproductions.prelude.table import tables as prelude_table
 from schedulers.engine_core import EngineCore
 from twin import cli
-from twin.reproductions import prelude, prelude_lifetimes, prelude_prefixes
-from twin.reproductions.prelude_engines import (
+from twin.reproductions.prelude import lifetimes as prelude_lifetimes
+from twin.reproductions.prelude import prefixes as prelude_prefixes
+from twin.reproductions.prelude import reproduction as prelude
+from twin.reproductions.prelude.engines import (
     FITTED,
     FITTING,
     DecodeTask,
@@ -32,10 +35,10 @@ from twin.reproductions.prelude_engines import (
     split_costs,
     sweep_rates,
 )
-from twin.reproductions.prelude_hardware import floor_seconds, step_line
-from twin.reproductions.prelude_lifetimes import JUDGE, Meter
-from twin.reproductions.prelude_prefixes import cold_job, cold_tokens
-from twin.reproductions.prelude_published import (
+from twin.reproductions.prelude.hardware import floor_seconds, step_line
+from twin.reproductions.prelude.lifetimes import JUDGE, Meter
+from twin.reproductions.prelude.prefixes import cold_job, cold_tokens
+from twin.reproductions.prelude.published import (
     ENGINES,
     SweepRow,
     arithmetic,
@@ -43,7 +46,7 @@ from twin.reproductions.prelude_published import (
     one_shot_rows,
     sweep_rows,
 )
-from twin.serving.run import Run, simulate
+from twin.serving.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +60,7 @@ H200 = load_hardware("h200-sxm")
 @pytest.mark.skipif(not SHARED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["prelude_oneshot.csv", "prelude_decode_control.csv", "prelude_concurrency.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = ROOT / "twin" / "published" / name
+    own = ROOT / "twin" / "reproductions" / "prelude" / "data" / name.removeprefix("prelude_")
     assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader((SHARED / name).read_text().splitlines()))
 
 
@@ -148,7 +151,7 @@ def one_judge(name: str, prompt: int) -> tuple[Meter, Run]:
     judge = document["workload"]["tasks"][1] | {"prefill": {"distribution": "fixed", "mean": prompt}}
     document["workload"]["tasks"] = [judge]
     meter = Meter()
-    run = simulate(prepare(document, Path("one-judge"), [settings]).cases[0].plan, watch=meter)
+    run = Simulation(prepare(document, Path("one-judge"), [settings]).cases[0].plan, watch=meter).run()
     assert meter.judges == {0}
     return meter, run
 
@@ -157,10 +160,10 @@ def test_what_one_judge_holds() -> None:
     overhead, per_token, _ = step_line(load_model("qwen3-32b"), H200)
     step = overhead + 100 * per_token
     held, _ = one_judge("one-shot", 100)
-    assert (held.block_seconds, held.seat_seconds, held.judge_peak) == (0, 0, 0)
+    assert (held.block_seconds, held.slot_seconds, held.judge_peak) == (0, 0, 0)
     held, _ = one_judge("decode-shaped", 100)
     assert held.block_seconds == pytest.approx(7 * step)  # 100 tokens begin 7 blocks of 16
-    assert held.seat_seconds == pytest.approx(step)
+    assert held.slot_seconds == pytest.approx(step)
     held, _ = one_judge("judges as chats, answers reserved", 100)
     assert held.judge_peak == -(-(100 + 4096 - 1) // 16)  # the last token is never cached
     assert held.block_seconds == pytest.approx(held.judge_peak * step)
@@ -170,7 +173,7 @@ def test_a_judge_too_long_for_a_step_holds_blocks_under_either_contract() -> Non
     shaped, _ = one_judge("decode-shaped", 3000)
     single, run = one_judge("one-shot", 3000)
     assert single.judge_peak == shaped.judge_peak == -(-3000 // 16)
-    assert single.seat_seconds == 0
+    assert single.slot_seconds == 0
     assert len(run.logs[0].ends) == 2
 
 
@@ -215,8 +218,12 @@ def cold(peers: int, rubric: int, budget: int, led: bool) -> Run:
     document = cold_job(peers)
     document["workload"]["tasks"][0]["prefill"]["mean"] = rubric + 128
     document["workload"]["prefixes"]["tokens"] = rubric
-    document["engine"] |= {"max_num_batched_tokens": budget, "one_shot": {"tokens": budget}, "lead_cold_prefixes": led}
-    return simulate(prepare(document, Path("cold")).cases[0].plan)
+    document["engine"] |= {
+        "max_num_batched_tokens": budget,
+        "one_shot": {"tokens": budget},
+        "in_batch_prefix_caching": led,
+    }
+    return Simulation(prepare(document, Path("cold")).cases[0].plan).run()
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------

@@ -16,14 +16,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from latency_models.ec_tables import Selection
-from reports.reproductions.spear import spear_figures, spear_table
-from twin.reproductions import spear, spear_published, spear_tables, spear_workload
-from twin.reproductions.spear import Study, reproduce
-from twin.reproductions.spear_claims import claims, meets
-from twin.reproductions.spear_published import DENSITIES, GOALS, Row, published_rows, slo_rows, static_rows
-from twin.reproductions.spear_tables import GRID, READINGS, FitTask, Iteration, Reading, Setting, complete
-from twin.reproductions.spear_workload import Sampling
+from latency_models.sources.ec_tables.tables import Selection
+from reports.reproductions.spear.figures import figures as spear_figures
+from reports.reproductions.spear.table import tables as spear_table
+from twin.reproductions.spear import published as spear_published
+from twin.reproductions.spear import reproduction as spear
+from twin.reproductions.spear import tables as spear_tables
+from twin.reproductions.spear import workload as spear_workload
+from twin.reproductions.spear.claims import claims, meets
+from twin.reproductions.spear.published import DENSITIES, GOALS, Row, published_rows, slo_rows, static_rows
+from twin.reproductions.spear.reproduction import Study, reproduce
+from twin.reproductions.spear.tables import GRID, READINGS, FitTask, Iteration, Reading, Setting, complete
+from twin.reproductions.spear.workload import Sampling
 from workloads.traces import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +61,7 @@ def document() -> Document:
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
 def test_the_project_s_copy_of_the_facts() -> None:
-    own = ROOT / "twin" / "published" / PUBLISHED.name
+    own = ROOT / "twin" / "reproductions" / "spear" / "data" / PUBLISHED.name.removeprefix("spear_")
     assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader(PUBLISHED.read_text().splitlines()))
 
 

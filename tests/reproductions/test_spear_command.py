@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import yaml
 
-from latency_models.ec_tables import LayerTables, Selection
+from latency_models.sources.ec_tables.tables import LayerTables, Selection
 from twin.cli import run
-from twin.reproductions import spear, spear_published, spear_tables, spear_workload
-from twin.reproductions.spear import Study
-from twin.reproductions.spear_published import DENSITIES, slo_rows, static_rows
-from twin.reproductions.spear_tables import GRID, READINGS, Reading, Setting
-from twin.reproductions.spear_workload import Sampling
+from twin.reproductions.spear import published as spear_published
+from twin.reproductions.spear import reproduction as spear
+from twin.reproductions.spear import tables as spear_tables
+from twin.reproductions.spear import workload as spear_workload
+from twin.reproductions.spear.published import DENSITIES, slo_rows, static_rows
+from twin.reproductions.spear.reproduction import Study
+from twin.reproductions.spear.tables import GRID, READINGS, Reading, Setting
+from twin.reproductions.spear.workload import Sampling
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +50,7 @@ def test_the_example_s_tables_give_the_static_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = ",".join(f"{{policy: static, tokens: {tokens}, beside: true}}" for tokens in (512, 128))
+    sizes = ",".join(f"{{policy: static, tokens: {tokens}, exclude_decodes: true}}" for tokens in (512, 128))
     more = ["--no-figures", "--json", "--jobs", "1", "--replications", "2"]
     assert run(["sweep", str(EXAMPLE), "--set", f"engine.chunking={sizes}", *more]) == 0
     points = json.loads(capsys.readouterr().out)["points"]
@@ -61,7 +64,7 @@ def test_a_tighter_goal_costs_ttft(
     """By the command that the example names."""
     monkeypatch.chdir(tmp_path)
     goals = [0.022, 0.016]
-    asked = ["--set", f"engine.chunking.goal={goals[0]},{goals[1]}", "--no-figures", "--json", "--jobs", "1"]
+    asked = ["--set", f"engine.chunking.slo_seconds={goals[0]},{goals[1]}", "--no-figures", "--json", "--jobs", "1"]
     assert run(["sweep", str(EXAMPLE), *asked]) == 0
     found = [point["summary"] for point in json.loads(capsys.readouterr().out)["points"]]
     for summary, goal in zip(found, goals, strict=True):

@@ -15,15 +15,18 @@ import pytest
 import yaml
 from rich.console import Console
 
-from latency_models.hardware import load_hardware
-from latency_models.linear import LinearLatency
-from reports.reproductions.sun import sun_figures, sun_table
+from latency_models.deployment.hardware import load_hardware
+from latency_models.fitting.linear import LinearLatency
+from reports.reproductions.sun.figures import figures as sun_figures
+from reports.reproductions.sun.table import tables as sun_table
+from twin.api.drawing import draw
 from twin.cli import run
-from twin.cli.drawing import draw
-from twin.reproductions import sun, sun_pool, sun_skew
-from twin.reproductions.sun_concurrency import ConcurrencyTask, errors, forms
-from twin.reproductions.sun_concurrency import scenario as row_scenario
-from twin.reproductions.sun_decode import (
+from twin.reproductions.sun import pool as sun_pool
+from twin.reproductions.sun import reproduction as sun
+from twin.reproductions.sun import skew as sun_skew
+from twin.reproductions.sun.concurrency import ConcurrencyTask, errors, forms
+from twin.reproductions.sun.concurrency import scenario as row_scenario
+from twin.reproductions.sun.decode import (
     FITTED,
     FORMS,
     DecodeFit,
@@ -34,10 +37,10 @@ from twin.reproductions.sun_decode import (
     ridge_rows,
     rows_of,
 )
-from twin.reproductions.sun_node import Load, Outcome, fitted_service, outcomes, scenario
-from twin.reproductions.sun_pool import PoolTask, choose, offered, possible_answers
-from twin.reproductions.sun_published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
-from twin.reproductions.sun_skew import SkewTask, summarise_skew
+from twin.reproductions.sun.node import Load, Outcome, fitted_service, outcomes, scenario
+from twin.reproductions.sun.pool import PoolTask, choose, offered, possible_answers
+from twin.reproductions.sun.published import ISOLATED, SHARED, ConcurrencyRow, concurrency_rows, pool_rows
+from twin.reproductions.sun.skew import SkewTask, summarise_skew
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared" / "data" / "published"
@@ -47,7 +50,7 @@ MODELS = ("LLaMA3.1-8B", "Qwen3-8B-Base")
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["sun_concurrency.csv", "sun_decode_pool.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = ROOT / "twin" / "published" / name
+    own = ROOT / "twin" / "reproductions" / "sun" / "data" / name.removeprefix("sun_")
     assert list(csv.reader(own.read_text().splitlines())) == list(
         csv.reader((PUBLISHED / name).read_text().splitlines())
     )

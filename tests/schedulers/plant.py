@@ -50,7 +50,7 @@ class Visit:
 class Plant:
     """One run. `depth` steps may be begun and not ended.
 
-    `leaps`: quiet steps are advanced at once instead of being begun. `forgetful`: the core looks at whoever waits in
+    `leaps`: steady steps are advanced at once instead of being begun. `forgetful`: the core looks at whoever waits in
     every step, as if it did not know that they lack blocks.
 
     Attributes:
@@ -83,8 +83,8 @@ class Plant:
             clock += self._leap(clock) or self._turn(clock)
             assert clock < most, f"somebody starves: {list(self.core.sequences.values())}"
         assert sorted(self.ends) == list(range(len(visits)))
-        assert self.core.kv.free == self.config.kv_blocks
-        assert self.core.load == 0
+        assert self.core.kv_cache.num_free_blocks == self.config.num_gpu_blocks
+        assert self.core.outstanding_tokens == 0
         return self
 
     # -- what the story does -----------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Plant:
         sent = visit.way == "sent"
         received = visit.way == "received"
         try:
-            self.core.submit(request, 0.0, limit=1 if sent else None, hold=sent, computed=received)
+            self.core.submit(request, 0.0, max_tokens=1 if sent else None, hold_blocks=sent, remote_prefill=received)
         except ValueError as error:
             assert "KV blocks" in str(error)
             self._end(id, "rejected")
@@ -137,16 +137,16 @@ class Plant:
         """Begin a step, and end the oldest if the pipeline is full."""
         core = self.core
         if self.forgetful:
-            core._stalled = False
+            core._admission_blocked = False
         promised, members = self.quiet
-        if core.quiet_steps() > promised:
-            promised, members = core.quiet_steps(), tuple(core.cohort.members)
+        if core.steady_decode_steps() > promised:
+            promised, members = core.steady_decode_steps(), tuple(core.decode_set.sequences)
         batch = core.begin_step(0.0)
         core.check_integrity()
         self.steps.append(f"{clock}: {told(batch)}")
         if promised:
             assert isinstance(batch, DecodeBatch)
-            assert (batch.decodes, batch.chunks, batch.ending, batch.arrived) == (members, [], [], ())
+            assert (batch.decodes, batch.chunks, batch.finishing, batch.transferred) == (members, [], [], ())
         self.quiet = max(promised - 1, 0), members
         if batch is not None:
             self._check(batch)
@@ -169,22 +169,22 @@ class Plant:
         for sequence in finished:
             id = sequence.request.id
             self._end(id, "finished")
-            assert sequence.generated == self.given[id] == self.visits[id].tokens
-            if sequence.hold:
+            assert sequence.num_output_tokens == self.given[id] == self.visits[id].tokens
+            if sequence.hold_blocks:
                 self.releases.append((clock + 1 + self.visits[id].kept, sequence))
-        if finished or batch.chunks or batch.arrived:
+        if finished or batch.chunks or batch.transferred:
             self._disturb()
 
     def _leap(self, clock: int) -> int:
-        """Take quiet steps at once, as far as the story leaves the engine alone; how many, 0 where it has to walk."""
+        """Take steady steps at once, as far as the story leaves the engine alone; how many, 0 where it has to walk."""
         core = self.core
         if not self.leaps or self.in_flight:
             return 0
         dates = [visit.at for visit in self.visits] + [when for when, _ in self.releases]
         dates += [visit.at + visit.abort for visit in self.visits if visit.abort is not None]
-        members = list(core.cohort.members)
+        members = list(core.decode_set.sequences)
         left = [self.visits[each.request.id].tokens - self.given[each.request.id] - 1 for each in members]
-        steps = min([core.quiet_steps(), *left, *(date - clock for date in dates if date > clock)])
+        steps = min([core.steady_decode_steps(), *left, *(date - clock for date in dates if date > clock)])
         if steps < 2 or any(date == clock for date in dates):  # whatever happens at this instant may be in flight
             return 0
         core.advance(steps)
@@ -203,7 +203,7 @@ class Plant:
         config, decodes = self.config, len(batch.decodes)
         alone = config.max_num_batched_tokens - decodes
         if self.chunks is not None:
-            alone = min(alone, self.chunks.allowance(decodes))
+            alone = min(alone, self.chunks.max_prefill_tokens(decodes))
         assert batch.tokens <= config.max_num_batched_tokens
         assert not batch.chunks or batch.prefill_tokens <= alone
         assert decodes <= config.max_num_seqs
@@ -214,13 +214,15 @@ class Plant:
         assert type(batch) is (OneShotBatch if one_shot and len(one_shot) == len(everybody) else kind)
         self._check_chunks(batch)
         if config.one_shot is not None:
-            most = config.one_shot.most_tokens()
+            most = config.one_shot.max_step_tokens()
             assert sum(chunk.tokens for chunk in one_shot) <= most
             assert len(one_shot) <= config.one_shot.sequences
             assert len({(chunk.sequence.request.model, chunk.sequence.request.task) for chunk in one_shot}) <= 1
             for chunk in one_shot:  # cut only where no step could take it whole
-                fresh = chunk.context == chunk.sequence.cached
-                assert not fresh or chunk.last or chunk.sequence.goal - chunk.context > min(most, alone)
+                fresh = chunk.context == chunk.sequence.num_cached_tokens
+                assert (
+                    not fresh or chunk.last or chunk.sequence.num_tokens_to_compute - chunk.context > min(most, alone)
+                )
 
     def _check_chunks(self, batch: Batch) -> None:
         for sequence in batch.decodes:
@@ -229,12 +231,12 @@ class Plant:
             self.cached[id] += 1
         for chunk in batch.chunks:
             id, sequence = chunk.sequence.request.id, chunk.sequence
-            if chunk.context == sequence.cached:  # begun, or begun again after it lost its cache
-                assert self.config.prefix_caching or not chunk.context
+            if chunk.context == sequence.num_cached_tokens:  # begun, or begun again after it lost its cache
+                assert self.config.enable_prefix_caching or not chunk.context
             else:
                 assert chunk.context == self.cached[id]
             assert chunk.tokens > 0
-            assert chunk.last == (chunk.context + chunk.tokens == sequence.goal)
+            assert chunk.last == (chunk.context + chunk.tokens == sequence.num_tokens_to_compute)
             self.cached[id] = chunk.context + chunk.tokens
             if id not in self.first:
                 self.first.append(id)

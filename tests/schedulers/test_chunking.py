@@ -11,33 +11,35 @@ from schedulers.chunking import SloChunks, StaticChunks
 
 
 def test_a_static_budget_counts_decodes() -> None:
-    assert [StaticChunks(512).allowance(decodes) for decodes in (0, 1, 511, 512, 600)] == [512, 511, 1, 0, 0]
+    assert [StaticChunks(512).max_prefill_tokens(decodes) for decodes in (0, 1, 511, 512, 600)] == [512, 511, 1, 0, 0]
 
 
 def test_a_step_is_rounded_down_to_but_not_below_the_least() -> None:
     """Unrounded they are 104, 32 and 8, as by hand below."""
-    policy = SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, smallest=8, largest=120, step=24)
-    assert [policy.allowance(decodes) for decodes in (0, 64, 104)] == [96, 24, 8]
+    policy = SloChunks(
+        [1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, min_tokens=8, max_tokens=120, granularity=24
+    )
+    assert [policy.max_prefill_tokens(decodes) for decodes in (0, 64, 104)] == [96, 24, 8]
 
 
 def test_without_a_goal_it_is_the_largest() -> None:
-    assert SloChunks([1, 16], [1.0, 2.0], float("inf"), 8, 2048).allowance(1000) == 2048
+    assert SloChunks([1, 16], [1.0, 2.0], float("inf"), 8, 2048).max_prefill_tokens(1000) == 2048
 
 
 def test_slo_chunks_by_hand() -> None:
     """T is 4 ms to 16 tokens, then 1 ms for each 16 to 64 tokens, then 1 ms for each 8."""
-    policy = SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, smallest=8, largest=120)
+    policy = SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 12e-3, min_tokens=8, max_tokens=120)
     assert policy.seconds(0) == 0
     assert policy.seconds(40) == pytest.approx(5.5e-3)
     assert policy.seconds(144) == pytest.approx(17e-3)  # the last slope goes on
     # No decodes: T(c) <= 12 ms, 5 ms beyond T(64), which are 40 tokens.
-    assert policy.allowance(0) == 104
+    assert policy.max_prefill_tokens(0) == 104
     # 64 decodes take 7 ms: T(c) <= 5 ms, 1 ms beyond T(16). One more takes 0.125 ms, which are 2 tokens.
-    assert (policy.allowance(64), policy.allowance(65)) == (32, 30)
+    assert (policy.max_prefill_tokens(64), policy.max_prefill_tokens(65)) == (32, 30)
     # 104 decodes take all of it, and so do more.
-    assert (policy.allowance(104), policy.allowance(1000)) == (8, 8)
+    assert (policy.max_prefill_tokens(104), policy.max_prefill_tokens(1000)) == (8, 8)
     # Without a goal that binds, c_max.
-    assert SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 1.0, 8, 120).allowance(5) == 120
+    assert SloChunks([1, 16, 64, 128], [3.5e-3, 4e-3, 7e-3, 15e-3], 1.0, 8, 120).max_prefill_tokens(5) == 120
 
 
 @st.composite
@@ -70,7 +72,7 @@ def test_slo_chunks_against_all_chunks(
         left = goal - seconds(decodes)
         surely = max((c for c in chunks if seconds(c) <= left - 1e-9), default=smallest)
         perhaps = max((c for c in chunks if seconds(c) <= left + 1e-9), default=smallest)
-        chunk = policy.allowance(decodes)
+        chunk = policy.max_prefill_tokens(decodes)
         assert surely <= chunk <= perhaps
         own = goal - policy.seconds(decodes)  # to the token, by T as the policy computes it
         assert chunk == smallest or policy.seconds(chunk) <= own

@@ -1,4 +1,4 @@
-"""`EngineCore` counts blocks and cohorts; the oracle walks every request over physical blocks. Step by step they
+"""`EngineCore` counts blocks and decodes; the oracle walks every request over physical blocks. Step by step they
 agree."""
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Pair:
         self.limits, self.depth = limits, depth
         self.core = EngineCore(
             EngineConfig(
-                kv_blocks=limits.blocks,
-                block_tokens=limits.block_tokens,
+                num_gpu_blocks=limits.blocks,
+                block_size=limits.block_tokens,
                 max_num_batched_tokens=limits.max_tokens,
                 max_num_seqs=limits.max_seqs,
-                prefix_caching=limits.caching,
+                enable_prefix_caching=limits.caching,
                 prefix_id_tokens=limits.block_tokens * limits.id_blocks,
-                share="scheduled" if limits.share_when_scheduled else "computed",
+                cache_blocks_on="scheduled" if limits.share_when_scheduled else "computed",
             )
         )
         self.naive = NaiveEngine(limits)
@@ -69,7 +69,7 @@ class Pair:
             clock += 1
             assert clock < 1000 + 20 * work
         assert not self.core.sequences
-        assert self.core.kv.free == self.limits.blocks
+        assert self.core.kv_cache.num_free_blocks == self.limits.blocks
 
     def abort(self, visits: list[Visit], clock: int, in_flight: bool) -> None:
         for id in sorted(self.naive.requests):
@@ -90,8 +90,8 @@ class Pair:
         lengths = [tokens for _, tokens in naive.decodes]
         assert (batch.n_decodes, batch.decode_kv) == (len(lengths), sum(lengths))
         assert batch.longest_decode == max(lengths, default=0)
-        assert [sequence.request.id for sequence in batch.ending] == naive.ending
-        assert batch.tick == naive.number
+        assert [sequence.request.id for sequence in batch.finishing] == naive.ending
+        assert batch.step_index == naive.number
         self.in_flight.append((batch, naive))
         self.steps += 1
         return True
@@ -108,7 +108,7 @@ class Pair:
                     stopped.append(sequence)
         left = self.naive.end(naive, [sequence.request.id for sequence in stopped])
         finished = self.core.end_step(batch, stopped, clock)
-        assert [(sequence.request.id, sequence.generated) for sequence in finished] == left
+        assert [(sequence.request.id, sequence.num_output_tokens) for sequence in finished] == left
         for id, generated in left:
             assert generated == self.delivered[id] == min(visits[id].limit, visits[id].stop)
         self.compare()
@@ -116,9 +116,9 @@ class Pair:
     def compare(self) -> None:
         self.core.check_integrity()
         self.naive.check()
-        assert self.core.kv.free == self.naive.free
+        assert self.core.kv_cache.num_free_blocks == self.naive.free
         assert len(self.core.running) == len(self.naive.running)
-        assert self.core.waiting == len(self.naive.waiting)
+        assert self.core.num_waiting == len(self.naive.waiting)
         assert self.core.preemptions == self.naive.preemptions
 
 

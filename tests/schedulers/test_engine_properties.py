@@ -62,17 +62,17 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     seats = draw(st.integers(1, 8))
     share = draw(st.sampled_from(["scheduled", "computed"]))
     return EngineConfig(
-        kv_blocks=draw(st.integers(12, 48)) // block + 3,
-        block_tokens=block,
+        num_gpu_blocks=draw(st.integers(12, 48)) // block + 3,
+        block_size=block,
         max_num_batched_tokens=max(draw(st.integers(1, 40)), seats),
         max_num_seqs=seats,
         max_table_blocks=draw(st.sampled_from([0, 0, 8])),
-        prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])),
-        share=share,
-        lead_cold_prefixes=share == "computed" and draw(st.booleans()),
-        order=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt"])),
-        reserve=draw(st.sampled_from(["chunk", "prompt", "answer"])),
+        cache_blocks_on=share,
+        in_batch_prefix_caching=share == "computed" and draw(st.booleans()),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt"])),
+        kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])),
         one_shot=draw(st.one_of(st.none(), budgets)),
     )
 
@@ -90,7 +90,7 @@ def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, depth: int,
 
 @settings(max_examples=200, deadline=None)
 @given(configs(), policies, stories)
-def test_quiet_steps_taken_at_once_are_the_steps_themselves(
+def test_steady_decode_steps_taken_at_once_are_the_steps_themselves(
     config: EngineConfig, policy: ChunkPolicy | None, story: list[Visit]
 ) -> None:
     walked, leapt = Plant(config, policy, 1).run(story), Plant(config, policy, 1, leaps=True).run(story)
@@ -105,7 +105,7 @@ def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
 ) -> None:
     # With leaders, asking again is another policy: a peer that now waits for its leader lets those behind it pass,
     # while one that is known to lack blocks does not.
-    config = replace(config, lead_cold_prefixes=False)
+    config = replace(config, in_batch_prefix_caching=False)
     remembering = Plant(config, policy, depth).run(story)
     asking = Plant(config, policy, depth, forgetful=True).run(story)
     assert remembering.steps == asking.steps
@@ -113,9 +113,11 @@ def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
 
 def test_a_policy_that_allows_less_makes_a_chunk_fit() -> None:
     """The second prompt wants all 10 blocks beside no decode, and one of the 9 that are left beside the first's."""
-    config = EngineConfig(kv_blocks=10, block_tokens=4, max_num_batched_tokens=64, max_num_seqs=4, prefix_id_tokens=4)
-    policy = SloChunks([1, 64], [1.0, 2.0], goal=2.0, smallest=4, largest=64)
-    assert (policy.allowance(0), policy.allowance(1)) == (64, 4)
+    config = EngineConfig(
+        num_gpu_blocks=10, block_size=4, max_num_batched_tokens=64, max_num_seqs=4, prefix_id_tokens=4
+    )
+    policy = SloChunks([1, 64], [1.0, 2.0], slo_seconds=2.0, min_tokens=4, max_tokens=64)
+    assert (policy.max_prefill_tokens(0), policy.max_prefill_tokens(1)) == (64, 4)
     plant = Plant(config, policy, 1).run([Visit(0, 2, 9), Visit(0, 40, 1)])
     assert plant.steps[:3] == ["0: mixed 0:0+2!", "1: mixed 1:0+4 | 0", "2: mixed 1:4+4 | 0"]
 
@@ -124,7 +126,7 @@ def test_a_decode_that_has_begun_its_last_step_makes_a_one_shot_prompt_fit() -> 
     """A step ahead of the plant: beside the decode, 9 tokens would be cut and want 8 blocks of the 7 that are free."""
     budget = OneShotBudget(tokens=9)
     config = EngineConfig(
-        kv_blocks=15, block_tokens=1, prefix_id_tokens=1, max_num_batched_tokens=9, max_num_seqs=1, one_shot=budget
+        num_gpu_blocks=15, block_size=1, prefix_id_tokens=1, max_num_batched_tokens=9, max_num_seqs=1, one_shot=budget
     )
     plant = Plant(config, None, 2).run([Visit(0, 7, 2), Visit(0, 9, 0)])
     assert plant.steps[:3] == ["0: mixed 0:0+7!", "1: decode | 0", "2: one-shot 1:0+9!"]
@@ -136,8 +138,8 @@ def test_blocks_that_only_others_would_profit_from_keep_nobody_out() -> None:
     To keep its prompt for others takes none either: its own blocks serve.
     """
     config = EngineConfig(
-        kv_blocks=30, block_tokens=1, prefix_id_tokens=2, max_num_batched_tokens=19, max_num_seqs=2, share="computed",
-        one_shot=OneShotBudget(tokens=12),
+        num_gpu_blocks=30, block_size=1, prefix_id_tokens=2, max_num_batched_tokens=19, max_num_seqs=2,
+        cache_blocks_on="computed", one_shot=OneShotBudget(tokens=12),
     )  # fmt: skip
     plant = Plant(config, None, 2).run([Visit(0, 10, 12), Visit(5, 15, 0, (0, 0, 0, 0, 1, 0))])
     assert plant.steps[5:8] == ["5: mixed 1:0+12 | 0", "6: decode | 0", "7: mixed 1:12+3! | 0"]
@@ -149,7 +151,7 @@ def test_first_come_first_served(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]
 ) -> None:
     """Whoever came first begins first, and a burst of later requests cannot put it off."""
-    config = replace(config, order="fcfs", lead_cold_prefixes=False)
+    config = replace(config, scheduling_policy="fcfs", in_batch_prefix_caching=False)
     story = [replace(visit, way="here") for visit in sorted(story, key=lambda visit: visit.at)]
     plant = Plant(config, policy, depth).run(story)
     assert plant.first == sorted(plant.first)

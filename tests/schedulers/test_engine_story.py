@@ -12,7 +12,7 @@ from schedulers.engine_core import EngineCore
 from schedulers.sequence import WAITING
 from tests.schedulers.stories import chat, judge, step, steps
 
-BLOCKS = {"block_tokens": 4, "prefix_id_tokens": 4}
+BLOCKS = {"block_size": 4, "prefix_id_tokens": 4}
 
 
 def test_six_requests_in_ten_blocks() -> None:
@@ -23,49 +23,49 @@ def test_six_requests_in_ten_blocks() -> None:
     """
     core = EngineCore(
         EngineConfig(
-            kv_blocks=10, max_num_batched_tokens=16, max_num_seqs=3, one_shot=OneShotBudget(tokens=12), **BLOCKS
+            num_gpu_blocks=10, max_num_batched_tokens=16, max_num_seqs=3, one_shot=OneShotBudget(tokens=12), **BLOCKS
         )
     )
     # 20 tokens in steps of 16: four blocks, of which the first three have ids and can be found from now on.
     core.submit(chat(0, 20, 8, (1, 2, 3)), 0.0)
-    assert (step(core), core.kv.free) == ("mixed 0:0+16", 6)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 0:0+16", 6)
     # Whoever is under way goes first: 4 tokens, a fifth block. Of the 14 tokens of request 1 the cache spares 12; for
     # its other two it takes one block beside the three that it shares.
     core.submit(chat(1, 14, 6, (1, 2, 3)), 0.0)
-    assert (step(core), core.kv.free) == ("mixed 0:16+4! 1:12+2!", 4)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 0:16+4! 1:12+2!", 4)
     assert core.cached_tokens == 12
     # Request 0's 21st token starts a block. The judge's 10 rows leave 16 - 2 - 10 = 4 to request 3, hence one block;
     # the judge itself takes neither block nor seat. Request 4 finds no row.
     for request in (judge(2, 10), chat(3, 9, 5), chat(4, 8, 5)):
         core.submit(request, 0.0)
-    assert (step(core), core.kv.free) == ("mixed 2:0+10! 3:0+4 | 0 1", 2)
-    assert (len(core.running), len(core.visiting)) == (3, 0)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 2:0+10! 3:0+4 | 0 1", 2)
+    assert (len(core.running), len(core.one_shot_running)) == (3, 0)
     # Request 3's other 5 tokens want its second and third block. All seats are taken, so 4 waits.
-    assert (step(core), core.kv.free) == ("mixed 3:4+5! | 0 1", 0)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 3:4+5! | 0 1", 0)
     # It gives up.
     assert core.abort(4, 0.0) is not None
     # Request 1 has 16 tokens, so its next one starts a block, and none is free. The youngest, 3, loses its three
     # blocks: one goes to request 1, and two, which are full, remember what was computed in them. Nobody is admitted in
     # a step that preempts.
-    assert (step(core), core.kv.free) == ("decode | 0 1", 2)
-    assert (core.preemptions, core.sequences[3].state, core.waiting) == (1, WAITING, 1)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("decode | 0 1", 2)
+    assert (core.preemptions, core.sequences[3].state, core.num_waiting) == (1, WAITING, 1)
     # Request 3 has to compute its 9 tokens and the one it was given: three blocks, and two are free.
-    assert (step(core), core.kv.free) == ("decode | 0 1", 2)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("decode | 0 1", 2)
     # Request 0's 25th token starts a block: one of those that remembered request 3. Request 1 has its sixth token and
     # leaves two blocks of its own; the other three are shared with request 0.
-    assert (step(core), core.kv.free) == ("decode | 0 1", 3)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("decode | 0 1", 3)
     # Request 3 finds the block that is left of it, 4 tokens, and computes 6. Request 5 would share three blocks and
     # lacks a fourth.
     core.submit(chat(5, 13, 2, (1, 2, 3)), 0.0)
-    assert (step(core), core.kv.free) == ("mixed 3:4+6! | 0", 0)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 3:4+6! | 0", 0)
     # Request 0 gets its eighth token and leaves: 27 cached tokens are 7 blocks, three of which stay findable.
-    assert (step(core), core.kv.free) == ("decode | 0 3", 7)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("decode | 0 3", 7)
     # Request 5 takes those three from the free ones, and one for its 13th token, which it has to compute.
-    assert (step(core), core.kv.free) == ("mixed 5:12+1! | 3", 3)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 5:12+1! | 3", 3)
     # Request 3's 13th token starts a block, and is the fifth that it is given: 1 before it lost its cache, 1 with its
     # second prefill, 3 since. Request 5 gets its second.
-    assert (step(core), core.kv.free) == ("decode | 3 5", 10)
-    assert (step(core), core.sequences, core.load) == ("nothing", {}, 0)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("decode | 3 5", 10)
+    assert (step(core), core.sequences, core.outstanding_tokens) == ("nothing", {}, 0)
     # 16 + 4, 2, 10, 4 + 5 and 6, 1; spared were 12, 4 and 12.
     assert (core.prefill_tokens, core.cached_tokens) == (48, 28)
 
@@ -73,8 +73,8 @@ def test_six_requests_in_ten_blocks() -> None:
 def leading_core(rows: int = 64) -> EngineCore:
     return EngineCore(
         EngineConfig(
-            kv_blocks=40, max_num_batched_tokens=rows, max_num_seqs=4, share="computed", lead_cold_prefixes=True,
-            one_shot=OneShotBudget(tokens=64), **BLOCKS,
+            num_gpu_blocks=40, max_num_batched_tokens=rows, max_num_seqs=4,
+            cache_blocks_on="computed", in_batch_prefix_caching=True, one_shot=OneShotBudget(tokens=64), **BLOCKS,
         )
     )  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_a_cold_prefix_has_one_leader_and_its_peers_wait_a_step() -> None:
     assert step(core) == "one-shot 1:8+3! 3:8+1!"
     assert (core.prefill_tokens, core.cached_tokens) == (26, 16)
     # Three blocks are remembered (1, 2 and 9), and nobody holds any. Of judge 3's ids the third lies beyond its prompt.
-    assert (core.kv.free, core.leading) == (40, {})
+    assert (core.kv_cache.num_free_blocks, core.prefix_leaders) == (40, {})
     core.submit(judge(4, 12, (1, 2)), 0.0)
     assert step(core) == "one-shot 4:8+4!"
 
@@ -104,7 +104,9 @@ def test_peers_follow_a_leader_that_takes_several_steps() -> None:
 
 
 def test_without_leaders_peers_compute_a_cold_prefix_side_by_side() -> None:
-    core = EngineCore(EngineConfig(kv_blocks=40, max_num_batched_tokens=64, max_num_seqs=4, share="computed", **BLOCKS))
+    core = EngineCore(
+        EngineConfig(num_gpu_blocks=40, max_num_batched_tokens=64, max_num_seqs=4, cache_blocks_on="computed", **BLOCKS)
+    )
     for id in (0, 1):
         core.submit(chat(id, 12, 2, (1, 2)), 0.0)
     assert step(core) == "mixed 0:0+12! 1:0+12!"
@@ -125,51 +127,54 @@ def test_each_class_has_its_budget() -> None:
     """32 rows a step and one seat; one-shot work may take 20 rows and two places."""
     core = EngineCore(
         EngineConfig(
-            kv_blocks=40, max_num_batched_tokens=32, max_num_seqs=1,
+            num_gpu_blocks=40, max_num_batched_tokens=32, max_num_seqs=1,
             one_shot=OneShotBudget(tokens=20, sequences=2), **BLOCKS,
         )
     )  # fmt: skip
     for request in (judge(0, 8), judge(1, 8), judge(2, 4), chat(3, 30, 3), chat(4, 5, 2)):
         core.submit(request, 0.0)
     # Two judges fill their class's places, though neither its tokens nor the step; what is left goes to the chat.
-    assert (step(core), core.kv.free) == ("mixed 0:0+8! 1:0+8! 3:0+16", 36)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 0:0+8! 1:0+8! 3:0+16", 36)
     # The third judge has room. Chat 4 has none: the only seat is chat 3's.
-    assert (step(core), core.kv.free) == ("mixed 3:16+14! 2:0+4!", 32)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 3:16+14! 2:0+4!", 32)
     # No step may take 25 tokens of one-shot work: 20, kept in 5 blocks, and still no seat.
     core.submit(judge(5, 25), 0.0)
-    assert (step(core), core.kv.free) == ("mixed 5:0+20 | 3", 27)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 5:0+20 | 3", 27)
     # Chat 3's 31st token and its 32nd, which was its third, needed no further block; judge 5's last 5 take two for a
     # moment.
-    assert (step(core), core.kv.free) == ("mixed 5:20+5! | 3", 40)
+    assert (step(core), core.kv_cache.num_free_blocks) == ("mixed 5:20+5! | 3", 40)
     assert steps(core) == ["mixed 4:0+5!", "decode | 4"]
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"kv_blocks": 0}, "kv_blocks: expected at least 1, found 0"),
-        ({"block_tokens": -4}, "block_tokens: expected at least 1, found -4"),
+        ({"num_gpu_blocks": 0}, "num_gpu_blocks: expected at least 1, found 0"),
+        ({"block_size": -4}, "block_size: expected at least 1, found -4"),
         ({"prefix_id_tokens": 0}, "prefix_id_tokens: expected at least 1, found 0"),
-        ({"prefix_id_tokens": 24}, "prefix_id_tokens: expected a multiple of block_tokens (16), found 24"),
+        ({"prefix_id_tokens": 24}, "prefix_id_tokens: expected a multiple of block_size (16), found 24"),
         ({"max_table_blocks": -1}, "max_table_blocks: expected 0 (no limit) or more, found -1"),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 7},
             "max_num_batched_tokens: expected at least max_num_seqs (8), since every running sequence gets a token a "
             "step, found 7",
         ),
-        ({"order": "lifo"}, "order: expected one of fcfs, priority, shortest_prompt, found 'lifo'"),
-        ({"share": "never"}, "share: expected one of scheduled, computed, found 'never'"),
-        ({"reserve": "all"}, "reserve: expected one of chunk, prompt, answer, found 'all'"),
         (
-            {"lead_cold_prefixes": True},
-            "lead_cold_prefixes: expected share computed, where a prefix can be cold twice in a step, found share "
-            "scheduled",
+            {"scheduling_policy": "lifo"},
+            "scheduling_policy: expected one of fcfs, priority, shortest_prompt, found 'lifo'",
+        ),
+        ({"cache_blocks_on": "never"}, "cache_blocks_on: expected one of scheduled, computed, found 'never'"),
+        ({"kv_reservation": "all"}, "kv_reservation: expected one of chunk, prompt, max_tokens, found 'all'"),
+        (
+            {"in_batch_prefix_caching": True},
+            "in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss the "
+            "same prefix, found scheduled",
         ),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        EngineConfig(**{"kv_blocks": 10, **settings})
+        EngineConfig(**{"num_gpu_blocks": 10, **settings})
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,7 @@ def test_budgets_under_which_nothing_could_run_are_refused(settings: dict[str, A
 
 
 def test_requests_that_are_refused_leave_nothing_behind() -> None:
-    core = EngineCore(EngineConfig(kv_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
+    core = EngineCore(EngineConfig(num_gpu_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
     core.submit(chat(7, 8, 5), 0.0)
     refused = {
         "request 7: expected an id that is not being served, found one that is": chat(7, 3, 3),
@@ -201,15 +206,35 @@ def test_requests_that_are_refused_leave_nothing_behind() -> None:
     for told, request in refused.items():
         with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
             core.submit(request, 0.0)
-    assert (list(core.sequences), core.load, core.waiting) == ([7], 13, 1)
+    assert (list(core.sequences), core.outstanding_tokens, core.num_waiting) == ([7], 13, 1)
     core.submit(chat(9, 10, 11), 0.0)
     # The prompt's last 2 tokens want a third block, which request 7's answer takes. So it waits for the end of that.
     assert steps(core) == ["mixed 7:0+8! 9:0+8", *["decode | 7"] * 4, "mixed 9:8+2!", *["decode | 9"] * 10]
 
 
 def test_an_id_can_come_again_once_it_has_left() -> None:
-    core = EngineCore(EngineConfig(kv_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
+    core = EngineCore(EngineConfig(num_gpu_blocks=5, max_num_batched_tokens=16, max_num_seqs=3, **BLOCKS))
     for _ in range(2):
         core.submit(chat(7, 8, 2), 0.0)
         assert steps(core) == ["mixed 7:0+8!", "decode | 7"]
         assert core.abort(7, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "policy", "preempted"),
+    [
+        ("fcfs", None, 1),
+        ("priority", None, 0),
+        ("priority", "newest", 1),
+        ("fcfs", "lowest_priority", 0),
+    ],
+)
+def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: int) -> None:
+    """The older request has the lower priority. Both start a block at their 9th token, and none is free."""
+    core = EngineCore(EngineConfig(4, scheduling_policy=order, preemption_policy=policy, **BLOCKS))
+    for request in (chat(0, 7, 8, priority=5), chat(1, 7, 8, priority=0)):
+        core.submit(request, 0.0)
+        step(core)
+    steps_until = next(n for n in range(5) if step(core) and core.preemptions)
+    assert steps_until <= 2
+    assert [core.sequences[id].preemptions for id in (0, 1)] == [preempted == 0, preempted == 1]

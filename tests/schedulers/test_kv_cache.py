@@ -4,62 +4,62 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.kv_cache import Holding, KVCache
+from schedulers.kv_cache import KVCache, SequenceBlocks
 
 
-def published(kv: KVCache, *ids: int) -> Holding:
+def published(kv: KVCache, *ids: int) -> SequenceBlocks:
     """A sequence whose whole prompt is these prefix ids."""
-    holding = Holding()
-    kv.attach(holding, kv.match(ids, len(ids) * kv.node_tokens))
-    kv.take(holding, len(ids) * kv.node_blocks - kv.held(holding))
-    kv.publish(holding, ids, len(ids) * kv.node_tokens)
-    return holding
+    blocks = SequenceBlocks()
+    kv.attach(blocks, kv.match_prefix(ids, len(ids) * kv.node_tokens))
+    kv.allocate(blocks, len(ids) * kv.blocks_per_node - kv.num_blocks_of(blocks))
+    kv.cache_blocks(blocks, ids, len(ids) * kv.node_tokens)
+    return blocks
 
 
 def cached(kv: KVCache, *ids: int) -> int:
-    return len(kv.match(ids, len(ids) * kv.node_tokens))
+    return len(kv.match_prefix(ids, len(ids) * kv.node_tokens))
 
 
 def test_blocks_never_used_go_first_then_the_least_recently_used() -> None:
     kv = KVCache(4, 4)
     first, second = published(kv, 1), published(kv, 2)
-    kv.release(first)
-    kv.release(second)
+    kv.free(first)
+    kv.free(second)
     # The queue: two blank blocks, block 1, block 2.
-    kv.draw(2)
+    kv.allocate_unassigned(2)
     assert (cached(kv, 1), cached(kv, 2)) == (1, 1)
-    kv.draw(1)
+    kv.allocate_unassigned(1)
     assert (cached(kv, 1), cached(kv, 2)) == (0, 1)
-    kv.draw(1)
-    assert (cached(kv, 1), cached(kv, 2), kv.free) == (0, 0, 0)
+    kv.allocate_unassigned(1)
+    assert (cached(kv, 1), cached(kv, 2), kv.num_free_blocks) == (0, 0, 0)
 
 
 def test_a_prompt_is_forgotten_from_its_end() -> None:
     kv = KVCache(4, 4)
-    kv.release(published(kv, 1, 2, 3))
+    kv.free(published(kv, 1, 2, 3))
     left = []
     for _ in range(4):
-        kv.draw(1)
+        kv.allocate_unassigned(1)
         left.append(cached(kv, 1, 2, 3))
     assert left == [3, 2, 1, 0]
 
 
 def test_private_blocks_go_before_the_shared_ones_that_they_follow() -> None:
     kv = KVCache(3, 4)
-    holding = published(kv, 1, 2)
-    kv.take(holding, 1)
-    kv.release(holding)
-    kv.draw(1)
+    blocks = published(kv, 1, 2)
+    kv.allocate(blocks, 1)
+    kv.free(blocks)
+    kv.allocate_unassigned(1)
     assert cached(kv, 1, 2) == 2
 
 
 def test_use_makes_a_block_recent() -> None:
     kv = KVCache(2, 4)
     first, second = published(kv, 1), published(kv, 2)
-    kv.release(first)
-    kv.release(second)
-    kv.release(published(kv, 1))  # finds it in the middle of the queue, gives it back at the end
-    kv.draw(1)
+    kv.free(first)
+    kv.free(second)
+    kv.free(published(kv, 1))  # finds it in the middle of the queue, gives it back at the end
+    kv.allocate_unassigned(1)
     assert (cached(kv, 1), cached(kv, 2)) == (1, 0)
 
 
@@ -67,19 +67,19 @@ def test_a_block_that_is_held_is_never_forgotten() -> None:
     kv = KVCache(3, 4)
     first = published(kv, 1, 2)
     second = published(kv, 1)
-    kv.release(first)
-    assert kv.free == 2
-    kv.draw(2)
+    kv.free(first)
+    assert kv.num_free_blocks == 2
+    kv.allocate_unassigned(2)
     assert cached(kv, 1, 2) == 1
-    kv.check_integrity([second], unsettled=2)
+    kv.check_integrity([second], unassigned=2)
 
 
 def test_only_as_much_is_matched_as_lies_within_the_tokens() -> None:
     kv = KVCache(4, 4)
     published(kv, 1, 2, 3)
-    assert [len(kv.match((1, 2, 3), tokens)) for tokens in (3, 4, 7, 8, 11, 12, 99)] == [0, 1, 1, 2, 2, 3, 3]
-    assert len(kv.match((1, 3, 2), 12)) == 1
-    assert len(kv.match((2,), 4)) == 0
+    assert [len(kv.match_prefix((1, 2, 3), tokens)) for tokens in (3, 4, 7, 8, 11, 12, 99)] == [0, 1, 1, 2, 2, 3, 3]
+    assert len(kv.match_prefix((1, 3, 2), 12)) == 1
+    assert len(kv.match_prefix((2,), 4)) == 0
 
 
 def test_the_same_id_after_another_prefix_is_another_block() -> None:
@@ -87,124 +87,124 @@ def test_the_same_id_after_another_prefix_is_another_block() -> None:
     published(kv, 1, 5)
     assert cached(kv, 2, 5) == 0
     published(kv, 2, 5)
-    assert kv.free == 0
+    assert kv.num_free_blocks == 0
     assert (cached(kv, 1, 5), cached(kv, 2, 5)) == (2, 2)
 
 
 def test_what_somebody_else_has_published_stays_private_with_all_that_follows() -> None:
     kv = KVCache(8, 4)
-    first, second = Holding(), Holding()
-    kv.take(first, 2)
-    kv.take(second, 3)
-    kv.publish(first, (1, 2), 8)
-    kv.publish(second, (1, 2, 3), 12)
-    assert (len(first.nodes), first.private) == (2, 0)
-    assert (len(second.nodes), second.private) == (0, 3)
+    first, second = SequenceBlocks(), SequenceBlocks()
+    kv.allocate(first, 2)
+    kv.allocate(second, 3)
+    kv.cache_blocks(first, (1, 2), 8)
+    kv.cache_blocks(second, (1, 2, 3), 12)
+    assert (len(first.nodes), first.num_private) == (2, 0)
+    assert (len(second.nodes), second.num_private) == (0, 3)
     assert cached(kv, 1, 2, 3) == 2
     kv.check_integrity([first, second])
 
 
 def test_a_prompt_under_way_publishes_whole_ids_only() -> None:
-    kv = KVCache(8, 4, node_blocks=2)
-    holding = Holding()
-    kv.take(holding, 3)
-    kv.publish(holding, (1, 2), 7)
-    assert (len(holding.nodes), holding.private) == (0, 3)
-    kv.publish(holding, (1, 2), 12)
-    assert (len(holding.nodes), holding.private) == (1, 1)
-    kv.take(holding, 1)
-    kv.publish(holding, (1, 2), 16)
-    assert (len(holding.nodes), holding.private) == (2, 0)
+    kv = KVCache(8, 4, blocks_per_node=2)
+    blocks = SequenceBlocks()
+    kv.allocate(blocks, 3)
+    kv.cache_blocks(blocks, (1, 2), 7)
+    assert (len(blocks.nodes), blocks.num_private) == (0, 3)
+    kv.cache_blocks(blocks, (1, 2), 12)
+    assert (len(blocks.nodes), blocks.num_private) == (1, 1)
+    kv.allocate(blocks, 1)
+    kv.cache_blocks(blocks, (1, 2), 16)
+    assert (len(blocks.nodes), blocks.num_private) == (2, 0)
 
 
 def test_of_an_id_of_several_blocks_all_are_forgotten_at_once() -> None:
-    kv = KVCache(8, 4, node_blocks=4)
-    kv.release(published(kv, 1, 2))
-    kv.draw(1)
-    assert (cached(kv, 1, 2), kv.free) == (1, 7)
-    kv.draw(3)  # the other three blocks of id 2 come first, before id 1
-    assert (cached(kv, 1, 2), kv.free) == (1, 4)
-    kv.draw(1)
-    assert (cached(kv, 1, 2), kv.free) == (0, 3)
+    kv = KVCache(8, 4, blocks_per_node=4)
+    kv.free(published(kv, 1, 2))
+    kv.allocate_unassigned(1)
+    assert (cached(kv, 1, 2), kv.num_free_blocks) == (1, 7)
+    kv.allocate_unassigned(3)  # the other three blocks of id 2 come first, before id 1
+    assert (cached(kv, 1, 2), kv.num_free_blocks) == (1, 4)
+    kv.allocate_unassigned(1)
+    assert (cached(kv, 1, 2), kv.num_free_blocks) == (0, 3)
 
 
 def test_a_draw_may_end_in_the_middle_of_its_second_id() -> None:
-    kv = KVCache(5, 4, node_blocks=2)
-    kv.release(published(kv, 1, 2))
-    kv.draw(4)  # the blank block, both of id 2, one of id 1
-    assert (cached(kv, 1, 2), kv.free) == (0, 1)
-    kv.draw(1)
-    kv.check_integrity([], unsettled=5)
+    kv = KVCache(5, 4, blocks_per_node=2)
+    kv.free(published(kv, 1, 2))
+    kv.allocate_unassigned(4)  # the blank block, both of id 2, one of id 1
+    assert (cached(kv, 1, 2), kv.num_free_blocks) == (0, 1)
+    kv.allocate_unassigned(1)
+    kv.check_integrity([], unassigned=5)
 
 
 def test_a_preempted_sequence_finds_what_nobody_took() -> None:
     kv = KVCache(6, 4)
-    holding = published(kv, 1)
-    kv.take(holding, 4)
-    kv.release(holding, keep=4)
+    blocks = published(kv, 1)
+    kv.allocate(blocks, 4)
+    kv.free(blocks, keep=4)
     # The queue: a blank block, its private blocks from the fourth to the first, block 1.
-    assert [kv.remaining(holding, 1, most) for most in (1, 4, 9)] == [1, 4, 4]
-    kv.draw(3)
-    assert kv.remaining(holding, 1, 9) == 2
-    nodes = kv.match((1,), 4)
-    kv.attach(holding, nodes)
-    kv.reclaim(holding, 2)
-    assert (kv.held(holding), kv.free) == (3, 0)
-    kv.check_integrity([holding], unsettled=3)
+    assert [kv.num_reclaimable(blocks, 1, most) for most in (1, 4, 9)] == [1, 4, 4]
+    kv.allocate_unassigned(3)
+    assert kv.num_reclaimable(blocks, 1, 9) == 2
+    nodes = kv.match_prefix((1,), 4)
+    kv.attach(blocks, nodes)
+    kv.reclaim(blocks, 2)
+    assert (kv.num_blocks_of(blocks), kv.num_free_blocks) == (3, 0)
+    kv.check_integrity([blocks], unassigned=3)
 
 
 def test_nothing_is_left_once_all_is_taken() -> None:
     kv = KVCache(3, 4)
-    holding = Holding()
-    kv.take(holding, 2)
-    kv.release(holding, keep=2)
-    kv.draw(3)
-    assert kv.remaining(holding, 0, 9) == 0
-    kv.reclaim(holding, 0)
-    kv.check_integrity([holding], unsettled=3)
+    blocks = SequenceBlocks()
+    kv.allocate(blocks, 2)
+    kv.free(blocks, keep=2)
+    kv.allocate_unassigned(3)
+    assert kv.num_reclaimable(blocks, 0, 9) == 0
+    kv.reclaim(blocks, 0)
+    kv.check_integrity([blocks], unassigned=3)
 
 
 def test_only_full_blocks_are_worth_finding_again() -> None:
     kv = KVCache(4, 4)
-    holding = Holding()
-    kv.take(holding, 3)
-    kv.release(holding, keep=2)  # the third is begun, or was only reserved
-    assert kv.remaining(holding, 0, 9) == 2
-    kv.draw(2)  # the blank one and the third
-    assert kv.remaining(holding, 0, 9) == 2
+    blocks = SequenceBlocks()
+    kv.allocate(blocks, 3)
+    kv.free(blocks, keep=2)  # the third is begun, or was only reserved
+    assert kv.num_reclaimable(blocks, 0, 9) == 2
+    kv.allocate_unassigned(2)  # the blank one and the third
+    assert kv.num_reclaimable(blocks, 0, 9) == 2
 
 
 def test_what_is_not_taken_back_stays_where_it_stood() -> None:
     kv = KVCache(4, 4)
-    holding, other = Holding(), published(kv, 1)
-    kv.take(holding, 3)
-    kv.release(holding, keep=3)
-    kv.release(other)
-    kv.reclaim(holding, 2)
-    assert kv.free == 2
-    kv.draw(1)  # the third of its blocks was used before block 1 was
+    blocks, other = SequenceBlocks(), published(kv, 1)
+    kv.allocate(blocks, 3)
+    kv.free(blocks, keep=3)
+    kv.free(other)
+    kv.reclaim(blocks, 2)
+    assert kv.num_free_blocks == 2
+    kv.allocate_unassigned(1)  # the third of its blocks was used before block 1 was
     assert cached(kv, 1) == 1
-    kv.check_integrity([holding], unsettled=1)
+    kv.check_integrity([blocks], unassigned=1)
 
 
 def test_blocks_that_others_published_meanwhile_count_from_the_start_of_ones_own() -> None:
     kv = KVCache(6, 4)
-    holding = Holding()
-    kv.take(holding, 3)
-    kv.release(holding, keep=3)
+    blocks = SequenceBlocks()
+    kv.allocate(blocks, 3)
+    kv.free(blocks, keep=3)
     published(kv, 1)
-    assert [kv.remaining(holding, follows, 9) for follows in (0, 1, 2, 3, 4)] == [3, 2, 1, 0, 0]
-    kv.attach(holding, kv.match((1,), 4))
-    kv.reclaim(holding, 2)
-    assert (kv.held(holding), kv.free) == (3, 3)
+    assert [kv.num_reclaimable(blocks, follows, 9) for follows in (0, 1, 2, 3, 4)] == [3, 2, 1, 0, 0]
+    kv.attach(blocks, kv.match_prefix((1,), 4))
+    kv.reclaim(blocks, 2)
+    assert (kv.num_blocks_of(blocks), kv.num_free_blocks) == (3, 3)
 
 
 def test_without_caching_nothing_is_found() -> None:
-    kv = KVCache(4, 4, caching=False)
-    holding = published(kv, 1, 2)
-    assert (cached(kv, 1, 2), holding.private) == (0, 2)
-    kv.release(holding, keep=2)
-    assert (kv.remaining(holding, 0, 9), kv.free) == (0, 4)
+    kv = KVCache(4, 4, enable_caching=False)
+    blocks = published(kv, 1, 2)
+    assert (cached(kv, 1, 2), blocks.num_private) == (0, 2)
+    kv.free(blocks, keep=2)
+    assert (kv.num_reclaimable(blocks, 0, 9), kv.num_free_blocks) == (0, 4)
 
 
 @pytest.mark.parametrize("sizes", [(0, 16, 1), (4, 0, 1), (4, 16, 0)])
@@ -216,18 +216,18 @@ def test_sizes_below_one(sizes: tuple[int, int, int]) -> None:
 def test_more_than_there_is() -> None:
     kv = KVCache(4, 4)
     with pytest.raises(AssertionError, match="5 blocks wanted, 4 are free"):
-        kv.draw(5)
+        kv.allocate_unassigned(5)
 
 
 def test_integrity_check_speaks_up() -> None:
     kv = KVCache(4, 4)
-    holding = published(kv, 1)
-    kv.check_integrity([holding])
+    blocks = published(kv, 1)
+    kv.check_integrity([blocks])
     with pytest.raises(AssertionError, match="0 blocks held and 3 free make 3 of 4"):
         kv.check_integrity([])
-    holding.nodes[0].references = 2
+    blocks.nodes[0].ref_count = 2
     with pytest.raises(AssertionError, match="2 references, 1 holders"):
-        kv.check_integrity([holding])
-    kv.free = 2
+        kv.check_integrity([blocks])
+    kv.num_free_blocks = 2
     with pytest.raises(AssertionError, match="3 blocks stand in the free queue, 2 are counted free"):
-        kv.check_integrity([holding])
+        kv.check_integrity([blocks])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from schedulers.engine_core import EngineCore
-from tests.schedulers.stories import chat, judge, step, steps
+from tests.schedulers.stories import chat, judge, step, steps, told
 
 
 def core(
     rows: int = 64, budget: OneShotBudget | None = None, blocks: int = 100, policy: int | None = None
 ) -> EngineCore:
     config = EngineConfig(
-        kv_blocks=blocks, block_tokens=4, max_num_batched_tokens=rows, max_num_seqs=4, prefix_id_tokens=4,
+        num_gpu_blocks=blocks, block_size=4, max_num_batched_tokens=rows, max_num_seqs=4, prefix_id_tokens=4,
         one_shot=budget or OneShotBudget(tokens=64, sequences=8),
     )  # fmt: skip
     return EngineCore(config, None if policy is None else StaticChunks(policy))
@@ -28,7 +28,7 @@ def test_a_prompt_that_the_next_step_holds_whole_waits_for_it() -> None:
     engine = core()
     submit(engine, chat(0, 30, 2), judge(1, 40))
     assert step(engine) == "mixed 0:0+30!"
-    assert engine.kv.free == 100 - 8
+    assert engine.kv_cache.num_free_blocks == 100 - 8
     assert step(engine) == "mixed 1:0+40! | 0"
 
 
@@ -65,9 +65,9 @@ def test_a_prompt_that_no_step_holds_is_cut_at_once_and_gets_its_blocks() -> Non
     engine = core()
     submit(engine, chat(0, 30, 4), judge(1, 70))
     assert step(engine) == "mixed 0:0+30! 1:0+34"
-    assert engine.kv.free == 100 - 8 - 9
+    assert engine.kv_cache.num_free_blocks == 100 - 8 - 9
     assert step(engine) == "mixed 1:34+36! | 0"
-    assert (list(engine.visiting), engine.kv.free) == ([], 100 - 8)
+    assert (list(engine.one_shot_running), engine.kv_cache.num_free_blocks) == ([], 100 - 8)
 
 
 def test_what_decodes_take_they_take_of_every_step() -> None:
@@ -111,3 +111,30 @@ def test_a_full_class_does_not_hold_up_chats() -> None:
     engine = core(budget=OneShotBudget(tokens=64, sequences=1))
     submit(engine, judge(0, 4), judge(1, 4), chat(2, 100, 2))
     assert steps(engine) == ["mixed 0:0+4! 2:0+60", "mixed 2:60+40! 1:0+4!", "decode | 2"]
+
+
+def test_what_is_left_of_a_prompt_that_was_preempted_counts_as_taken() -> None:
+    """The judge's 12 tokens are more than a step's 8, so it takes two blocks of four. A chat takes the other two, and
+    the judge loses its own before they are cached. It finds them again. A third one for the cache is not free.
+    """
+    core = EngineCore(
+        EngineConfig(
+            4, block_size=4, prefix_id_tokens=4, max_num_batched_tokens=9, max_num_seqs=4, cache_blocks_on="computed",
+            one_shot=OneShotBudget(tokens=8),
+        )
+    )  # fmt: skip
+    core.submit(chat(0, 4, 6), 0.0)
+    assert step(core) == "mixed 0:0+4!"
+    core.submit(judge(1, 12, (1, 2, 3)), 0.0)
+    ahead = core.begin_step(0.0)
+    assert ahead is not None
+    assert told(ahead) == "mixed 1:0+8 | 0"
+    # A step ahead, nothing is cached yet when the judge wants a third block and there is none.
+    then = core.begin_step(0.0)
+    assert then is not None
+    assert (told(then), core.preemptions, core.kv_cache.num_free_blocks) == ("decode | 0", 1, 2)
+    core.end_step(ahead, (), 0.0)
+    core.end_step(then, (), 0.0)
+    assert step(core) == "mixed 1:8+4! | 0"
+    assert steps(core) == ["decode | 0"] * 2
+    core.check_integrity()

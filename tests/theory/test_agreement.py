@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from twin.reproductions.afd import BASELINE
-from twin.scenarios.overrides import apply
+from scenarios.overrides import apply
+from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
 PROMISED = 0.02

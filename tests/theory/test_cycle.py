@@ -63,6 +63,24 @@ def test_best_ratio_is_a_maximum() -> None:
     assert model.throughput(best) >= max(around)
 
 
+@pytest.mark.parametrize(("attention", "ffn"), [(1, 32), (4, 1), (2, 2)])
+def test_best_ratio_per_card_is_a_maximum(attention: int, ffn: int) -> None:
+    law = LoadLaw(np.array([130_000.0, 170_000.0]), np.array([0.0, 1.0]), 150_000.0)
+    model = CycleModel(PassLatency((0.00165, 50), (0.083, 100), (0.022, 20)), 256, 2, [law])
+    best = model.best_ratio(attention_cards=attention, ffn_cards=ffn)
+    around = [model.throughput_per_card(best * factor, attention, ffn) for factor in (0.5, 0.9, 0.95, 1.05, 1.1, 2.0)]
+    assert model.throughput_per_card(best, attention, ffn) > max(around)
+    assert model.throughput_per_card(best, attention, ffn) == pytest.approx(
+        model.throughput(best) * (best + 1) / (best * attention + ffn), rel=1e-12
+    )
+
+
+def test_more_cards_in_an_ffn_instance_ask_for_more_attention_instances() -> None:
+    model = CycleModel(PassLatency((0.0, 1.0), (0.25, 100.0), (0.0, 1.0)), 16, 2, [constant_load(0.0)])
+    assert model.best_ratio() == pytest.approx(5, rel=2e-3)  # r_peak = sqrt(100 / (0.25 * 16)), the published optimum
+    assert model.best_ratio(attention_cards=4, ffn_cards=36) == pytest.approx(15, rel=2e-3)
+
+
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 4])
 def test_quadrature_converges(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)

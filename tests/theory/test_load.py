@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from twin.theory.load import constant_load, instance_load, load_phases
+from twin.theory.load import constant_load, instance_load, load_phases, load_quantile
 from workloads.lengths import Fixed, Geometric, LogNormal, Uniform
 from workloads.pairs import Independent, JointEmpirical
 
@@ -76,3 +76,19 @@ def test_a_load_that_never_varies() -> None:
     law = constant_load(7.0)
     assert law.quantile(np.array([0.0, 0.4, 1.0])).tolist() == [7.0, 7.0, 7.0]
     assert instance_load(np.array([0.0, 0.0, 1.0]), 5).mean == 10
+
+
+def test_load_quantile_matches_draws() -> None:
+    lengths = Independent(Geometric(100), Geometric(500))
+    rng = np.random.default_rng(0)
+    loads = rng.geometric(1 / 100, (20_000, 64)).sum(axis=1) + (rng.geometric(1 / 500, (20_000, 64)) - 1).sum(axis=1)
+    for level in (0.5, 0.99):
+        share = float((loads <= load_quantile(lengths, 64, level, in_step=False)).mean())
+        assert abs(share - level) < 5 * np.sqrt(level * (1 - level) / len(loads))
+
+
+def test_load_quantile_of_slots_in_step_is_that_of_their_last_step() -> None:
+    lengths = Independent(Fixed(100), Fixed(20))
+    assert load_quantile(lengths, 8, 0.999, in_step=True) == 8 * (100 + 19)
+    # Out of step, ages are spread over 0 to 19: the sum stays below that.
+    assert 8 * (100 + 9.5) < load_quantile(lengths, 8, 0.999, in_step=False) < 8 * (100 + 19)

@@ -77,6 +77,32 @@ def test_r_star_is_where_throughput_peaks(model: PaperModel) -> None:
     assert max(model.throughput(float(ratio)) for ratio in others) <= best * (1 + 1e-12)
 
 
+@given(models, st.integers(1, 8), st.integers(1, 64))
+def test_r_star_per_card_is_where_throughput_per_card_peaks(model: PaperModel, attention: int, ffn: int) -> None:
+    star = model.r_star_per_card(attention, ffn)
+    if star <= 0:
+        return
+    best = model.throughput_per_card(star, attention, ffn)
+    others = star * np.geomspace(0.02, 50, 400)
+    assert max(model.throughput_per_card(float(ratio), attention, ffn) for ratio in others) <= best * (1 + 1e-12)
+
+
+@given(models)
+def test_with_one_card_an_instance_per_card_is_per_instance(model: PaperModel) -> None:
+    assert model.r_star_per_card(1, 1) == model.r_star
+    assert model.regime_per_card(1, 1) == model.regime
+    assert model.throughput_per_card(3.0, 1, 1) == pytest.approx(model.throughput(3.0), rel=1e-12)
+
+
+def test_r_star_per_card_by_hand() -> None:
+    # Attention and communication take next to nothing: r_peak = sqrt(100 / (0.25 * 16)) = 5, times sqrt(36/4) = 3.
+    model = PaperModel(PassLatency((0.0, 1.0), (0.25, 100.0), (0.0, 1.0)), 16, 100, 500)
+    assert model.r_star == 5
+    assert model.r_star_per_card(4, 36) == 15
+    # 15 * 16 tokens in 0.25 * 15 * 16 + 100 = 160 time units on 15 * 4 + 36 = 96 cards.
+    assert model.throughput_per_card(15, 4, 36) == 240 / 160 / 96
+
+
 @given(models)
 def test_regimes_meet_at_the_critical_ratio(model: PaperModel) -> None:
     if model.r_critical <= 0:

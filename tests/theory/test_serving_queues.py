@@ -17,7 +17,7 @@ import pytest
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.plan import ServingPlan
-from twin.serving.run import simulate
+from twin.serving.simulation import Simulation
 from twin.serving.summary import summarise
 from twin.sweeps.serving_sweep import prepare
 from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
@@ -47,7 +47,7 @@ def present(rng: np.random.Generator, load: float, seats: int) -> int:
 
 def plan(seats: int) -> ServingPlan:
     document = scenario(
-        engine={"kv_blocks": 10**7, "max_num_seqs": seats, "prefix_caching": False},
+        engine={"num_gpu_blocks": 10**7, "max_num_seqs": seats, "enable_prefix_caching": False},
         step_time={"overhead": STEP, "per_token": 0.0, "per_kv_token": 0.0},
     )
     return prepare(document, Path("s.yaml")).cases[0].plan
@@ -63,7 +63,7 @@ def replicate(kind: str, load: float, seats: int, seed: int) -> tuple[float, flo
     made = replace(
         plan(seats), workload=Workload(Independent(Fixed(1), answers), arrivals), requests=here + CUSTOMERS[load]
     )  # fmt: skip
-    columns = simulate(replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))).columns.table()
+    columns = Simulation(replace(made, scenario=made.scenario.model_copy(update={"seed": seed}))).run().columns.table()
     came = columns["id"] >= here
     excess = columns["output_tokens"].mean() / STEPS - gaps.mean() / (SERVICE / (load * seats))
     return float((columns["scheduled"] - columns["arrival"])[came].mean()), float(excess)
@@ -85,9 +85,11 @@ def test_one_server_follows_lindley() -> None:
     document = scenario(
         workload={"prefill": {"distribution": "fixed", "mean": 1}, "arrivals": {"process": "poisson", "rate": 45}}
     )
-    columns = simulate(
-        replace(plan(1), workload=prepare(document, Path("s.yaml")).cases[0].plan.workload)
-    ).columns.table()
+    columns = (
+        Simulation(replace(plan(1), workload=prepare(document, Path("s.yaml")).cases[0].plan.workload))
+        .run()
+        .columns.table()
+    )
     order = np.argsort(columns["id"])
     arrival, service = columns["arrival"][order], columns["output_tokens"][order] * STEP
     wait = 0.0

@@ -202,6 +202,12 @@ def test_a_full_disk_is_one_line(scenario: Path) -> None:
     (line,) = [line for line in error.splitlines() if "simulating" not in line]
     assert "runs/" in line
     assert "File too large" in line
+    (folder,) = (scenario.parent / "runs").iterdir()
+    assert {file.name for file in folder.iterdir()} == {"lock", "manifest.json", "points.jsonl"}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["complete"] is False
+    assert "File too large" in manifest["status"]
+    assert (folder / "points.jsonl").read_text().endswith("}\n")
 
 
 def fault(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -300,7 +306,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(scenario: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130
-    assert "takes up where this one stopped" in error
+    assert "kept in runs/" in error
     (manifest,) = scenario.parent.glob("runs/*/manifest.json")
     assert json.loads(manifest.read_text())["complete"] is False
 
@@ -340,3 +346,16 @@ def test_runs_that_cannot_be_reported(scenario: Path, capsys: pytest.CaptureFixt
 def test_a_folder_that_may_not_be_written(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario.parent.chmod(0o500)
     assert "Permission denied" in fault(capsys, "sweep", str(scenario), "--jobs", "1", "--no-figures")
+
+
+def test_what_all_configurations_share_is_said_once(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--ratio", "1,2", "--jobs", "1", "--set", "seed=33"]
+    assert run(["sweep", str(scenario), *common, "--set", "batch_size=8,16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "All with seed=33."
+    assert [line.split(":")[0] for line in lines if "r* =" in line] == ["batch_size=8", "batch_size=16"]
+    assert " ".join(lines).count("seed") == 1
+    (folder,) = (scenario.parent / "runs").iterdir()
+    assert "seed" not in (folder / "figures/throughput.svg").read_text()
+    page = (folder / "report.html").read_text()
+    assert page[: page.index("How this was made")].count("seed=33") == 1

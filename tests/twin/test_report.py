@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from latency_models.strict import write_yaml
+from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 
@@ -68,7 +68,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
         (["simulate", "s.yaml"], {"latencies.svg", "over-time.svg"}),
         (["simulate", "s.yaml", "--replications", "2", "--set", "detail=false"], set()),
         (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.max_num_seqs=2,16"], {"sweep.svg"}),
-        (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.order=fcfs,priority"], {"sweep.svg"}),
+        (["sweep", "s.yaml", "--jobs", "1", "--set", "engine.scheduling_policy=fcfs,priority"], {"sweep.svg"}),
         (["sweep", "s.yaml", "--jobs", "1"], set()),
     ],
 )

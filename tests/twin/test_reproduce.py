@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from twin.cli import run
-from twin.reproductions import afd
+from twin.reproductions.afd import reproduction as afd
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "published"
 
@@ -27,7 +27,7 @@ def test_printed_ratios_beside_computed() -> None:
 @pytest.mark.skipif(not SHARED.exists(), reason="the published tables are not at hand")
 @pytest.mark.parametrize("name", ["afd_optimal_ratio.csv", "afd_latency_parameters.csv"])
 def test_the_project_s_copy_of_the_facts(name: str) -> None:
-    own = Path(afd.__file__).parents[1] / "published" / name
+    own = Path(afd.__file__).parent / "data" / name.removeprefix("afd_")
     assert list(csv.reader(own.read_text().splitlines())) == list(csv.reader((SHARED / name).read_text().splitlines()))
 
 

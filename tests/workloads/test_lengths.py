@@ -8,6 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
+from workloads import lengths as families
+from workloads.checks import FloatArray
 from workloads.errors import BadInput
 from workloads.lengths import PMF_ENTRIES, Empirical, Fixed, Geometric, Lengths, LogNormal, Uniform
 
@@ -276,3 +278,21 @@ def test_families_compare_by_value_and_say_what_they_are() -> None:
     assert LogNormal(300, 0.8) == LogNormal(300, 0.8) != LogNormal(300, 0.9)
     assert repr(LogNormal(300, 0.8)) == "LogNormal(label_mean=300.0, label_cv=0.8)"
     assert hash(Geometric(3)) == hash(Geometric(3))
+
+
+def test_moments_of_a_log_normal_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    tail = families.upper_tail
+
+    def counted(z: FloatArray) -> FloatArray:
+        asked.append(len(z))
+        return tail(z)
+
+    monkeypatch.setattr(families, "upper_tail", counted)
+    first = LogNormal(1234.5, 0.67)
+    assert asked
+    asked.clear()
+    assert [(again.mean, again.variance) for again in (LogNormal(1234.5, 0.67) for _ in range(400))] == [
+        (first.mean, first.variance)
+    ] * 400
+    assert asked == []

@@ -214,6 +214,15 @@ def test_equal_pairs_leave_nothing_uncertain() -> None:
     assert joint([(8, 3)] * 5).renewal_load_interval() == (9, 9)
 
 
+def test_an_interval_of_two_blocks_by_hand() -> None:
+    """Loads sum to 10 and 20 + 21 + 22 = 63 over 1 and 3 steps: θ = 73/4, and the residuals are -8.25 and 8.25.
+
+    Their standard deviation is 8.25 √2, so the error of their mean is 8.25, over a mean answer of 2.
+    """
+    low, high = JointEmpirical([10, 20], [1, 3]).renewal_load_interval()
+    assert (low, high) == pytest.approx((18.25 - 1.959964 * 4.125, 18.25 + 1.959964 * 4.125))
+
+
 def test_the_interval_wants_two_blocks_and_a_confidence() -> None:
     with pytest.raises(BadInput, match=r"^block: got 1, expected at least 2 blocks in 1 pairs"):
         joint([(8, 3)]).renewal_load_interval()
@@ -244,3 +253,11 @@ def test_a_stream_has_the_means_and_no_covariance(pairs: Independent) -> None:
     assert abs(decode.mean() - pairs.mean_decode) <= 5 * decode.std() / math.sqrt(100_000)
     product_error = ((prefill - prefill.mean()) * (decode - decode.mean())).std() / math.sqrt(100_000)
     assert abs(np.cov(prefill, decode)[0, 1]) <= 5 * product_error + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers", "constant"), [([3, 3], [2, 2], True), ([3, 4], [2, 2], False), ([3, 3], [2, 1], False)]
+)
+def test_pairs_are_constant_where_all_are_alike(prompts: list[int], answers: list[int], constant: bool) -> None:
+    assert JointEmpirical(prompts, answers).is_constant == constant
+    assert JointEmpirical(prompts, answers).independent().is_constant == constant

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 import pytest
 from hypothesis import given, settings
@@ -223,10 +225,10 @@ def test_a_file_that_cannot_be_opened(
 ) -> None:
     """Simulated, because the administrator may read every file."""
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> IO[bytes]:
         raise failure
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(BadInput, match=f"expected a file that .*{reason}"):
         read_trace(tmp_path / "locked.csv")
 
@@ -288,3 +290,26 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
             assert len(trace) == len(trace.requests()) >= 1
             assert trace.prefill_tokens.min() >= 0
             assert trace.decode_tokens.min() >= 1
+
+
+def test_gigabytes_of_blank_lines_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    packed = gzip.compress(b"\n" * 10_000_000)
+    tracemalloc.start()
+    try:
+        error = refusal(tmp_path, packed, "blank.csv.gz")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (error.line, error.expected) == (100_001, "expected at most 100000 blank lines on end")
+    assert peak < 20_000_000
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    error = refusal(tmp_path, gzip.compress(PLAIN.encode() + b"1" * 40_000_000))
+    assert (error.line, error.expected) == (3, "expected lines of at most 16777216 bytes")
+
+
+def test_more_rows_than_memory_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.trace_files.MAX_ROWS", 10)
+    error = refusal(tmp_path, PLAIN_ROW * 6 + "\n" + PLAIN_ROW * 6)
+    assert (error.line, error.expected) == (12, "expected at most 10 lines that are not blank")

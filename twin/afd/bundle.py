@@ -5,7 +5,7 @@ with the slowest of the x instances (the barrier); m microbatches are in flight,
 another is in transfer or at the FFN. Attention, the two directions of the link, and the FFN each serve one microbatch
 at a time, in order of arrival.
 
-Because all four serve in order and every microbatch visits them in the same order, nobody overtakes. When a microbatch
+Because all four serve in order and every microbatch visits them in the same order, none overtakes. When a microbatch
 sets out, all its waiting times are therefore already known: with `fast_forward` one event carries it round, without it
 each state is an event of its own. Both give the same records to the last bit (`tests/parity`).
 """
@@ -23,7 +23,7 @@ from simpy.events import Event
 
 from latency_models.pass_latency import PassLatency
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
-from twin.clock import Clock
+from twin.environment import Environment
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -95,12 +95,12 @@ class Stage:
 
     __slots__ = ("free_at", "queue")
 
-    def __init__(self, env: Clock) -> None:
+    def __init__(self, env: Environment) -> None:
         self.free_at = 0.0
         self.queue = simpy.Resource(env)  # used step by step only
 
     def reserve(self, ready: float, duration: float) -> float:
-        """Serve whoever is ready next; returns the time at which service begins."""
+        """Serve the microbatch that is ready next; returns the time at which service begins."""
         free_at = self.free_at
         start = free_at if free_at > ready else ready
         self.free_at = start + duration
@@ -114,7 +114,7 @@ class Bundle:
         self.config = config
         self._prefill, self._decode = supply.prefill.tolist(), supply.decode.tolist()
         self._arrivals: list[float] | None = None if supply.arrivals is None else supply.arrivals.tolist()
-        self.env = Clock()
+        self.env = Environment()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
         self.records = BundleRecords(seated=[-1] * len(self._prefill))
         self.attention, self.outward, self.ffn, self.homeward = (Stage(self.env) for _ in range(4))
@@ -157,7 +157,7 @@ class Bundle:
     def _reserve_round(
         self, attention: float, transfer: float, ffn: float
     ) -> Generator[Event, None, tuple[float, float]]:
-        """One pass as one event: every stage is reserved at once, which is exact because nobody overtakes."""
+        """One pass as one event: every stage is reserved at once, which is exact because no microbatch overtakes."""
         env = self.env
         ready = env.now
         begun = self.attention.reserve(ready, attention)
@@ -242,7 +242,7 @@ class Bundle:
     # Arrivals
 
     def _let_in(self) -> None:
-        """Queue whoever has arrived by now."""
+        """Queue the requests that have arrived by now."""
         assert self._arrivals is not None
         arrived, arrivals, now = self._arrived, self._arrivals, self.env.now
         while arrived < len(arrivals) and arrivals[arrived] <= now:

@@ -41,7 +41,12 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run of a bundle showed. Times in the calibration's unit, throughput in tokens per unit and instance."""
+    """What one run of a bundle showed. Times in the calibration's unit, throughput in tokens per unit and instance.
+
+    Attributes:
+        mean_token_load: of one instance and microbatch.
+        largest_token_load: an upper bound of what any instance held at any time, over all its microbatches.
+    """
 
     throughput: float
     throughput_generated: float
@@ -52,6 +57,7 @@ class Measurement:
     steady: SteadyState | None
     total_time: float
     mean_token_load: float
+    largest_token_load: float
     steps: int
     requests: int
     state_shares: dict[str, float]
@@ -103,10 +109,25 @@ def measure(
         steady=steady,
         total_time=total,
         mean_token_load=float(steps[:, LOAD_TOTAL].mean()) / config.attention_instances,
+        largest_token_load=largest_token_load(steps, config.microbatches),
         steps=len(steps),
         requests=len(decode),
         state_shares=_state_shares(steps, busy),
     )
+
+
+def largest_token_load(steps: Floats, microbatches: int) -> float:
+    """Tokens that no instance exceeded at any time: each microbatch's largest load of an instance, added up.
+
+    It is a bound because the largest loads may be those of different instances.
+    """
+    begun = steps[np.argsort(steps[:, READY], kind="stable")]
+    total = np.zeros(len(begun))
+    for index in range(microbatches):
+        own = begun[:, MICROBATCH] == index
+        latest = np.maximum.accumulate(np.where(own, np.arange(len(begun)), -1))
+        total += np.where(latest >= 0, begun[latest, LOAD_MAX], 0.0)
+    return float(total.max())
 
 
 def _busy(config: BundleConfig, steps: Floats) -> dict[str, float]:

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from latency_models.calibration import Calibration, load_calibration
+from latency_models.calibration.file_format import Calibration
+from latency_models.calibration_loader import load_calibration
+from latency_models.deployment.roofline import derive
 from latency_models.pass_latency import PassLatency
+from scenarios.afd import AfdScenario, LineSpec, RooflineSpec
+from scenarios.ratios import Topology
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import BundleConfig, IntArray, Supply
-from twin.scenarios.afd import AfdScenario, LineSpec, RooflineSpec
-from twin.scenarios.ratios import Topology
+from twin.afd.instances import DEPLOYMENT, CardMemory, Cards, Deployed, card_memory, instance_cards, load_deployed
+from twin.afd.memory import MemoryCheck
 from twin.theory.cycle import CycleModel
 from twin.theory.load import load_phases
 from twin.theory.paper import PaperModel
@@ -32,6 +36,8 @@ class BundlePlan:
     Args:
         latency: of a whole decode step, in the calibration's time unit.
         lengths: joint distribution of prefill and decode lengths.
+        cards: of one attention and one FFN instance.
+        memory: of a card and what lies there; None where it is not known, and so not checked.
     """
 
     scenario: AfdScenario
@@ -39,6 +45,8 @@ class BundlePlan:
     latency: PassLatency
     lengths: LengthPairs
     trace: Trace | None
+    cards: Cards
+    memory: CardMemory | None
 
     @property
     def closed_loop(self) -> bool:
@@ -68,6 +76,15 @@ class BundlePlan:
         scenario = self.scenario
         phases = load_phases(self.lengths, scenario.batch_size, in_step=scenario.start == "fresh")
         return CycleModel(self.latency, scenario.batch_size, scenario.microbatches, phases)
+
+    @cached_property
+    def memory_check(self) -> MemoryCheck | None:
+        """Whether the bundle fits in its cards' memory; None where that is not known."""
+        if self.memory is None:
+            return None
+        scenario, in_step = self.scenario, self.scenario.start == "fresh"
+        shape = scenario.batch_size, scenario.microbatches
+        return MemoryCheck(self.memory, self.cards, self.lengths, *shape, in_step, self.closed_loop)
 
     @property
     def warm_up(self) -> int:
@@ -156,7 +173,10 @@ def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundleP
     Raises:
         BadInput: a calibration or a trace that cannot be used, or not together.
     """
-    calibration = _calibration(scenario, base)
+    spec = scenario.calibration
+    deployed = load_deployed(spec, base) if isinstance(spec, RooflineSpec) else None
+    calibration = _derived(deployed) if deployed is not None else load_calibration(str(spec), base)
+    cards, memory = instance_cards(scenario.instances, deployed), card_memory(scenario.instances, deployed)
     arrivals = scenario.workload.arrivals.process
     if arrivals == "replay" and calibration.time_unit != "seconds":
         unit = calibration.time_unit
@@ -165,26 +185,12 @@ def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundleP
             field="workload.arrivals.process",
             value=arrivals,
         )
-    return BundlePlan(
-        scenario, calibration, _step_latency(calibration, scenario), scenario.workload.lengths(trace), trace
-    )
+    latency, lengths = _step_latency(calibration, scenario), scenario.workload.lengths(trace)
+    return BundlePlan(scenario, calibration, latency, lengths, trace, cards, memory)
 
 
-def _calibration(scenario: AfdScenario, base: Path) -> Calibration:
-    spec = scenario.calibration
-    if isinstance(spec, RooflineSpec):
-        return _derived(spec, base)
-    return load_calibration(spec, base)
-
-
-def _derived(spec: RooflineSpec, base: Path) -> Calibration:
-    from latency_models.hardware import load_hardware
-    from latency_models.models import load_model
-    from latency_models.roofline import derive, read_deployment
-
-    section = "calibration.deployment"
-    deployment = read_deployment(spec.deployment, section)
-    return derive(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment, section)
+def _derived(deployed: Deployed) -> Calibration:
+    return derive(deployed.hardware, deployed.model, deployed.deployment, DEPLOYMENT)
 
 
 def _step_latency(calibration: Calibration, scenario: AfdScenario) -> PassLatency:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from reports.records.columns import write_columns
+from scenarios.ratios import Topology
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.plan import BundlePlan
 from twin.afd.steady import SteadyState, steady_state
 from twin.afd.steps import step_table
-from twin.scenarios.ratios import Topology
 from twin.theory.gaps import decompose
 
 MISSING = 0.005
@@ -72,18 +72,24 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
     only."""
     ratio, instances = float(topology.ratio), topology.attention_instances
     steady = measured.steady
+    rates = {
+        "": measured.throughput,
+        "_generated": measured.throughput_generated,
+        "_steady": None if steady is None else steady.throughput,
+        "_steady_plain": None if steady is None else steady.plain,
+        "_theory": plan.paper.throughput(ratio),
+        "_barrier": plan.cycle.throughput(ratio, instances) if plan.closed_loop else None,
+    }
     return {
         "ratio": ratio,
         "topology": str(topology),
         "attention_instances": instances,
         "ffn_instances": topology.ffn_instances,
-        "throughput_per_instance": measured.throughput,
-        "throughput_per_instance_generated": measured.throughput_generated,
-        "throughput_per_instance_steady": None if steady is None else steady.throughput,
+        "cards": plan.cards.of(topology),
+        **{f"throughput_per_instance{name}": rate for name, rate in rates.items()},
         "throughput_ci": None if steady is None else list(steady.interval),
-        "throughput_per_instance_steady_plain": None if steady is None else steady.plain,
-        "throughput_per_instance_theory": plan.paper.throughput(ratio),
-        "throughput_per_instance_barrier": plan.cycle.throughput(ratio, instances) if plan.closed_loop else None,
+        **_per_card(plan, topology, rates),
+        **_memory(plan, measured),
         "tpot": measured.tpot,
         "tpot_between_tokens": measured.tpot_gaps,
         "idle_attention": measured.idle_attention,
@@ -97,6 +103,22 @@ def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dic
         "simulated_time": measured.total_time,
         "seed": plan.seed(topology),
     }
+
+
+def _per_card(plan: BundlePlan, topology: Topology, rates: dict[str, float | None]) -> dict[str, float | None]:
+    """The rates per instance, by the cards that the bundle's instances have."""
+    scale = (topology.attention_instances + topology.ffn_instances) / plan.cards.of(topology)
+    kept = {name: rates[name] for name in ("", "_steady", "_theory", "_barrier")}
+    return {f"throughput_per_card{name}": None if rate is None else rate * scale for name, rate in kept.items()}
+
+
+def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool | None]:
+    """Bytes on an attention card, and whether all fits: by the stationary law, or under open arrivals as simulated."""
+    check = plan.memory_check
+    if check is None:
+        return {"attention_memory": None, "fits": None}
+    taken = check.attention_bytes(check.tokens if plan.closed_loop else measured.largest_token_load)
+    return {"attention_memory": taken, "fits": taken <= check.memory.limit and check.ffn_fits}
 
 
 def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement) -> dict[str, float] | None:

@@ -15,13 +15,15 @@ from workloads.pairs import JointEmpirical
 
 CURVE_POINTS = 96
 TRACE_BLOCKS = 40
+SEARCHED = 0.25, 256.0
+"""Ratios among which the barrier-aware optimum is searched for; per card wider by √(c_F/c_A), as r_peak is."""
 
 
 def theory_summary(plan: BundlePlan) -> dict[str, Any]:
     """Eq. 12-20 for this configuration, the same with the exact load of its lengths, and the barrier-aware optimum."""
     paper = plan.paper
     limit = replace(paper, requests=None)
-    best = plan.cycle.best_ratio()
+    best = plan.cycle.best_ratio(*SEARCHED)
     interval = _load_interval(plan)
     return {
         "r_star": paper.r_star,
@@ -49,6 +51,25 @@ def theory_summary(plan: BundlePlan) -> dict[str, Any]:
         else [paper.r_star_at(load * paper.batch_size) for load in interval],
         "r_star_barrier": best,
         "throughput_at_r_star_barrier": plan.cycle.throughput(best),
+        **_theory_per_card(plan, best),
+    }
+
+
+def _theory_per_card(plan: BundlePlan, best_per_instance: float) -> dict[str, Any]:
+    """The optima of both theories, and the throughput there, with cards counted in place of instances."""
+    cards = plan.cards.attention, plan.cards.ffn
+    published = plan.paper.r_star_per_card(*cards)
+    best = best_per_instance
+    if plan.cards.attention != plan.cards.ffn:
+        share = cards[1] / cards[0]
+        low, high = SEARCHED[0] * min(1, math.sqrt(share)), SEARCHED[1] * max(1, math.sqrt(share))
+        best = plan.cycle.best_ratio(low, high, attention_cards=cards[0], ffn_cards=cards[1])
+    return {
+        "r_star_per_card": published,
+        "regime_per_card": plan.paper.regime_per_card(*cards),
+        "throughput_per_card_at_r_star": plan.paper.throughput_per_card(published, *cards),
+        "r_star_barrier_per_card": best,
+        "throughput_per_card_at_r_star_barrier": plan.cycle.throughput_per_card(best, *cards),
     }
 
 
@@ -56,28 +77,54 @@ def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any])
     """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost.
 
     `best_*` goes by the steady state (by eq. 21 where there is none, as under a short run). Near its peak the curve is
-    flat: `best_range` says between which ratios the 95 % intervals cannot tell. `discreteness` is what the published
-    curve loses between the ratios swept.
+    flat: `best_range` says between which ratios the 95 % intervals cannot tell. Points that do not fit in memory are
+    never the best; `best_*` is None if none fits. `discreteness` is what the published curve loses between the ratios
+    swept.
     """
     if not points:
         return {}
-    steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
+    feasible = [point for point in points if point["fits"] is not False]
     by_paper = max(points, key=lambda point: point["throughput_per_instance"])
-    best = max(steady, key=lambda point: point["throughput_per_instance_steady"], default=by_paper)
-    rivals = [best["ratio"]]
-    if steady:
-        rivals += [point["ratio"] for point in steady if point["throughput_ci"][1] >= best["throughput_ci"][0]]
+    best = _best(feasible, "throughput_per_instance")
+    best_per_card = _best(feasible, "throughput_per_card")
     curve = max(point["throughput_per_instance_theory"] for point in points)
     return {
-        "best_ratio": best["ratio"],
-        "best_topology": best["topology"],
-        "best_range": [min(rivals), max(rivals)],
-        "best_throughput": best["throughput_per_instance_steady" if steady else "throughput_per_instance"],
-        "best_over_r_star": best["ratio"] / theory["r_star"],
+        **best,
+        "best_over_r_star": best["best_ratio"] / theory["r_star"] if feasible else None,
         "best_ratio_eq_21": by_paper["ratio"],
+        **{f"{key}_per_card": value for key, value in best_per_card.items()},
         "idle_crossing": idle_crossing(points),
         "discreteness": curve / theory["throughput_at_r_star"] - 1,
     }
+
+
+def _best(points: Sequence[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """The point with the highest steady `metric`, and the ratios that its 95 % interval cannot tell from it."""
+    if not points:
+        return dict.fromkeys(("best_ratio", "best_topology", "best_range", "best_throughput"))
+    steady = [point for point in points if point[f"{metric}_steady"] is not None]
+    if not steady:
+        best = max(points, key=lambda point: point[metric])
+        return _as_best(best, best[metric], [best["ratio"]])
+    best = max(steady, key=lambda point: point[f"{metric}_steady"])
+    floor = _interval_end(best, metric, 0)
+    rivals = [point["ratio"] for point in steady if _interval_end(point, metric, 1) >= floor]
+    return _as_best(best, best[f"{metric}_steady"], [*rivals, best["ratio"]])
+
+
+def _as_best(point: dict[str, Any], throughput: float, rivals: Sequence[float]) -> dict[str, Any]:
+    return {
+        "best_ratio": point["ratio"],
+        "best_topology": point["topology"],
+        "best_range": [min(rivals), max(rivals)],
+        "best_throughput": throughput,
+    }
+
+
+def _interval_end(point: dict[str, Any], metric: str, end: int) -> float:
+    """Lower (0) or upper (1) end of a steady point's interval, which is kept per instance, in the metric's unit."""
+    ratio: float = point["throughput_ci"][end] / point["throughput_per_instance_steady"]
+    return ratio * float(point[f"{metric}_steady"])
 
 
 def idle_crossing(points: Sequence[dict[str, Any]]) -> float | None:

@@ -1,14 +1,16 @@
 """The command line: one verb for one question.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
-Exit codes: 0 done; 1 a server cut somebody off; 2 usage or bad input, said in one line; 3 a goal cannot be met; 4 a
-threshold was missed; 130 interrupted.
+Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input, said in one line; 3 a goal cannot be
+met; 4 a threshold was missed; 130 interrupted.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import cyclopts
 
@@ -40,7 +42,8 @@ app.command(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code."""
+    """Run one command and exit with its code. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -59,9 +62,14 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
-    except KeyboardInterrupt:
-        print("twin: interrupted; the same command takes up where this one stopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        kept = str(error) or "nothing was finished that could be kept"
+        print(f"twin: interrupted; {kept}", file=sys.stderr)
         return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _complain(line: str) -> int:

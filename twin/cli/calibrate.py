@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 if TYPE_CHECKING:
-    from latency_models.calibration import Calibration
+    from latency_models.calibration.file_format import Calibration
+    from latency_models.sources.origin import Origin
 
 FLAG = Parameter(negative=())
 
@@ -41,10 +43,10 @@ def roofline(
     output
         File to write; default: print it.
     """
-    from latency_models.hardware import load_hardware
-    from latency_models.models import load_model
-    from latency_models.roofline import derive, read_deployment
-    from twin.scenarios.overrides import apply, single_settings
+    from latency_models.deployment.hardware import load_hardware
+    from latency_models.deployment.models import load_model
+    from latency_models.deployment.roofline import derive, read_deployment
+    from scenarios.overrides import apply, single_settings
 
     deployment = read_deployment(apply({}, single_settings(set_ or [])), "deployment")
     _write(derive(load_hardware(hardware), load_model(model), deployment, "deployment"), output)
@@ -57,57 +59,91 @@ def import_(
     /,
     *,
     model: str | None = None,
-    tensor_parallel: int = 1,
+    tensor_parallel: int | None = None,
     weights: str = "float16",
     cache: str = "float16",
+    gpu: str = "",
+    engine: str = "",
+    engine_version: str = "",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
     """Kernel tables that others have measured, as one file that a scenario's step_time can name.
 
     A folder of LLMServingSim 2.0's profiler (dense.csv, attention.csv, …) becomes a file for source kernel_tables, with
     the ranges measured and the error at points left out. A folder of aiconfigurator's tables becomes the kernels of one
-    model, for source aiconfigurator.
+    model, for source aiconfigurator. The file records GPU, engine, model and tensor parallelism as far as the tables
+    say; flags state what they do not, and may not contradict them.
 
     Parameters
     ----------
     tables
         Folder of tables, gzipped or not.
     model
-        Whose kernels to take from aiconfigurator's tables: built-in name or a file.
+        Whose kernels to take from aiconfigurator's tables: built-in name or a file. Else the model that was measured.
     tensor_parallel
-        Ranks that share each layer (aiconfigurator).
+        Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
     weights
         Format of the weights as the tables name it: float16, fp8, fp8_block, … (aiconfigurator).
     cache
         Format of the KV cache as the tables name it (aiconfigurator).
+    gpu
+        GPU that was measured, where the tables do not say.
+    engine
+        Engine whose kernels were measured, for example vllm, where the tables do not say.
+    engine_version
+        Its version.
     output
         File to write; default: print it.
     """
-    from latency_models.strict import write_yaml
+    from latency_models.io.config_io import write_yaml
+    from latency_models.sources.origin import Origin
+    from latency_models.sources.recognise import AICONFIGURATOR, source_of
+    from reports.records.run_directory import naming
+    from twin.api.arguments import require_at_least
+    from twin.cli.console import note
 
-    if any(tables.glob("gemm_perf*")):
-        document = _aiconfigurator(tables, model, tensor_parallel, weights, cache)
+    require_at_least("--tensor-parallel", tensor_parallel, 1)
+    stated = Origin(gpu, engine, engine_version)
+    if source_of(tables) == AICONFIGURATOR:
+        document, notes = _aiconfigurator(tables, model, tensor_parallel or 1, weights, cache, stated)
     else:
-        from latency_models.kernel_tables.files import read_kernel_tables
-
-        document = read_kernel_tables(tables, describe=True).document()
+        document, notes = _kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))
+    for text in notes:
+        note(text)
     text = write_yaml(document)
     if output is None:
         print(text, end="")
     else:
-        output.write_text(text, encoding="utf-8")
+        with naming(output):
+            output.write_text(text, encoding="utf-8")
     return 0
 
 
-def _aiconfigurator(tables: Path, model: str | None, ranks: int, weights: str, cache: str) -> dict[str, Any]:
-    from latency_models.aiconfigurator.kernels import ModelKernels, Placement
-    from latency_models.models import load_model
+def _aiconfigurator(
+    tables: Path, model: str | None, ranks: int, weights: str, cache: str, stated: Origin
+) -> tuple[dict[str, Any], list[str]]:
+    """The document of one model's kernels, and notes on what it lacks."""
+    from latency_models.deployment.models import load_model
+    from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
     from workloads.errors import BadInput
 
     if model is None:
         raise BadInput("expected a model, since these tables are of many shapes", field="--model")
     placement = Placement(tensor_parallel=ranks, expert_tensor_parallel=ranks, weights=weights, cache=cache)
-    return ModelKernels.load(tables, load_model(model), placement).document()
+    kernels = ModelKernels.load(tables, load_model(model), placement)
+    kernels = replace(kernels, origin=kernels.origin.completed(stated))
+    return kernels.document(), [*kernels.notes, *kernels.origin.unknown]
+
+
+def _kernel_tables(tables: Path, stated: Origin) -> tuple[dict[str, Any], list[str]]:
+    """The document of a profiler's tables, and notes on what it lacks."""
+    from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
+
+    read = read_kernel_tables(tables, describe=True)
+    degree = named_degree(tables) if tables.is_dir() else read.tensor_parallel
+    origin = replace(read.origin, tensor_parallel=degree).completed(stated)
+    assumed = "the folder's name does not end in tp1, tp2, …: taken as 1 rank; --tensor-parallel records it"
+    return read.recorded(origin).document(), [*origin.unknown, *([] if origin.tensor_parallel else [assumed])]
 
 
 @calibrate.command
@@ -144,7 +180,7 @@ def fit(
     output
         File to write; default: print it.
     """
-    from latency_models.measurements import fit_calibration, read_measurements
+    from latency_models.calibration.measurements import fit_calibration, read_measurements
 
     calibration = fit_calibration(
         read_measurements(measurements),
@@ -176,9 +212,9 @@ def run_(
 ) -> int:
     """Measure this machine: kernels by tokens and contexts, 4-bit layers, messages, and what a step costs the host.
 
-    The file feeds a serving scenario (step_time: {source: calibration, path: …}), and an AFD scenario if communication
-    was measured. A run that was killed is taken up by the same command. Exit code 4 if an operation's held-out median
-    error is above what is allowed (5 %, or 10 % where the machine itself repeats worse than 5 %).
+    The file feeds a serving scenario (step_time: {source: calibration_file, path: …}), and an AFD scenario if
+    communication was measured. The same command continues a run that was killed. Exit code 4 if an operation's
+    held-out median error is above its limit (5 %, or 10 % where repeats on the machine differ by more than 5 %).
 
     Parameters
     ----------
@@ -205,22 +241,27 @@ def run_(
         Print what each operation came to as JSON instead of the table.
     """
     from reports.calibration.table import operations_table
-    from twin.cli.console import print_json, print_table, progress, require_at_least
+    from twin.api.arguments import require_at_least
+    from twin.cli.console import print_json, print_table, progress
 
     try:
-        from live.calibration import running
+        from live.calibration import calibrate as calibration
     except ImportError as error:
         from workloads.errors import BadInput
 
         raise BadInput(f"expected serving-twin[live] to be installed: {error}", field="twin calibrate run") from None
     require_at_least("--threads", threads, 1)
-    running.use_threads(device, threads)
-    plan = running.make_plan(model, device, dtype, ops.split(",") if ops else None, quick=quick)
-    journal = running.open_journal(plan, output, fresh=fresh)
-    with progress("calibrate", running.count(plan), len(journal.entries), every=50) as advance:
-        made = running.calibrate(plan, journal, output, advance)
+    calibration.use_threads(device, threads)
+    plan = calibration.make_plan(model, device, dtype, ops.split(",") if ops else None, quick=quick)
+    journal = calibration.open_journal(plan, output, fresh=fresh)
+    try:
+        with progress("calibrate", calibration.count(plan), len(journal.entries)) as advance:
+            made = calibration.calibrate(plan, journal, output, advance)
+    except KeyboardInterrupt:
+        kept = f"{len(journal.entries)} measurements are kept in {journal.path}, and the same command takes up there"
+        raise KeyboardInterrupt(kept if journal.entries else "") from None
     if not no_figures:
-        _draw(running.pictures(plan, journal, made), output.with_name(f"{output.stem}-figures"))
+        _draw(calibration.pictures(plan, journal, made), output.with_name(f"{output.stem}-figures"))
     document = made.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
     if json:
         print_json(document)
@@ -234,10 +275,10 @@ MISSED = 4
 
 def _draw(pictures: dict[str, dict[str, Any]], folder: Path) -> None:
     from reports.calibration.figures import operation_figure
+    from reports.records.run_directory import write_text
 
-    folder.mkdir(exist_ok=True)
     for name, picture in pictures.items():
-        (folder / f"{name.replace('/', '-')}.svg").write_text(operation_figure(picture), encoding="utf-8")
+        write_text(folder / f"{name.replace('/', '-')}.svg", operation_figure(picture))
 
 
 def _write(calibration: Calibration, output: Path | None) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sized
 from typing import TYPE_CHECKING
-
-from workloads.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+LINE_SECONDS = 30.0
+BAR_WIDTH = 24
 
 
 def note(text: str) -> None:
@@ -32,36 +34,55 @@ def print_table(table: RenderableType) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, done: int, every: int = 1) -> Iterator[Callable[[str], None]]:
-    """A progress bar on a terminal, a line every so many steps elsewhere; the caller is handed the function that
-    advances it. There may be more steps than `total`.
+def progress(what: str, total: int, done: int, *, patience: float = 0.0) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, a few lines elsewhere; the block is handed the function that advances it.
+
+    Elsewhere a line follows each tenth of the total and whenever 30 s have passed since the last. There may be more
+    steps than `total`.
+
+    Args:
+        patience: seconds in which nothing is shown, for what is usually over by then.
     """
     if not sys.stderr.isatty():
-        count = done
-
-        def advance_line(text: str) -> None:
-            nonlocal count
-            count += 1
-            if count % every == 0 or count == total:
-                note(f"{what} [{count}/{max(count, total)}] {text}")
-
-        yield advance_line
+        yield _Lines(what, total, done, patience).advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+    # The bar keeps its width; the text gives way.
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (text, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn())
+    begin = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task(what, total=total, completed=done, visible=patience == 0)
 
         def advance_bar(text: str) -> None:
             made = bar.tasks[0].completed + 1
-            bar.update(task, completed=made, total=max(made, total), description=f"{what} {text}")
+            shown = time.monotonic() - begin >= patience
+            bar.update(task, completed=made, total=max(made, total), description=f"{what} {text}", visible=shown)
 
         yield advance_bar
 
 
-def require_at_least(flag: str, value: int | None, least: int) -> None:
-    """Refuse a flag's value below `least`."""
-    if value is not None and value < least:
-        raise BadInput(f"expected a whole number from {least} up", field=flag, value=value)
+def preparing(configurations: Sized) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+    """Progress of checking the configurations of a sweep, shown where that takes more than a moment."""
+    return progress("preparing", len(configurations), 0, patience=2.0)
+
+
+class _Lines:
+    """Progress as lines on stderr, far enough apart that a log stays readable."""
+
+    def __init__(self, what: str, total: int, done: int, patience: float) -> None:
+        self._what, self._total, self._count = what, total, done
+        self._said, self._next_time = done, time.monotonic() + (patience or LINE_SECONDS)
+        self._patient_until = time.monotonic() + patience
+
+    def advance(self, text: str) -> None:
+        """One more step is done."""
+        self._count += 1
+        now, tenth = time.monotonic(), max(self._total // 10, 1)
+        due = self._count // tenth > self._said // tenth or self._count == self._total
+        if now >= self._next_time or (due and now >= self._patient_until):
+            self._said, self._next_time = self._count, now + LINE_SECONDS
+            note(f"{self._what} [{self._count}/{max(self._count, self._total)}] {text}".rstrip())

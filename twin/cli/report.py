@@ -17,7 +17,7 @@ def report(run: Path, /) -> int:
         Run folder, for example runs/20260101T120000-sweep-0123456789.
     """
     from reports.records.run_directory import write_text
-    from twin.cli.drawing import draw
+    from twin.api.drawing import draw
     from workloads.errors import BadInput
 
     manifest, summary = _read(run)

@@ -43,11 +43,12 @@ def reproduce(
     fresh
         Start anew even if an unfinished run is there.
     """
-    from twin.cli.console import note, print_json, print_table, require_at_least
-    from twin.cli.drawing import illustrate
-    from twin.cli.running import run_folder, run_points
+    from twin.api.arguments import require_at_least
+    from twin.api.drawing import illustrate
+    from twin.cli.console import note, print_json, print_table
+    from twin.cli.ratio_runs import run_folder, run_points
     from twin.cli.sweep import load_figures
-    from twin.reproductions import afd
+    from twin.reproductions.afd import reproduction as afd
     from workloads.errors import BadInput
 
     require_at_least("--jobs", jobs, 1)
@@ -74,7 +75,7 @@ def reproduce(
     if json:
         print_json(summary)
     else:
-        from reports.afd.reproduction import reproduction_tables
+        from reports.reproductions.afd.table import reproduction_tables
 
         print_table(reproduction_tables(summary))
     note(f"run folder: {run.path}")
@@ -82,28 +83,28 @@ def reproduce(
 
 
 def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:
-    """A paper on serving systems: `twin.reproductions` has a module that makes the document, `reports` one to show it.
+    """Reproduce a paper on serving systems.
 
-    Both have the paper's name; `reproduce`, `<paper>_table` and `<paper>_figures` are what they offer (the figures and
-    the page: `twin.cli.drawing`). SPEAR's `reproduce` takes the trace first.
+    `twin.reproductions.<paper>.reproduction` makes the document and `reports.reproductions.<paper>` shows it. SPEAR's
+    `reproduce` takes the trace first.
     """
     from importlib import import_module
 
     from reports.records.run_directory import open_run
+    from twin.api.drawing import illustrate
+    from twin.api.manifest import manifest
     from twin.cli.console import note, print_json, print_table
-    from twin.cli.drawing import illustrate
-    from twin.cli.manifest import manifest
     from twin.sweeps.parallel import usable_cores
     from workloads.traces import read_trace
 
-    made, shown = import_module(f"twin.reproductions.{paper}"), import_module(f"reports.reproductions.{paper}")
+    reproduction = import_module(f"twin.reproductions.{paper}.reproduction")
     asked: dict[str, Any] = {"paper": paper}
     lengths: list[Any] = []
     if paper == "spear":
         asked["trace"] = str(trace) if trace else None
         lengths = [read_trace(trace) if trace else None]  # before there is a run folder: the file may not be one
     with open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False) as run:
-        document = made.reproduce(*lengths, jobs or usable_cores(), note)
+        document = reproduction.reproduce(*lengths, jobs or usable_cores(), note)
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
         illustrate(document, run)
@@ -111,6 +112,6 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     if as_json:
         print_json(document)
     else:
-        print_table(getattr(shown, f"{paper}_table")(document))
+        print_table(import_module(f"reports.reproductions.{paper}.table").tables(document))
     note(f"run folder: {run.path}")
     return 0

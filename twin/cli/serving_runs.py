@@ -13,37 +13,40 @@ if TYPE_CHECKING:
 def serving_run_folder(sweep: ServingSweep, command: str, runs: Path, scenario: Path, *, fresh: bool) -> RunDirectory:
     """A run folder to be opened with `with`; if the block fails, the folder says why and can be taken up again."""
     from reports.records.run_directory import open_run
-    from twin.cli.manifest import manifest
+    from twin.api.manifest import serving_manifest
 
-    content = manifest(
-        {
-            "scenario_file": str(scenario),
-            "scenarios": [case.plan.scenario.model_dump(mode="json", by_alias=True) for case in sweep.cases],
-            "replications": sweep.replications,
-            "draws": sweep.draws,
-            "seed": sweep.cases[0].plan.scenario.seed,
-            "step_time": [case.plan.scenario.step_time.provenance() for case in sweep.cases],
-            "trace": sweep.cases[0].plan.trace_name,
-        }
-    )
+    content = serving_manifest(sweep, scenario)
     return open_run(runs, command, sweep.fingerprint(content["version"]), content, resume=not fresh)
+
+
+def note_partial_replays(sweep: ServingSweep) -> None:
+    """Say on stderr, before anything runs, where `workload.requests` ends a replay before its trace ends."""
+    from reports.serving.table import part_of_trace
+    from twin.cli.console import note
+
+    replays = [case.plan.replayed for case in sweep.cases]
+    for text in dict.fromkeys(part_of_trace(each) for each in replays if each and each["requests"] < each["rows"]):
+        note(text)
 
 
 def sweep_serving(
     sweep: ServingSweep, scenario: Path, runs: Path, jobs: int | None, *, as_json: bool, fresh: bool, figures: bool
 ) -> int:
     """`twin sweep` on a serving scenario: every configuration, each run on disk as soon as it is done."""
+    from reports.settings import in_words, varying
+    from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table, progress
-    from twin.cli.drawing import illustrate
     from twin.sweeps.parallel import usable_cores
 
+    note_partial_replays(sweep)
     with serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} of {len(sweep.tasks)} runs are done")
+        keys = varying([case.settings for case in sweep.cases])
         with progress("simulating", len(sweep.tasks), len(done)) as advance:
             for task in sweep.run(done, run.add_point, jobs or usable_cores()):
-                advance(", ".join(f"{key}={value}" for key, value in sweep.cases[task.case].settings.items()))
+                advance(in_words(sweep.cases[task.case].settings, keys))
         document = sweep.summarise(done)
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
@@ -53,7 +56,7 @@ def sweep_serving(
     if as_json:
         print_json(document)
     else:
-        from reports.serving.table import sweep_table
+        from reports.serving.sweep_table import sweep_table
 
         print_table(sweep_table(document))
     note(f"run folder: {run.path}")

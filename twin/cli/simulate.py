@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
-    from twin.serving.run import Run
-    from twin.sweeps.serving_sweep import ServingSweep
+    from twin.api.scenario import Scenario
+    from twin.api.simulation import Result
+    from twin.sweeps.serving_sweep import ServingSweep, Task
 
 FLAG = Parameter(negative=())
 
@@ -32,7 +33,8 @@ def simulate(
     """One run of a serving system: latencies, throughput, and what its engines did.
 
     Leaves a run folder with manifest, summary, every request's times, figures and an HTML report. Where the scenario
-    names a measured run, it is set beside the prediction.
+    names a measured run, it is set beside the prediction. With replications or draws, the same command takes up a
+    killed one.
 
     Parameters
     ----------
@@ -57,20 +59,23 @@ def simulate(
     no_figures
         Leave out figures and the HTML report.
     """
-    from twin.cli.console import note, print_json, print_table, require_at_least
-    from twin.cli.serving_runs import serving_run_folder
-    from twin.scenarios.kinds import read_scenario
-    from twin.scenarios.overrides import single_settings
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from twin.api.arguments import check_counts
+    from twin.api.scenario import Scenario
+    from twin.cli.console import note, print_json, print_table
+    from twin.cli.serving_runs import note_partial_replays, serving_run_folder
     from twin.sweeps.serving_sweep import prepare
 
-    for flag, value, least in (("--jobs", jobs, 1), ("--replications", replications, 1), ("--draws", draws, 0)):
-        require_at_least(flag, value, least)
-    settings = single_settings(set_ or [], "; twin sweep tries several")
-    plan = prepare(read_scenario(scenario), scenario, [settings], trace, replications, draws)
-    with serving_run_folder(plan, "simulate", runs, scenario, fresh=True) as run:
-        document, first = _run(plan, jobs)
-        document["run"] = {"id": run.id, "directory": str(run.path)}
-        _keep(document, first, run, figures=not no_figures, events=events)
+    check_counts("--", jobs=jobs, replications=replications, draws=draws)
+    source = Scenario(
+        scenario, read_scenario(scenario, "serving"), single_settings(set_ or [], "; twin sweep tries several")
+    )
+    plan = prepare(source.document, scenario, [source.settings], trace, replications, draws)
+    note_partial_replays(plan)
+    with serving_run_folder(plan, "simulate", runs, scenario, fresh=len(plan.tasks) == 1) as run:
+        result = _run(plan, source, jobs, run)
+        document = result.write(run, figures=not no_figures, events=events)
         run.set_status(True, "complete")
     if json:
         print_json(document)
@@ -82,59 +87,20 @@ def simulate(
     return 0
 
 
-def _run(plan: ServingSweep, jobs: int | None) -> tuple[dict[str, Any], Run | None]:
-    """The document, and the first run itself for what is shown of single requests."""
-    from twin.serving.measured import compare
-    from twin.serving.series import series
-    from twin.sweeps.serving_sweep import make_run, report_run
-
-    first_task = plan.tasks[0]
-    measured = _measured(plan)
-    first = make_run(first_task)
-    done = {first_task.key: report_run(first, first_task.plan)}
-    _finish(plan, done, jobs)
-    document = plan.document(0, done)
-    scenario = first_task.plan.scenario
-    document["series"] = series(first, scenario.measure) if scenario.detail else None
-    document["measured"] = measured
-    document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
-    return document, first if scenario.detail else None
-
-
-def _finish(plan: ServingSweep, done: dict[str, Any], jobs: int | None) -> None:
-    from twin.cli.console import progress
-    from twin.sweeps.parallel import usable_cores
+def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirectory) -> Result:
+    """Make every run that the folder does not have, with progress on stderr where there are several."""
+    from twin.api.simulation import run_all
+    from twin.cli.console import note, progress
 
     if len(plan.tasks) == 1:
-        return
-    with progress("simulating", len(plan.tasks), 1) as advance:
-        for task in plan.run(done, lambda key, point: None, jobs or usable_cores()):
+        return run_all(plan, source, {}, run.add_point, jobs)
+    done = run.points()
+    begun = len(done) + 1  # the first run is made each time, for its requests and steps
+    if done:
+        note(f"taking up {run.path}: {begun} of {len(plan.tasks)} runs are done")
+    with progress("simulating", len(plan.tasks), begun) as advance:
+
+        def made(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-
-def _measured(plan: ServingSweep) -> dict[str, Any] | None:
-    """The measured run that the scenario names, read before anything is simulated."""
-    from twin.serving.measured import read_measured
-
-    case = plan.cases[0].plan
-    spec = case.scenario.measured
-    if spec is None:
-        return None
-    return read_measured(case.base / spec.requests, case.base / spec.timeseries if spec.timeseries else None)
-
-
-def _keep(document: dict[str, Any], first: Run | None, run: RunDirectory, *, figures: bool, events: bool) -> None:
-    """Everything on disk, the summary last."""
-    if first is not None:
-        from reports.records.columns import write_columns
-
-        write_columns(run.path / "requests.parquet", first.columns.table())
-        if events:
-            from reports.serving.trace_events import write_trace_events
-
-            write_trace_events(run.path / "trace-events.json.gz", first.logs, first.columns)
-    if figures:
-        from twin.cli.drawing import illustrate
-
-        illustrate(document, run)
-    run.write_json("summary.json", document)
+        return run_all(plan, source, done, run.add_point, jobs, made)

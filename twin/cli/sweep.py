@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 FLAG = Parameter(negative=())
 
+HOW = {
+    "afd-bundle": ": sweep it with --ratio and --set",
+    "serving": ": run it with twin simulate, or sweep its fields with twin sweep --set FIELD=V1,V2",
+}
+"""How a scenario of each kind is swept, for an error that refuses a flag of the other kind."""
+
 
 def sweep(
     scenario: Path,
@@ -63,27 +69,29 @@ def sweep(
     draws
         Draws from what the fit of the step-time model leaves open, each with all replications (serving systems).
     """
-    from twin.cli.console import require_at_least
-    from twin.scenarios.kinds import read_scenario
-    from twin.scenarios.overrides import combinations, parse_overrides
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import combinations, parse_overrides
+    from twin.api.arguments import check_counts, refuse_for_kind
+    from twin.cli.console import preparing
 
-    for flag, value, least in (("--jobs", jobs, 1), ("--replications", replications, 1), ("--draws", draws, 0)):
-        require_at_least(flag, value, least)
+    check_counts("--", jobs=jobs, replications=replications, draws=draws)
     configurations = list(combinations(parse_overrides(set_ or [])))
-    content = read_scenario(scenario)
+    content = read_scenario(scenario, "afd-bundle", "serving")
     if content["kind"] == "serving":
         from twin.cli.serving_runs import sweep_serving
         from twin.sweeps.serving_sweep import prepare as prepare_serving
 
-        _refuse({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", scenario)
-        systems = prepare_serving(content, scenario, configurations, trace, replications, draws)
+        refuse_for_kind({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", content, scenario, HOW)
+        with preparing(configurations) as advance:
+            systems = prepare_serving(content, scenario, configurations, trace, replications, draws, advance)
         return sweep_serving(systems, scenario, runs, jobs, as_json=json, fresh=fresh, figures=not no_figures)
-    from twin.cli.drawing import illustrate
-    from twin.cli.running import run_folder, run_points
+    from twin.api.drawing import illustrate
+    from twin.cli.ratio_runs import run_folder, run_points
     from twin.sweeps.ratio_sweep import prepare
 
-    _refuse({"--replications": replications > 1, "--draws": draws > 0}, "serving", scenario)
-    plan = prepare(content, scenario, ratio, configurations, trace)
+    refuse_for_kind({"--replications": replications > 1, "--draws": draws > 0}, "serving", content, scenario, HOW)
+    with preparing(configurations) as advance:
+        plan = prepare(content, scenario, ratio, configurations, trace, advance)
     asked = {"scenario_file": str(scenario), "requests": requests}
     with run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
         meanwhile = (lambda: None) if no_figures else load_figures
@@ -94,15 +102,6 @@ def sweep(
         run.set_status(True, "complete")
     _show(document, run, json)
     return 0
-
-
-def _refuse(given: dict[str, bool], kind: str, scenario: Path) -> None:
-    """Flags that mean something for another kind of scenario only."""
-    from workloads.errors import BadInput
-
-    for flag, is_given in given.items():
-        if is_given:
-            raise BadInput(f"expected it for scenarios of kind {kind} only", field=flag, file=scenario)
 
 
 def load_figures() -> None:

@@ -1,4 +1,4 @@
-"""`twin validate`: one scenario on both plants."""
+"""`twin validate`: one scenario, live and simulated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from live.validation.plant import LivePlant
+    from live.validation.backend import LiveBackend
     from reports.records.run_directory import RunDirectory
-    from twin.scenarios.validation import ValidationScenario
+    from scenarios.validation import ValidationScenario
 
 FLAG = Parameter(negative=())
 
@@ -28,13 +28,14 @@ def validate(
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
 ) -> int:
-    """Run a real model on this machine, predict the same with the twin, and say how far they are apart.
+    """Run a real model on this machine, predict the same run with the twin, and compare the two.
 
-    Each load is played in real time, several times, and the twin is given the very same requests. Without a calibration
-    the engine is probed before each of these repeats: timed steps of every kind teach the twin what a step takes.
-    Between steps the run's clock stops and a yardstick tells the machine's pace. Keep the machine idle meanwhile. The
-    same command takes up a validation that was killed.
-    Exit code 4: something is further off than its goal.
+    Each load is replayed in real time, several times, and the same requests are simulated. Without a calibration the
+    engine is profiled before the first replay: a step-time model is fitted to steps of random requests. The errors are
+    those of the forecast, which uses nothing that was measured during the replays. With `machine_speed` in the
+    scenario, the machine's speed is read between steps, and errors corrected by it stand beside the forecast's.
+    Keep the machine idle meanwhile. The same command resumes a validation that was killed.
+    Exit code 4: an error of the forecast exceeds its goal.
 
     Parameters
     ----------
@@ -43,26 +44,27 @@ def validate(
     backend
         Where the model runs.
     calibration
-        Engine steps that an earlier validation has measured (its run folder has them); default: the scenario's, or
-        else probe.
+        Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
+        scenario's, or else profile the engine.
     repeats
         Of each load, in place of the scenario's.
     tolerance
-        Goals are multiplied by this.
+        A factor on all goals.
     set_
-        A field of the scenario, key=value.
+        A field of the scenario, key=value; `machine_speed=on` or `machine_speed=off`, for instance.
     fresh
-        Start anew even if an unfinished validation of the same is there.
+        Start anew even if an unfinished validation of the same scenario exists.
     json
         Print one JSON document on stdout and nothing else there.
     runs
-        Where run folders go.
+        Parent of the run folders.
     """
-    from latency_models.strict import read_yaml
-    from twin.cli.console import note, print_json, print_table, require_at_least
-    from twin.cli.drawing import illustrate
-    from twin.scenarios.overrides import single_settings
-    from twin.scenarios.validation import check_validation
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from scenarios.validation import check_validation
+    from twin.api.arguments import require_at_least
+    from twin.api.drawing import illustrate
+    from twin.cli.console import note, print_json, print_table
     from twin.validation.compare import missed
     from twin.validation.run import run_validation
     from workloads.errors import BadInput
@@ -70,13 +72,13 @@ def validate(
     require_at_least("--repeats", repeats, 2)
     if not tolerance > 0:
         raise BadInput("expected a number above 0", field="--tolerance", value=tolerance)
-    checked = check_validation(read_yaml(scenario), single_settings(set_ or []), scenario)
+    checked = check_validation(read_scenario(scenario, "validation"), single_settings(set_ or []), scenario)
     if repeats is not None:
         checked = checked.model_copy(update={"repeats": repeats})
-    plant = _plant(checked, scenario.parent, backend)
+    engine = _live_backend(checked, scenario.parent, backend)
     given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
     with _run_folder(checked, scenario, backend, given, runs, fresh=fresh) as run:
-        document = run_validation(plant, checked, given, run, note)
+        document = run_validation(engine, checked, scenario.parent, given, run, note)
         document["missed"] = missed(document["loads"], tolerance)
         document["tolerance"] = tolerance
         document["run"] = {"id": run.id, "directory": str(run.path)}
@@ -93,30 +95,33 @@ def validate(
     return 4 if document["missed"] else 0
 
 
-def _plant(scenario: ValidationScenario, base: Path, backend: str) -> LivePlant:
+def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend:
     from workloads.errors import BadInput
 
+    if scenario.machine_speed and device != "cpu":
+        raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
     try:
-        from live.validation.plant import LivePlant
+        from live.validation.backend import LiveBackend
     except ImportError as error:
         raise BadInput(
-            f"expected the extra [live] to be installed ({error})", field="--backend", value=backend
+            f"expected the extra [live] to be installed ({error})", field="--backend", value=device
         ) from None
     spec = scenario.model
-    return LivePlant(
-        base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=backend, threads=spec.threads,
+    return LiveBackend(
+        base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=device, threads=spec.threads,
         seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
-        ahead=bool(scenario.engine.get("async_scheduling")), pace_share=scenario.pace_share,
+        async_scheduling=scenario.engine.async_scheduling,
+        machine_speed_share=scenario.machine_speed.share if scenario.machine_speed else None,
     )  # fmt: skip
 
 
 def _run_folder(
     checked: ValidationScenario, scenario: Path, backend: str, calibration: Path | None, runs: Path, *, fresh: bool
 ) -> RunDirectory:
-    """A run folder to be opened with `with`; if the block fails, the folder says why and can be taken up again."""
-    from latency_models.strict import read_text
-    from reports.records.run_directory import open_run
-    from twin.cli.manifest import manifest
+    """The run folder, as a context: if the block fails, the folder records why, and the run can be resumed."""
+    from latency_models.io.config_io import read_text
+    from reports.records.run_directory import fingerprint, open_run
+    from twin.api.manifest import manifest
 
     content = manifest(
         {
@@ -128,6 +133,6 @@ def _run_folder(
     )
     model = (scenario.parent / checked.model.path).resolve()
     config = read_text(model / "config.json" if model.is_dir() else model)
-    learnt = read_text(calibration) if calibration else ""
-    fingerprint = checked.fingerprint(content["version"], backend, str(model), config, learnt)
-    return open_run(runs, "validate", fingerprint, content, resume=not fresh)
+    steps = read_text(calibration) if calibration else ""
+    identity = [checked.model_dump(mode="json"), content["version"], backend, str(model), config, steps]
+    return open_run(runs, "validate", fingerprint(identity), content, resume=not fresh)

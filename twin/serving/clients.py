@@ -1,81 +1,72 @@
-"""Who sends requests: open-loop clients by the clock, closed-loop clients as soon as they have their answer."""
+"""The clients: an open loop sends at given times, a closed loop when the previous answer is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
-from twin.clock import Clock
-from twin.serving.engine import LATE_RANK
+from simpy.events import Event
+
+from twin.environment import Environment, Priority
 from twin.serving.records import RequestRecord
 from twin.serving.system import System
 from workloads.request import Request
 
-ARRIVAL_RANK = 0
-"""Arrivals come before whatever else happens at the same instant."""
-
 
 class OpenLoop:
-    """Sends each request at its arrival time, whatever happens to the others."""
+    """Sends each request at its arrival time, independently of the answers."""
 
-    def __init__(self, clock: Clock, system: System, requests: Iterator[tuple[Request, int]]) -> None:
-        self._clock, self._system, self._requests = clock, system, requests
-        self._next: RequestRecord | None = None
+    def __init__(self, env: Environment, system: System, requests: Iterator[tuple[Request, int]]) -> None:
+        self._env, self._system, self._requests = env, system, requests
+        self.process = env.process(self._run())
 
-    def start(self) -> None:
-        """Begin to send."""
-        self._schedule()
+    def _run(self) -> Generator[Event, object, None]:
+        at, submit, priority = self._env.at, self._system.submit, Priority.ARRIVAL
+        for request, answer_tokens in self._requests:
+            yield at(request.arrival, priority)
+            submit(RequestRecord(request, answer_tokens))
 
-    def done(self, record: RequestRecord) -> None:
-        """A request is answered: nothing to do."""
-
-    def _schedule(self) -> None:
-        for request, answer in self._requests:
-            self._next = RequestRecord(request, answer)
-            self._clock.call(request.arrival, ARRIVAL_RANK, self._send)
-            return
-
-    def _send(self, number: int) -> None:
-        record = self._next
-        assert record is not None
-        self._system.submit(record)
-        self._schedule()
+    def finished(self, record: RequestRecord) -> None:
+        """Do nothing: the next request does not depend on answers."""
 
 
 class ClosedLoop:
-    """Keeps `concurrency` requests under way: whoever is answered sends the next one `think()` seconds later."""
+    """`concurrency` clients, each of which sends its next request `think()` seconds after its previous answer."""
 
     def __init__(
         self,
-        clock: Clock,
+        env: Environment,
         system: System,
         requests: Iterator[tuple[Request, int]],
         concurrency: int,
         think: Callable[[], float],
     ) -> None:
-        self._clock, self._system, self._requests = clock, system, requests
-        self._concurrency, self._think = concurrency, think
+        self._env, self._system, self._requests, self._think = env, system, requests, think
+        self._answered: dict[int, Event] = {}  # by request id
+        self.processes = [env.process(self._client()) for _ in range(concurrency)]
 
-    def start(self) -> None:
-        """Every client sends its first request, at time 0."""
-        for _ in range(self._concurrency):
-            self._clock.call(0.0, ARRIVAL_RANK, self._send)
+    def _client(self) -> Generator[Event, object, None]:
+        """Send a request, wait for its answer, think, and send the next until there are no more requests."""
+        env = self._env
+        yield env.at(0.0, Priority.ARRIVAL)
+        for request, answer_tokens in self._requests:
+            answered = self._answered[request.id] = env.event()
+            self._system.submit(RequestRecord(_sent_at(env.now, request), answer_tokens), late=env.now > 0)
+            yield answered
+            yield env.at(env.now + self._think(), Priority.LATE)
 
-    def done(self, record: RequestRecord) -> None:
-        """A request is answered, and its client sends the next."""
-        self._clock.call(self._clock.now + self._think(), LATE_RANK, self._send)
+    def finished(self, record: RequestRecord) -> None:
+        """Wake the client that waits for this answer."""
+        self._answered.pop(record.request.id).succeed()
 
-    def _send(self, number: int) -> None:
-        for request, answer in self._requests:
-            now = self._clock.now
-            moved = Request(
-                request.id,
-                now,
-                request.prompt_tokens,
-                request.max_tokens,
-                request.model,
-                request.prefix_blocks,
-                request.task,
-                request.priority,
-            )
-            self._system.submit(RequestRecord(moved, answer), late=now > 0)
-            return
+
+def _sent_at(now: float, request: Request) -> Request:
+    return Request(
+        request.id,
+        now,
+        request.prompt_tokens,
+        request.max_tokens,
+        request.model,
+        request.prefix_blocks,
+        request.task,
+        request.priority,
+    )

@@ -1,62 +1,69 @@
-"""One simulated engine: the scheduler decides, a latency model says how long, the clock moves.
+"""A simulated engine: the scheduler decides each step, a step-time model says how long it takes.
 
-An engine is woken at its step boundaries. There it ends the step that has run, takes in what has arrived, and begins
-the next. With `depth` 2 it is one step ahead, as vLLM is with async scheduling: at a boundary the next step already
-runs, and what is decided is the one after.
+An engine is a SimPy process that sleeps from one step end to the next. There it ends the step that has run, passes new
+requests to the scheduler, and begins the next step. With `depth` 2 it is one step ahead, as vLLM is with async
+scheduling: at a step end the next step already runs, and the engine begins the one after it.
 
-While nothing can change, boundaries are not visited. The scheduler says for how many steps its batch keeps its members
-(`quiet_steps`), the plant knows when the next answer ends, the latency model gives all durations at once, and the
-engine
-sleeps to the last of those boundaries: a window. An arrival cuts the window at the boundary that would have noticed it.
-Times are summed in the same order either way, so records agree to the last bit.
+With `fast_forward` the process passes over the ends of steps that change nothing (`twin.serving.fast_forward`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import accumulate
+from collections.abc import Callable, Generator, Iterable
 
-from latency_models.step_time import StepTime, group_decode_seconds, group_seconds
+import simpy
+from simpy.events import Event
+
+from latency_models.step_time import StepTime
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import GroupBatch, LockstepGroup
-from schedulers.sequence import DECODING, WAITING, Sequence
-from twin.clock import Clock
-from twin.serving.pace import Pace
-from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, EngineLog, RequestRecord
+from schedulers.sequence import DECODING, Sequence
+from twin.environment import Environment, Priority
+from twin.serving.answer_ends import AnswerEnds
+from twin.serving.fast_forward import FastForward, RunningStep, Window, cores_of
+from twin.serving.machine_speed import MachineSpeed
+from twin.serving.overload import Backlog
+from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, Counters, EngineLog, RequestRecord
 from workloads.errors import BadInput
 from workloads.request import Request
-
-LONGEST_WINDOW = 1024
-"""Steps. What an arrival cuts off a window has been computed for nothing."""
-
-BOUNDARY_RANK = 16
-"""Step boundaries come after arrivals at the same instant, engine by engine."""
-
-LATE_RANK = 1 << 20
-"""What a boundary brings about at its own instant (a client's next request, the end of an instant transfer) comes after
-all boundaries of that instant, so that the order does not depend on which of them are visited."""
 
 Finished = Callable[[RequestRecord, Sequence], None]
 
 Watch = Callable[["Engine", Batch, float, float], None]
-"""Called with the engine and a step that it has just begun, the step's start and its end, seconds. It only looks."""
+"""Called with the engine, a step that it has just begun, and the step's start and end, seconds. It must not change
+them."""
+
+
+Submission = tuple[RequestRecord, Request, int | None, bool, bool]
+"""A request for `EngineCore.submit`: its record, the request, and the options max_tokens, remote_prefill, hold_blocks.
+"""
 
 
 class Engine:
-    """One engine of the twin.
+    """One engine of the simulated system.
+
+    Args:
+        env: the simulation's environment.
+        make_core: makes the engine's scheduler, at the start and after each failure.
+        step_time: gives the durations of steps.
+        depth: steps that may run or be queued at a time; 2 with async scheduling.
+        fast_forward: whether to pass over steps that change nothing.
+        detail: whether the log keeps more than the summary needs.
+        watch: called for each step that begins.
+        machine_speed: of the machine over time; None: constant.
 
     Attributes:
-        name, index: for logs and for the order of simultaneous boundaries. core: its scheduler. log: its steps.
-        on_finish: called with the record and the sequence of whoever finished, at the boundary of its last step.
+        name, index: for logs, and for the order of step ends at the same instant.
+        core: its scheduler. log: its steps. backlog: requests that wait for their first step.
+        failed: whether it is down. process: its SimPy process.
+        on_finish: called with the record and the sequence of each finished request, at its last step's end.
     """
 
     def __init__(
         self,
-        clock: Clock,
+        env: Environment,
         make_core: Callable[[], EngineCore | LockstepGroup],
         step_time: StepTime,
         *,
@@ -66,30 +73,76 @@ class Engine:
         fast_forward: bool = True,
         detail: bool = True,
         watch: Watch | None = None,
-        pace: Pace | None = None,
+        machine_speed: MachineSpeed | None = None,
     ) -> None:
         self.name, self.index = name, index
         self.core = make_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
         self.failed = False
-        self._clock, self._step_time, self._make_core = clock, step_time, make_core
-        self._depth, self._fast, self._watch = depth, fast_forward, watch
-        self._rank = BOUNDARY_RANK + index
-        in_lockstep = isinstance(self.core, LockstepGroup)
-        self._pace = pace
-        self._seconds = self._group_seconds if in_lockstep else step_time.seconds
-        self._durations = self._group_durations if in_lockstep else self._own_durations
-        self._alarm: int | None = None
-        self._inbox: list[tuple[RequestRecord, Request, int | None, bool, bool]] = []
+        self.backlog = Backlog()
+        self._env, self._step_time, self._make_core = env, step_time, make_core
+        self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
+        self._priority = Priority.STEP_END + index
+        self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
+        self._inbox: list[Submission] = []
         self._inbox_load = 0
-        self._running: deque[tuple[Batch, float, float]] = deque()  # steps begun, with their starts and ends
-        self._window: list[float] = []
-        self._steps = 0  # of the window, as far as it has not been cut
-        self._with_last = False  # whether the window's last step is the one with which somebody ends
-        self._opened = 0.0  # when the window's first step began
-        self._stops: list[tuple[int, int, Sequence, int]] = []
-        self._forgotten = 0  # steps of cores that were lost in failures
+        self._running: deque[RunningStep] = deque()
+        self._answer_ends = AnswerEnds()
+        self._window: Window | None = None
+        self._fast_forward: FastForward | None = None
+        if fast_forward:
+            self._fast_forward = FastForward(self.log, self._running, self._answer_ends, step_time, machine_speed)
+        self._lost_steps = 0  # of the schedulers that were lost in failures
+        self._lost_counters = Counters()  # of these schedulers
+        self._failed_at = 0.0
+        self._wake_up = env.event()
+        self.process = env.process(self._run())
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Event, object, None]:
+        """Sleep to a step end, or until there is work; end the step; accept requests; begin the next step."""
+        env, priority = self._env, self._priority
+        while True:
+            try:
+                yield self._wake_up
+            except simpy.Interrupt:  # a request has cut the window, or the engine has failed
+                step_end = self._next_step_end()
+            else:
+                step_end = self._visit_step_end(env.now)
+                while step_end is not None and env.advance_to(step_end, priority):  # as `yield env.at(...)` would
+                    step_end = self._visit_step_end(step_end)
+            self._wake_up = env.event() if step_end is None else env.at(step_end, priority)
+
+    def _visit_step_end(self, now: float) -> float | None:
+        """End the step that has run, accept requests, and begin the next step. Returns the next step end to visit."""
+        self.log.events += 1
+        finished: Iterable[Sequence] = ()
+        if self._window is not None:
+            finished = self._close_window(self._window)
+        elif self._running:
+            finished = self._end_step(*self._running.popleft())
+        for sequence in finished:
+            self._finish(sequence, now)
+        if self._inbox:
+            self._accept_requests(now)
+        self._begin_steps(now)
+        self._log_state(now)
+        return self._next_step_end()
+
+    def _next_step_end(self) -> float | None:
+        """When the window or the running step ends, seconds; None if the engine is idle."""
+        if self._window is not None:
+            return self._window.end
+        return self._running[0][2] if self._running else None
+
+    def _notice(self, late: bool) -> None:
+        """Have the process notice new work at the next step end, or now if the engine is idle."""
+        if not self._wake_up.triggered:
+            self._env.at(self._env.now, self._priority, self._wake_up)
+        elif self._window is not None and self._window.cut(self._env.now, late):
+            self.process.interrupt()
 
     # -- for the system around it ------------------------------------------------------------------------------------
 
@@ -98,309 +151,215 @@ class Engine:
         record: RequestRecord,
         request: Request | None = None,
         *,
-        limit: int | None = None,
-        computed: bool = False,
-        hold: bool = False,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
         late: bool = False,
     ) -> None:
-        """Hand in a request; it is noticed at the next boundary, or now if the engine sleeps. Options: `EngineCore`.
+        """Hand in a request. Its scheduler gets it at the next step end, or now if the engine is idle.
 
-        `late`: boundaries of this very instant are over (see `LATE_RANK`).
+        Args:
+            record: where its times are kept. request: in place of the record's own.
+            max_tokens, remote_prefill, hold_blocks: see `EngineCore.submit`.
+            late: the step ends of this instant are over (see `Priority.LATE`).
         """
         request = request or record.request
-        self._inbox.append((record, request, limit, computed, hold))
-        self._inbox_load += request.prompt_tokens + (limit or request.max_tokens)
-        if self._alarm is None:
-            self._set_alarm(self._clock.now)
-        elif self._steps > 1:
-            self._cut(self._clock.now, late)
+        self.backlog.arrive(self._env.now)
+        self._inbox.append((record, request, max_tokens, remote_prefill, hold_blocks))
+        self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
+        self._notice(late)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the blocks of a sequence submitted with `hold_blocks`; noticed at the next step end, or now if idle."""
+        self.core.release(sequence)
+        if self._window is None:
+            self.log.state(self._env.now, self.core.num_running, self.core.num_waiting, self.free_blocks)
+        if self.core.num_waiting:
+            self._notice(late=True)
 
     @property
     def load(self) -> int:
-        """Prompt tokens and output limits of the requests that it has and has not finished (`EngineCore.load`)."""
-        return self.core.load + self._inbox_load
+        """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
+        return self.core.outstanding_tokens + self._inbox_load
 
     @property
     def cores(self) -> list[EngineCore]:
         """Its scheduler, or those of its data-parallel ranks."""
-        return self.core.ranks if isinstance(self.core, LockstepGroup) else [self.core]
+        return cores_of(self.core)
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of its schedulers over all ranks since the start of the run. Outages do not reset them."""
+        return self._lost_counters.plus(self.cores)
 
     @property
     def blocks(self) -> int:
-        """KV blocks that it has."""
-        return sum(core.kv.blocks for core in self.cores)
+        """KV blocks of all ranks."""
+        return sum(core.kv_cache.num_blocks for core in self.cores)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that all ranks together can run at a time."""
+        return sum(core.config.max_num_seqs for core in self.cores)
 
     @property
     def free_blocks(self) -> int:
-        """KV blocks that nobody holds, as of the last step begun."""
-        return sum(core.kv.free for core in self.cores)
+        """Free KV blocks of all ranks, as of the last step begun."""
+        self._allocate_begun_steps()
+        return sum(core.kv_cache.num_free_blocks for core in self.cores)
 
-    def release(self, sequence: Sequence) -> None:
-        """Free the blocks of a sequence submitted with `hold`: seen at the next boundary, or now if it sleeps."""
-        self.core.release(sequence)
-        if not self.core.waiting:
-            return
-        if self._alarm is None:
-            self._set_alarm(self._clock.now)
-        elif self._steps > 1:
-            self._cut(self._clock.now, late=True)
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun."""
+        self._allocate_begun_steps()
+        return self.core.cached_prefix_tokens(request)
+
+    def _allocate_begun_steps(self) -> None:
+        """Bring the KV cache up to the steps of an open window that have begun."""
+        window = self._window
+        if window is not None:
+            self.core.allocate_ahead(min(window.num_ended(self._env.now) + 1, window.num_steps))
 
     def fail(self) -> list[RequestRecord]:
-        """Stop at once. Steps that have not ended never happened. Returns the records of all it had, oldest first."""
-        now = self._clock.now
-        if self._window:
-            self._steps, self._with_last = self._advanced(), False
-            if self._steps:
-                self._close_window()
-        self._window, self._steps = [], 0
-        lost: list[RequestRecord] = []
-        begun = self.core.tick - len(self._running)
-        for sequence in list(self.core.sequences.values()):
-            record: RequestRecord = sequence.payload  # type: ignore[assignment]
-            self.core.abort(sequence.request.id, now)
-            if sequence.left > begun:
-                sequence.generated -= sequence.left - begun
-            record.delivered += max(sequence.generated, 0)
-            lost.append(record)
+        """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""
+        now = self._env.now
+        if self._window is not None and self._fast_forward is not None:
+            self._fast_forward.close_early(self.core, self._window, now)
+        self._window = None
+        lost = [self._abort(sequence, now) for sequence in list(self.core.sequences.values())]
         lost.extend(record for record, *_ in self._inbox)
         self._inbox.clear()
         self._inbox_load = 0
         self._running.clear()
-        self._stops.clear()
-        self._alarm, self.failed = None, True
+        self._answer_ends.clear()
+        self.backlog.lose_all(now)
+        if not self.failed:
+            self._failed_at = now
+        self.failed = True
+        self.log.running_seqs.set(now, 0)
+        self.log.state(now, 0, 0, self.blocks)
+        self.process.interrupt()
         return lost
 
     def recover(self) -> None:
-        """Work again, with nothing in the cache."""
+        """Work again, with an empty cache."""
+        self._lost_counters = self.counters
         self.core = self._make_core()
-        self._forgotten = len(self.log.ends)
+        self._lost_steps = len(self.log.ends)
+        self.log.outages.append((self._failed_at, self._env.now))
         self.failed = False
 
-    # -- boundaries --------------------------------------------------------------------------------------------------
+    def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
+        """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        steps_ended = self.core.step_index - len(self._running)
+        self.core.abort(sequence.request.id, now)
+        if sequence.left_step > steps_ended:
+            sequence.num_output_tokens -= sequence.left_step - steps_ended
+        record.delivered += max(sequence.num_output_tokens, 0)
+        record.preemptions += sequence.preemptions
+        return record
 
-    def _set_alarm(self, when: float) -> None:
-        self._alarm = self._clock.call(when, self._rank, self._boundary)
+    # -- at a step end -----------------------------------------------------------------------------------------------
 
-    def _boundary(self, number: int) -> None:
-        if number != self._alarm:  # a window was cut, or the engine failed: another alarm counts
-            return
-        self._alarm = None
-        clock, log, running = self._clock, self.log, self._running
-        while True:
-            log.events += 1
-            now = clock.now
-            if self._window:
-                self._close_window()
-            elif running:
-                self._end(*running.popleft())
-            if self._inbox:
-                self._take_in(now)
-            when = self._begin(now)
-            if when is None:
-                return
-            if not clock.pass_to(when, self._rank):
-                self._set_alarm(when)
-                return
-            self._alarm = None  # whatever was handed in meanwhile has been taken in
+    def _close_window(self, window: Window) -> list[Sequence]:
+        """End all steps of the window; returns the sequences that finish with it."""
+        assert self._fast_forward is not None
+        self._window = None
+        return self._fast_forward.close(self.core, window)
 
-    def _take_in(self, now: float) -> None:
-        for record, request, limit, computed, hold in self._inbox:
+    def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
+        """End a step that has run; returns the sequences that finish with it."""
+        log = self.log
+        finished = self.core.end_step(batch, self._answer_ends.pop(batch.step_index), end)
+        log.ran(start, end)
+        log.step(end, batch.n_decodes - len(batch.transferred))
+        if log.detail:
+            kind = DECODE_STEP if not batch.chunks else ONE_SHOT_STEP if isinstance(batch, OneShotBatch) else MIXED_STEP
+            log.step_details(kind, batch.prefill_tokens, start)
+        for chunk in batch.chunks:
+            if chunk.last:
+                self._first_token(chunk.sequence, end)
+        for sequence in batch.transferred:
+            record: RequestRecord = sequence.payload  # type: ignore[assignment]
+            log.odd_gaps.append(end - record.first_token)
+        return finished
+
+    def _first_token(self, sequence: Sequence, end: float) -> None:
+        """Note the first token after a prompt was computed, for the first time or again after a preemption."""
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        if record.first_token == UNSET:
+            record.first_token = end
+        elif sequence.preempted_step:
+            self.log.odd_gaps.append(end - self.log.ends[self._lost_steps + sequence.preempted_step - 1])
+
+    def _finish(self, sequence: Sequence, end: float) -> None:
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        record.last_token = end
+        record.output_tokens = min(record.delivered + sequence.num_output_tokens, record.answer_tokens)
+        record.preemptions += sequence.preemptions
+        record.replica = self.name
+        self.on_finish(record, sequence)
+
+    def _accept_requests(self, now: float) -> None:
+        """Pass the requests handed in since the last step end to the scheduler."""
+        for record, request, max_tokens, remote_prefill, hold_blocks in self._inbox:
             try:
-                sequence = self.core.submit(request, now, limit=limit, computed=computed, hold=hold)
+                sequence = self.core.submit(
+                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+                )
             except ValueError as error:
-                raise BadInput(str(error), field="engine.kv_blocks") from None
+                raise BadInput(str(error), field="engine.num_gpu_blocks") from None
             sequence.payload = record
             if record.queued < 0:
                 record.queued = now
         self._inbox.clear()
         self._inbox_load = 0
 
-    def _begin(self, now: float) -> float | None:
-        """Begin steps until the pipeline is full, or open a window. Returns the next boundary; None: there is none."""
-        running, space = self._running, self._depth - len(self._running)
-        seconds = self._seconds  # Python 3.11 is slow to call what is an instance's attribute
-        while space:
-            if space == 1 and self._fast and self._open_window(now):
-                return self._window[self._steps - 1]
+    def _begin_steps(self, now: float) -> None:
+        """Begin steps until `depth` of them run, or open a window."""
+        running, free_places = self._running, self._depth - len(self._running)
+        seconds = self._seconds  # Python 3.11 is slow to call an instance's attribute
+        while free_places:
+            if free_places == 1 and self._fast_forward is not None:
+                self._window = self._fast_forward.open(self.core, now)
+                if self._window is not None:
+                    return
             batch = self.core.begin_step(now)
             if batch is None:
-                break
+                return
             start = running[-1][2] if running else now
-            lasts = seconds(batch)
-            end = start + lasts if self._pace is None else self._pace.of_rows(batch.tokens).end(start, lasts)
+            lasts, speed = seconds(batch), self._machine_speed
+            end = start + lasts if speed is None else speed.of_rows(batch.tokens).end(start, lasts)
             running.append((batch, start, end))
             if self._watch is not None:
-                self._watch(self, *running[-1])
-            if batch.chunks or batch.arrived:
-                self._note_beginners(batch, now)
-            space -= 1
-        return running[0][2] if running else None
+                self._watch(self, batch, start, end)
+            if batch.chunks or batch.transferred:
+                self._note_starts(batch, now)
+            free_places -= 1
 
-    def _note_beginners(self, batch: Batch, now: float) -> None:
+    def _note_starts(self, batch: Batch, now: float) -> None:
+        """Note the sequences whose first step or first decode begins."""
         for chunk in batch.chunks:
-            record: RequestRecord = chunk.sequence.payload  # type: ignore[assignment]
+            sequence = chunk.sequence
+            record: RequestRecord = sequence.payload  # type: ignore[assignment]
+            if chunk.context == sequence.num_cached_tokens and not sequence.preemptions:
+                self.backlog.start(now)
             if record.scheduled < 0:
                 record.scheduled = now
-                record.cached_tokens = chunk.sequence.cached
-            if chunk.last and chunk.sequence.state == DECODING:
-                self._expect_stop(chunk.sequence, batch.tick)
-        for sequence in batch.arrived:
-            self._expect_stop(sequence, batch.tick - 1)
+                record.cached_tokens = sequence.num_cached_tokens
+            if chunk.last and sequence.state == DECODING:
+                self._answer_ends.expect(sequence, batch.step_index)
+        for sequence in batch.transferred:
+            self.backlog.start(now)
+            self._answer_ends.expect(sequence, batch.step_index - 1)
 
-    def _expect_stop(self, sequence: Sequence, tick: int) -> None:
-        """Remember at which step the answer of a decoding sequence ends, if that is before its limit."""
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        answer = record.answer_tokens - record.delivered
-        if answer < sequence.limit and sequence.state == DECODING:
-            heappush(self._stops, (tick + answer - sequence.generated, sequence.number, sequence, sequence.joined))
-
-    def _end(self, batch: Batch, start: float, end: float) -> None:
-        stopped = self._due(batch.tick) if self._stops else ()
-        finished = self.core.end_step(batch, stopped, end)
-        log = self.log
-        log.busy += end - start
-        log.step(end, batch.n_decodes - len(batch.arrived))
-        if log.detail:
-            kind = DECODE_STEP if not batch.chunks else ONE_SHOT_STEP if isinstance(batch, OneShotBatch) else MIXED_STEP
-            self._log_details(kind, batch.prefill_tokens, start)
-        for chunk in batch.chunks:
-            if chunk.last:
-                self._first_token(chunk.sequence, end)
-        for sequence in batch.arrived:
-            record: RequestRecord = sequence.payload  # type: ignore[assignment]
-            log.odd_gaps.append(end - record.first_token)
-        for sequence in finished:
-            self._finish(sequence, end)
-
-    def _first_token(self, sequence: Sequence, end: float) -> None:
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        if record.first_token == UNSET:
-            record.first_token = end
-        elif sequence.lost:
-            self.log.odd_gaps.append(end - self.log.ends[self._forgotten + sequence.lost - 1])
-
-    def _finish(self, sequence: Sequence, end: float) -> None:
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        record.last_token = end
-        record.output_tokens = min(record.delivered + sequence.generated, record.answer_tokens)
-        record.preemptions += sequence.preemptions
-        record.replica = self.name
-        self.on_finish(record, sequence)
-
-    def _log_details(self, kind: int, prefill_tokens: int, start: float) -> None:
+    def _log_state(self, now: float) -> None:
+        """Log the state from now on. The states within a window are logged when it is closed."""
         log, core = self.log, self.core
-        log.index.append(len(log.ends) - 1)
-        log.starts.append(start)
-        log.prefill_tokens.append(prefill_tokens)
-        log.kinds.append(kind)
-        log.changes.extend((log.ends[-1], core.admitted, core.waiting, self.free_blocks))
-
-    def _due(self, tick: int) -> list[Sequence]:
-        """Whose answers end with the step of that tick: also of those who lost their cache while it was under way."""
-        due, stops = [], self._stops
-        while stops and stops[0][0] <= tick:
-            when, _, sequence, joined = heappop(stops)
-            if sequence.joined == joined or (sequence.lost == when and self._answered(sequence)):
-                due.append(sequence)
-        return due
-
-    def _answered(self, sequence: Sequence) -> bool:
-        """Whether a sequence lost its cache while the step was under way that gave the last token of its answer."""
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        return sequence.state == WAITING and sequence.generated == record.answer_tokens - record.delivered
-
-    # -- windows -----------------------------------------------------------------------------------------------------
-
-    def _open_window(self, now: float) -> bool:
-        """Fast-forward from here if at least two steps are quiet. With a step in flight, that one must be quiet too.
-
-        Without one, the step after the last quiet one has the same members and is passed over as well: someone ends
-        with it, and that boundary has to be visited anyway.
-        """
-        steps = self.core.quiet_steps()
-        if steps < 2:
-            return False
-        core, running = self.core, self._running
-        if self._stops:
-            steps = min(steps, self._next_stop() - core.tick - 1)
-        if steps > LONGEST_WINDOW:
-            steps = LONGEST_WINDOW
-        end = now
-        if running:
-            batch, _, end = running[0]
-            if batch.ending or batch.chunks or batch.arrived or (self._stops and self._next_stop() <= batch.tick):
-                return False
-        if steps < 2:
-            return False
-        self._with_last = not running and core.lasts(steps + 1)
-        steps += self._with_last
-        durations_of = self._durations
-        add = None if self._pace is None else self._pace.of_rows(core.decodes).end
-        window = list(accumulate(durations_of(steps), add, initial=end))
-        if not running:
-            del window[0]
-        self._window, self._steps, self._opened = window, steps, now
-        return True
-
-    def _own_durations(self, steps: int) -> list[float]:
-        """Of the coming decode steps, seconds."""
-        assert isinstance(self.core, EngineCore)
-        return self._step_time.decode_seconds(*run_of(self.core), steps)
-
-    def _group_durations(self, steps: int) -> list[float]:
-        """As `_own_durations`, of ranks in lockstep."""
-        assert isinstance(self.core, LockstepGroup)
-        return group_decode_seconds(self._step_time, [run_of(rank) for rank in self.core.ranks], steps)
+        log.running_seqs.set(now, core.num_running_seqs)
+        if log.detail and self._window is None:
+            log.state(now, core.num_running, core.num_waiting, self.free_blocks)
 
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)
-        return group_seconds(self._step_time, batch)
-
-    def _next_stop(self) -> int:
-        stops = self._stops
-        while stops and stops[0][2].joined != stops[0][3]:
-            heappop(stops)
-        return stops[0][0] if stops else self.core.tick + LONGEST_WINDOW
-
-    def _cut(self, now: float, late: bool) -> None:
-        """End the window at the next boundary: one at this very instant is next unless it is `late`."""
-        steps = (bisect_right if late else bisect_left)(self._window, now, 0, self._steps) + 1
-        if steps < self._steps:
-            self._steps, self._with_last = steps, False
-            self._set_alarm(self._window[steps - 1])
-
-    def _advanced(self) -> int:
-        """Steps of the open window that have ended by now, as far as the scheduler has not been told of them."""
-        return bisect_left(self._window, self._clock.now, 0, self._steps) if self._window else 0
-
-    def _close_window(self) -> None:
-        """The scheduler is told of the steps up to the boundary at which the window ends."""
-        ends, steps, core, log = self._window, self._steps, self.core, self.log
-        self._window, self._steps = [], 0
-        size = core.decodes
-        if self._running:
-            batch, start, end = self._running.popleft()
-            core.advance(steps)
-            log.step(end, batch.n_decodes)
-            log.steps(ends[1:steps], size)
-            log.busy += ends[steps - 1] - start
-            self._running.append((core.standing_batch(), ends[steps - 1], ends[steps]))
-            return
-        log.steps(ends[:steps] if steps < len(ends) else ends, size)
-        end = ends[steps - 1]
-        log.busy += end - self._opened
-        if not self._with_last:
-            core.advance(steps)
-            return
-        core.advance(steps - 1)
-        finished = core.last_step(self._due(core.tick + 1) if self._stops else ())
-        if log.detail:
-            self._log_details(DECODE_STEP, 0, ends[steps - 2])
-        for sequence in finished:
-            self._finish(sequence, end)
-
-
-def run_of(core: EngineCore) -> tuple[int, int, int]:
-    """Decodes, the tokens that they attend to, and the most that one does, in the coming decode step."""
-    cohort = core.cohort
-    return cohort.size, cohort.kv + cohort.size, cohort.longest() + 1
+        return self._step_time.group_seconds(batch)

@@ -1,73 +1,163 @@
-"""From a checked scenario to what a run needs: everything that can be wrong has been found by then."""
+"""The plan of a run: a checked scenario turned into a workload, an engine configuration and step times.
+
+Every input error is raised here, before a simulation starts.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
-from twin.scenarios.serving import DisaggregatedSpec, ServingScenario
-from twin.scenarios.step_time import KernelTablesSpec
+from scenarios.engine import SchedulerPlan
+from scenarios.serving import ServingScenario
+from scenarios.serving_workload import ReplaySpec
+from twin.serving.devices import describe_devices
+from twin.serving.pools import EnginesByModel, PlannedPool, engines_by_model, plan_pools
+from twin.serving.randomness import STEP_TIME, random_parts
+from workloads.arrivals import Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.traces import Trace
 
+PLAYED_ONCE = (
+    "which come once and in order, since their prompts have prefix ids and one that came again would be found in the "
+    "cache (workload.trace.pairing: independent draws lengths alone)"
+)
+
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """A run to be made.
+    """Everything that a run needs.
 
     Attributes:
-        trace_digest: identifies the trace's content; None without one.
+        pools: engines that are alike, those that prefill first.
+        trace_digest: a digest of the trace's content; None without a trace.
+        replayed: how much of a trace is replayed (`_replayed`); None with other arrivals.
     """
 
     scenario: ServingScenario
     base: Path
     workload: Workload
     requests: int
-    config: EngineConfig
-    step_time: StepTime
-    decode_step_time: StepTime
+    pools: list[PlannedPool]
     trace_name: str | None
     trace_digest: str | None
+    replayed: dict[str, float] | None
 
-    def chunks(self) -> ChunkPolicy | None:
-        """A chunk policy of an engine's own."""
-        spec = self.scenario.engine.chunking
-        return spec.build(self.step_time) if spec else None
+    @property
+    def scheduler(self) -> SchedulerPlan:
+        """What the schedulers of the first pool are built from, which is the only pool of many systems."""
+        return self.pools[0].scheduler
+
+    @property
+    def step_time(self) -> StepTime:
+        """The step times of the first pool."""
+        return self.pools[0].step_time
+
+    @cached_property
+    def prefill_engines(self) -> EnginesByModel:
+        """The engines that a model's requests go to first. Those of a colocated system decode, too."""
+        return engines_by_model(pool for pool in self.pools if pool.spec.role != "decode")
+
+    @cached_property
+    def decode_engines(self) -> EnginesByModel:
+        """The engines that decode a model's requests after a transfer; empty in a colocated system."""
+        return engines_by_model(pool for pool in self.pools if pool.spec.role == "decode")
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Engines that a router chooses among, one tuple for each router."""
+        return list(dict.fromkeys((*self.prefill_engines.values(), *self.decode_engines.values())))
+
+    def with_step_time(self, step_time: StepTime) -> ServingPlan:
+        """The same plan with other step times in every pool."""
+        return replace(self, pools=[replace(pool, step_time=step_time) for pool in self.pools])
+
+    @property
+    def random(self) -> tuple[str, ...]:
+        """Names of the parts that differ between replications (`random_parts`); empty if none does."""
+        return random_parts(self.scenario, self.workload, max(map(len, self.groups)))
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether the step-time model of a pool has a distribution to draw from."""
+        return any(pool.step_time.can_draw for pool in self.pools)
+
+    def outside(self) -> dict[str, float]:
+        """Axes on which steps of any pool lay beyond its measurements so far, with the largest value on each."""
+        found: dict[str, float] = {}
+        for pool in self.pools:
+            for axis, value in pool.step_time.outside().items():
+                found[axis] = max(value, found.get(axis, value))
+        return found
 
 
-def make_plan(scenario: ServingScenario, base: Path, trace: Trace | None) -> ServingPlan:
-    """Build what the scenario names; relative paths start from `base`.
+class StepTimes:
+    """Step-time models for the plans of one sweep. Equal sections are read and fitted once.
+
+    Each plan gets a copy, since a model remembers what it was asked beyond its measurements.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._built: dict[str, StepTime] = {}
+
+    def build(self, spec: StepTimeSpec) -> StepTime:
+        """The model of a `step_time` section.
+
+        Raises:
+            BadInput: what it names cannot be used.
+        """
+        key = spec.model_dump_json()
+        if key not in self._built:
+            self._built[key] = spec.build(self._base)
+        return copy.deepcopy(self._built[key])
+
+
+def make_plan(
+    scenario: ServingScenario, base: Path, trace: Trace | None, step_times: StepTimes | None = None
+) -> ServingPlan:
+    """Build the plan of a scenario. Relative paths start from `base`.
+
+    Args:
+        step_times: shared by the plans of a sweep, so that files are read once.
 
     Raises:
-        BadInput: naming the field and the value of what cannot be used.
+        BadInput: a field cannot be used; it names the field and its value.
     """
     workload = scenario.workload.build(trace)
-    config = scenario.engine.build(base, workload.prefix_block_tokens)
-    step_time = scenario.step_time.build(base)
-    system = scenario.system
-    decode = system.decode_step_time if isinstance(system, DisaggregatedSpec) else None
+    build = (step_times or StepTimes(base)).build
+    pools = plan_pools(scenario, base, workload.prefix_block_tokens, build)
     requests = scenario.workload.count(trace)
     if workload.recorded is not None and requests > workload.recorded:
-        expected = f"expected at most the {workload.recorded} that the trace has"
+        why = "which replay plays once" if isinstance(scenario.workload.arrivals, ReplaySpec) else PLAYED_ONCE
+        expected = f"expected at most the {workload.recorded} rows of the trace, {why}"
         raise BadInput(expected, field="workload.requests", value=requests)
     plan = ServingPlan(
-        scenario, base, workload, requests, config, step_time, decode.build(base) if decode else step_time,
-        trace.name if trace else None, _digest(trace) if trace else None,
+        scenario, base, workload, requests, pools, trace.name if trace else None, _digest(trace) if trace else None,
+        _replayed(workload, requests),
     )  # fmt: skip
-    plan.chunks()
     _check_failures(plan)
-    _check_ranks(scenario)
     return plan
 
 
+def _replayed(workload: Workload, requests: int) -> dict[str, float] | None:
+    """Numbers of rows replayed and recorded, and the time spans of both in seconds at the replayed speed."""
+    if not isinstance(workload.arrivals, Replay):
+        return None
+    times = workload.arrivals.recorded
+    span, recorded = float(times[requests - 1] - times[0]), float(times[-1] - times[0])
+    return {"requests": requests, "rows": len(times), "seconds": span, "recorded_seconds": recorded}
+
+
 def _digest(trace: Trace) -> str:
-    """Changes with the content of the trace, wherever it lies."""
+    """A digest of the trace's content, independent of its path."""
     content = hashlib.sha256(trace.prefill_tokens.tobytes() + trace.decode_tokens.tobytes())
     if trace.arrivals is not None:
         content.update(trace.arrivals.tobytes())
@@ -76,50 +166,24 @@ def _digest(trace: Trace) -> str:
     return content.hexdigest()
 
 
-def engine_names(scenario: ServingScenario) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Names of the engines that serve each model: first (prefill or all of it), and then (decode; empty if colocated).
-
-    Models that share a pool have the same list.
-    """
-    models = scenario.workload.models.names if scenario.workload.models.count > 1 else ["default"]
-    several = len(models) > 1
-    system = scenario.system
-
-    def named(kind: str, model: str, count: int) -> list[str]:
-        return [f"{model}/{kind}-{i}" if several else f"{kind}-{i}" for i in range(count)]
-
-    if not isinstance(system, DisaggregatedSpec):
-        return {model: named("engine", model, system.replicas) for model in models}, {}
-    front = {model: named("prefill", model, system.prefill_replicas) for model in models}
-    if system.decode == "shared":
-        pool = [f"decode-{i}" for i in range(system.decode_replicas)]
-        return front, dict.fromkeys(models, pool)
-    return front, {model: named("decode", model, system.decode_replicas) for model in models}
-
-
-def _check_ranks(scenario: ServingScenario) -> None:
-    """Ranks that share experts are told to the scheduler and to the step times, and must be as many."""
-    spec, ranks = scenario.step_time, scenario.engine.data_parallel
-    if isinstance(spec, KernelTablesSpec) and spec.data_parallel != ranks:
-        expected = f"expected engine.data_parallel ({ranks}): ranks that step together"
-        raise BadInput(expected, field="step_time.data_parallel", value=spec.data_parallel)
-
-
 def _check_failures(plan: ServingPlan) -> None:
-    front, back = engine_names(plan.scenario)
-    names = [name for pool in (*front.values(), *back.values()) for name in pool]
+    names = dict.fromkeys(name for pool in plan.pools for name in pool.names) if plan.scenario.failures else {}
     for i, failure in enumerate(plan.scenario.failures):
         if failure.engine not in names:
-            expected = f"expected one of {', '.join(dict.fromkeys(names))}"
+            expected = f"expected one of {', '.join(names)}"
             raise BadInput(expected, field=f"failures.{i}.engine", value=failure.engine)
 
 
 def describe(plan: ServingPlan) -> dict[str, Any]:
-    """What a manifest and a document say of the plan."""
+    """The plan's fields in a manifest and in a document."""
     return {
         "scenario": plan.scenario.model_dump(mode="json", by_alias=True),
         "requests": plan.requests,
-        "kv_blocks": plan.config.kv_blocks,
-        "step_time": plan.scenario.step_time.provenance(),
+        "num_gpu_blocks": plan.scheduler.config.num_gpu_blocks,
+        "step_time": plan.pools[0].describe()["step_time"],
+        "pools": [pool.describe() for pool in plan.pools],
+        "devices": describe_devices(plan.pools),
         "trace": plan.trace_name,
+        "random": [*plan.random, *([STEP_TIME] if plan.can_draw else [])],
+        "replayed": plan.replayed,
     }

@@ -1,29 +1,36 @@
-"""What a run leaves behind: one record a request, one log an engine."""
+"""The records of a run: one of each request, and one log of each engine."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
+    from schedulers.engine_core import EngineCore
     from workloads.request import Request
 
 UNSET: Final = -1.0
-"""A time that has not come."""
+"""The value of a time that has not come yet."""
 
 DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP = 0, 1, 2
-"""What a step was, in an engine's log."""
+"""Kinds of steps in an engine's log."""
 
 
 class RequestRecord:
-    """One request, from the client's side. Times in seconds, `UNSET` while they have not come.
+    """One request from the client's side. Times are in seconds, `UNSET` while they have not come.
 
     Attributes:
-        request, answer_tokens: what was asked, and how long the answer truly is (no scheduler sees that).
-        queued: an engine took it in. scheduled: its first step began. first_token, last_token: those steps ended.
-        output_tokens: what it got. cached_tokens: prompt tokens that a prefix cache spared it.
-        preemptions: how often it lost its cache to others. attempts: engines that failed under it.
-        replica: who finished it. delivered: output tokens it had before the engine it is on now.
+        request: what the client sent. answer_tokens: the true length of the answer, which no scheduler sees.
+        queued: when an engine's scheduler got it. scheduled: when its first step began. first_token, last_token: when
+            the steps ended that computed these tokens.
+        output_tokens: tokens of the answer. cached_tokens: prompt tokens supplied by the prefix cache.
+        preemptions: how often it was preempted. attempts: how many engines failed while they served it.
+        replica: name of the engine that finished it. delivered: output tokens that earlier engines computed.
     """
 
     __slots__ = (
@@ -38,16 +45,64 @@ class RequestRecord:
         self.replica = ""
 
 
-class EngineLog:
-    """The steps of one engine, in order, and what changed at which of them.
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters of an engine's scheduler.
 
     Attributes:
-        ends: when each step ended, seconds. decodes, repeats: run-length coded, decodes of successive steps whose gap
-            to the step before is an inter-token latency. `odd_gaps`: inter-token latencies that are no step's: after a
-            transfer or a preemption.
-        starts, prefill_tokens, kinds: of the steps that were not fast-forwarded; `index` says which steps those are.
-        changes: (time, running, waiting, free blocks) whenever membership could change, flat.
-        busy: seconds in which a step ran.
+        prefill_tokens: prompt tokens scheduled. cached_tokens: prompt tokens supplied by the prefix cache.
+    """
+
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+    def plus(self, cores: Iterable[EngineCore]) -> Counters:
+        """These counts and those of `cores`."""
+        every: list[Counters | EngineCore] = [self, *cores]
+        return Counters(
+            sum(each.prefill_tokens for each in every),
+            sum(each.cached_tokens for each in every),
+            sum(each.preemptions for each in every),
+        )
+
+
+class StepIntegral:
+    """The integral over time of a count that changes in steps, in counts times seconds.
+
+    Attributes:
+        area: the integral up to `since`, when the count became `value`.
+    """
+
+    __slots__ = ("area", "since", "value")
+
+    def __init__(self) -> None:
+        self.area = self.since = 0.0
+        self.value = 0
+
+    def set(self, now: float, value: int) -> None:
+        """Set the count from `now` on.
+
+        An unchanged value adds no term, so the sum does not depend on how often it is set.
+        """
+        if value != self.value:
+            self.area += self.value * (now - self.since)
+            self.since, self.value = now, value
+
+
+class EngineLog:
+    """The steps of one engine, in order, and its state over time.
+
+    Attributes:
+        ends: when each step ended, seconds.
+        decodes, repeats: run-length encoded decodes of successive steps. The gap to the step before is an inter-token
+            latency of each of these decodes.
+        odd_gaps: inter-token latencies that span other than one step, after a transfer or a preemption, seconds.
+        index, starts, prefill_tokens, kinds: index, start (seconds), prompt tokens and kind of the steps that were not
+            fast-forwarded.
+        changes: flat rows (time, running, waiting, free blocks): the state from `time` on.
+        running_seqs: the integral of running sequences that count towards `max_num_seqs`.
+        outages: start and end of each, seconds. events: how often the engine's process has been at a step end.
     """
 
     def __init__(self, name: str, *, detail: bool) -> None:
@@ -58,11 +113,48 @@ class EngineLog:
         self.changes = array("d")
         self.index, self.starts = array("q"), array("d")
         self.prefill_tokens, self.kinds = array("q"), array("b")
-        self.busy = 0.0
+        self.running_seqs = StepIntegral()
+        self.outages: list[tuple[float, float]] = []
         self.events = 0
+        self._busy = self._span_start = self._span_end = 0.0
+
+    @property
+    def busy(self) -> float:
+        """The time in which steps ran, seconds."""
+        return self._busy + (self._span_end - self._span_start)
+
+    def ran(self, start: float, end: float) -> None:
+        """Count steps that ran without a break from `start` to `end`.
+
+        Adjacent steps are summed as one span, so the sum does not depend on how many are counted at a time.
+        """
+        if start != self._span_end:
+            self._busy += self._span_end - self._span_start
+            self._span_start = start
+        self._span_end = end
+
+    def states(self) -> NDArray[np.float64]:
+        """The rows of `changes` that differ from the row before, shape (n, 4)."""
+        rows = np.frombuffer(self.changes, dtype=np.float64).reshape(-1, 4)
+        differs = np.ones(len(rows), dtype=np.bool_)
+        differs[1:] = (rows[1:, 1:] != rows[:-1, 1:]).any(axis=1)
+        return rows[differs]
+
+    def state(self, now: float, running: int, waiting: int, free_blocks: int) -> None:
+        """Set the state from `now` on; without detail nothing is kept."""
+        if self.detail:
+            self.changes.extend((now, running, waiting, free_blocks))
+
+    def step_details(self, kind: int, prefill_tokens: int, start: float) -> None:
+        """Add details of the step added last; without detail nothing is kept."""
+        if self.detail:
+            self.index.append(len(self.ends) - 1)
+            self.starts.append(start)
+            self.prefill_tokens.append(prefill_tokens)
+            self.kinds.append(kind)
 
     def step(self, end: float, decodes: int) -> None:
-        """One step ended, and so many tokens followed on those of the step before."""
+        """Add a step that ended at `end`, with `decodes` tokens that follow tokens of the step before."""
         self.ends.append(end)
         if self.repeats and self.decodes[-1] == decodes:
             self.repeats[-1] += 1
@@ -71,7 +163,7 @@ class EngineLog:
             self.repeats.append(1)
 
     def steps(self, ends: list[float], decodes: int) -> None:
-        """Several alike."""
+        """Add several steps with equal numbers of decodes."""
         self.ends.extend(ends)
         if self.repeats and self.decodes[-1] == decodes:
             self.repeats[-1] += len(ends)
@@ -81,9 +173,10 @@ class EngineLog:
 
 
 class Columns:
-    """What is kept of every request that is done: a few numbers each, so that a million of them fit.
+    """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
-    Without `detail` only what the summary needs. `model` and `replica` count through `models` and `replicas`.
+    Without `detail` only the columns that the summary needs are filled. `model` and `replica` hold indices into
+    `models` and `replicas`.
     """
 
     def __init__(self, *, detail: bool) -> None:
@@ -97,7 +190,7 @@ class Columns:
         self.replicas: dict[str, int] = {}
 
     def add(self, record: RequestRecord) -> None:
-        """A request is done."""
+        """Add a finished request."""
         request = record.request
         self.arrival.append(request.arrival)
         self.queued.append(record.queued)
@@ -117,8 +210,7 @@ class Columns:
         self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
 
     def table(self) -> dict[str, Any]:
-        """Columns of one length, in the order in which requests were done; names in place of counts."""
-        import numpy as np
+        """All columns by name, in the order in which requests finished; models and replicas by name."""
 
         def column(values: array[Any]) -> Any:
             return np.frombuffer(values, dtype=values.typecode)

@@ -1,106 +1,155 @@
-"""A serving system: engines in pools, a router before each pool, links from prefill to decode."""
+"""A serving system: pools of engines, a router before each pool, and links from prefill to decode engines."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+
+import simpy
+from simpy.events import Event, Process
 
 from schedulers.routing import Router
 from schedulers.sequence import Sequence
-from twin.clock import Clock
+from twin.environment import Environment, Priority
 from twin.serving.engine import Engine
-from twin.serving.link import Link, Transfer
+from twin.serving.link import Link
 from twin.serving.records import RequestRecord
 from workloads.request import Request
 
 
 class Pool:
-    """Engines that serve the same models, and who gets the next request. An engine that has failed gets none."""
+    """Engines that serve the same models, and the router that chooses among them. Failed engines get no requests."""
 
     def __init__(self, engines: list[Engine], router: Router) -> None:
         self.engines = engines
         self._router = router
-        self._up = list(range(len(engines)))
+        self._up = engines
 
-    def choose(self) -> Engine | None:
-        """The engine for the next request; None while all have failed."""
+    def choose(self, request: Request) -> Engine | None:
+        """The engine for a request; None while all have failed."""
         up = self._up
         if len(up) > 1:
-            return self.engines[self._router.choose(up, self._load)]
-        return self.engines[up[0]] if up else None
+            return self._router.choose(request, up)
+        return up[0] if up else None
 
     def refresh(self) -> None:
-        """An engine has failed or recovered."""
-        self._up = [i for i, engine in enumerate(self.engines) if not engine.failed]
-
-    def _load(self, index: int) -> int:
-        return self.engines[index].load
+        """Look again which engines are up, after one has failed or recovered."""
+        self._up = [engine for engine in self.engines if not engine.failed]
 
 
 class System:
-    """Routes requests to pools and, where prefill and decode are apart, caches over links.
+    """Routes requests to pools, and sends caches over links where prefill and decode engines are separate.
 
     Args:
-        clock: the simulation's.
-        front: the pool that a model's requests go to first. With `back` that is its prefill pool.
-        back: the pool that a model's answers are decoded in; empty when one engine does both.
+        env: the simulation's environment.
+        prefill_pools: the pool that each model's requests go to first, by model. Without decode pools its engines
+            decode, too.
+        decode_pools: the pool that decodes each model's requests, by model; empty in a colocated system.
         links: the link that leaves each prefill engine, by the engine's name.
 
     Attributes:
-        on_arrival: called for every request that comes. on_done: called with the record of every request that is done.
+        on_arrival: called for every request that arrives. on_finish: called with the record of every finished request.
     """
 
     def __init__(
         self,
-        clock: Clock,
-        front: dict[str, Pool],
-        back: dict[str, Pool],
+        env: Environment,
+        prefill_pools: dict[str, Pool],
+        decode_pools: dict[str, Pool],
         links: dict[str, Link],
     ) -> None:
-        self.clock, self.front, self.back, self.links = clock, front, back, links
+        self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
         self.on_arrival: Callable[[], None] = lambda: None
-        self.on_done: Callable[[RequestRecord], None] = lambda record: None
-        self._stranded: list[RequestRecord] = []
-        self._moving: dict[str, dict[Transfer, RequestRecord]] = {name: {} for name in links}
+        self.on_finish: Callable[[RequestRecord], None] = lambda record: None
+        self._stranded: list[RequestRecord] = []  # while no engine is up
+        self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
         self._outages: Counter[str] = Counter()
         for pool in self.pools():
             for engine in pool.engines:
                 engine.on_finish = self._finished
-        for pool in front.values():
-            for engine in pool.engines:
-                if back:
-                    engine.on_finish = self._sender(engine)
+        if decode_pools:
+            for pool in prefill_pools.values():
+                for engine in pool.engines:
+                    engine.on_finish = self._prefilled(engine)
 
     def pools(self) -> list[Pool]:
-        """Every pool once."""
-        return list({id(pool): pool for pool in (*self.front.values(), *self.back.values())}.values())
+        """Every pool once, prefill pools first."""
+        return list({id(pool): pool for pool in (*self.prefill_pools.values(), *self.decode_pools.values())}.values())
 
     def engines(self) -> list[Engine]:
         """Every engine once, prefill engines first."""
-        return [engine for pool in self.pools() for engine in pool.engines]
+        return list({engine.name: engine for pool in self.pools() for engine in pool.engines}.values())
 
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
-        """A client sends a request; `late` after all step boundaries of this instant."""
+        """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
         self.on_arrival()
         self._route(record, late=late)
 
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
-        engine = self.front[record.request.model].choose()
+        engine = self.prefill_pools[record.request.model].choose(record.request)
         if engine is None:
             self._stranded.append(record)
-        elif self.back and not record.request.one_shot:
-            engine.submit(record, limit=1, hold=True, late=late)
+        elif self.decode_pools and not record.request.one_shot:
+            engine.submit(record, max_tokens=1, hold_blocks=True, late=late)
         else:
             engine.submit(record, late=late)
 
-    def fail(self, engine: Engine) -> None:
-        """An engine fails; what it had goes on elsewhere, with the tokens that it had already sent to its client.
+    def _finished(self, record: RequestRecord, sequence: Sequence) -> None:
+        self.on_finish(record)
 
-        Caches that it has not sent whole are lost with it, and their prompts are computed anew. It may fail again while
-        it is down: it is back when every outage is over.
+    # -- transfers ---------------------------------------------------------------------------------------------------
+
+    def _prefilled(self, engine: Engine) -> Callable[[RequestRecord, Sequence], None]:
+        """The callback of a prefill engine: a request without further tokens is finished, another is transferred."""
+        env, sending = self.env, self._sending[engine.name]
+
+        def finished(record: RequestRecord, sequence: Sequence) -> None:
+            if record.request.one_shot or record.answer_tokens <= 1:
+                engine.release(sequence)
+                self.on_finish(record)
+            else:
+                record.delivered = 0
+                sending[record] = env.process(self._transfer(engine, record, sequence))
+
+        return finished
+
+    def _transfer(self, engine: Engine, record: RequestRecord, sequence: Sequence) -> Generator[Event, object, None]:
+        """Send a request's cache from its prefill engine to a decode engine, and the request with it."""
+        link, core, request = self.links[engine.name], engine.core, record.request
+        try:
+            yield from link.send(request.prompt_tokens)
+        except simpy.Interrupt:
+            return  # the engine has failed, and `fail` resumes the request
+        del self._sending[engine.name][record]
+        yield link.arrival()
+        if engine.core is core:  # it has not failed since
+            engine.release(sequence)
+        target = self.decode_pools[request.model].choose(request)
+        if target is None:
+            record.delivered = 1
+            self._stranded.append(record)
+        else:
+            target.submit(record, remote_prefill=True, late=True)
+
+    # -- outages -----------------------------------------------------------------------------------------------------
+
+    def outage(self, engine: Engine, start: float, duration: float) -> Generator[Event, object, None]:
+        """Let an engine fail at `start` and recover `duration` seconds later. To be started as a process."""
+        begin = self.env.at(start, Priority.OUTAGE)
+        end = self.env.at(start + duration, Priority.OUTAGE)
+        yield begin
+        self.fail(engine)
+        yield end
+        self.recover(engine)
+
+    def fail(self, engine: Engine) -> None:
+        """Let an engine fail. Its requests continue elsewhere, with the tokens that their clients already have.
+
+        Caches that it has not sent whole are lost, and their prompts are computed again. An engine may fail again
+        while it is down: it recovers when every outage is over.
         """
         self._outages[engine.name] += 1
-        lost = engine.fail() + self._lost_on_the_way(engine)
+        lost = engine.fail() + self._interrupt_transfers(engine)
         for pool in self.pools():
             pool.refresh()
         for record in lost:
@@ -108,7 +157,7 @@ class System:
             self._resume(record)
 
     def recover(self, engine: Engine) -> None:
-        """An outage of an engine is over; after the last one it is back, empty."""
+        """End an outage of an engine. After the last one the engine is up, with an empty cache."""
         self._outages[engine.name] -= 1
         if self._outages[engine.name]:
             return
@@ -119,22 +168,23 @@ class System:
         for record in stranded:
             self._resume(record)
 
-    def _lost_on_the_way(self, engine: Engine) -> list[RequestRecord]:
-        """Requests whose caches were on their way from an engine that fails, as far as not all bytes have gone."""
-        if engine.name not in self.links:
-            return []
-        moving = self._moving[engine.name]
-        broken = self.links[engine.name].break_off(moving)
-        return [moving.pop(transfer) for transfer in list(moving) if transfer in broken]
+    def _interrupt_transfers(self, engine: Engine) -> list[RequestRecord]:
+        """Interrupt the transfers from a failed engine whose last byte has not left; returns their requests."""
+        sending = self._sending.get(engine.name, {})
+        for process in sending.values():
+            process.interrupt()
+        lost = list(sending)
+        sending.clear()
+        return lost
 
     def _resume(self, record: RequestRecord) -> None:
-        """Send a request, or what is missing of its answer, to an engine that is up: it computes all of it anew."""
+        """Route a request again: its new engine computes the prompt and the tokens so far, then the rest."""
         request = record.request
         if not record.delivered:
             self._route(record)
             return
-        pools = self.back or self.front
-        engine = pools[request.model].choose()
+        pools = self.decode_pools or self.prefill_pools
+        engine = pools[request.model].choose(request)
         if engine is None:
             self._stranded.append(record)
             return
@@ -149,34 +199,3 @@ class System:
             request.priority,
         )
         engine.submit(record, rest)
-
-    def _finished(self, record: RequestRecord, sequence: Sequence) -> None:
-        self.on_done(record)
-
-    def _sender(self, engine: Engine) -> Callable[[RequestRecord, Sequence], None]:
-        """What happens when a prompt is computed on a prefill engine: its cache moves to a decode engine."""
-        link, moving = self.links[engine.name], self._moving[engine.name]
-
-        def finished(record: RequestRecord, sequence: Sequence) -> None:
-            request = record.request
-            if request.one_shot or record.answer_tokens <= 1:
-                engine.release(sequence)
-                self.on_done(record)
-                return
-            record.delivered, core = 0, engine.core
-
-            def arrived() -> None:
-                del moving[transfer]
-                if engine.core is core:  # it has not failed meanwhile
-                    engine.release(sequence)
-                target = self.back[request.model].choose()
-                if target is None:
-                    record.delivered = 1
-                    self._stranded.append(record)
-                else:
-                    target.submit(record, computed=True, late=True)
-
-            transfer = link.send(request.prompt_tokens, arrived)
-            moving[transfer] = record
-
-        return finished

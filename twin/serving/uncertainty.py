@@ -1,4 +1,4 @@
-"""From several runs of one scenario to what is known of each metric: 95 % intervals."""
+"""Means and 95 % intervals of metrics over several runs of one scenario."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def combine(runs: Sequence[Sequence[Summary]]) -> tuple[Summary, dict[str, Any]]
     """The mean of every metric over runs, and its intervals.
 
     `runs[d][r]` is the summary of replication r under draw d of the step-time model. A metric's `confidence` interval
-    is where its expectation lies, `prediction` where one more run (a measurement of such a run, say) falls; both by
-    Student's t. Draws are what is not known of the hardware, and all replications of one share it; so with several
-    draws it is draws that are counted. None where there is one run, or where a metric is missing in some.
+    holds its expectation, and its `prediction` interval one more run, for example a measured one; both use Student's
+    t. A draw stands for what is unknown of the hardware, which all its replications share, so with several draws the
+    degrees of freedom count draws. A single run has no intervals, nor has a metric that is missing in a run.
     """
     table = [[flatten(summary) for summary in draw] for draw in runs]
     names = list(table[0][0])
@@ -39,19 +39,19 @@ def combine(runs: Sequence[Sequence[Summary]]) -> tuple[Summary, dict[str, Any]]
 
 
 def flatten(summary: Summary, prefix: str = "") -> dict[str, float | None]:
-    """Nested metrics under dotted names."""
-    found: dict[str, float | None] = {}
+    """Nested metrics under dotted names, in one dictionary."""
+    flat: dict[str, float | None] = {}
     for key, value in summary.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            found |= flatten(value, f"{name}.")
+            flat |= flatten(value, f"{name}.")
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def unflatten(values: dict[str, float | None], like: Summary, prefix: str = "") -> Summary:
-    """The reverse of `flatten`, in the shape of `like`; counts stay whole where all runs agree."""
+    """The reverse of `flatten`, in the shape of `like`. Counts stay integers where all runs agree."""
     result: Summary = {}
     for key, old in like.items():
         name = f"{prefix}{key}"
@@ -64,7 +64,7 @@ def unflatten(values: dict[str, float | None], like: Summary, prefix: str = "") 
 
 
 def _intervals(values: NDArray[np.float64]) -> dict[str, list[float]]:
-    """Of one metric, shape (draws, replications)."""
+    """Both intervals of one metric's values, shape (draws, replications)."""
     draws, replications = values.shape
     centre = float(values.mean())
     if draws > 1:

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # a single run needs no processes, and would wait for these to load
-    from concurrent.futures import Future, ProcessPoolExecutor
+    from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def each_as_done(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Result]]:
-    """Start the tasks in the order given and yield (task, result) in order of completion.
+@contextlib.contextmanager
+def each_as_done(
+    work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int
+) -> Iterator[Iterator[tuple[Task, Result]]]:
+    """Start the tasks in the order given; the block is handed (task, result) in order of completion.
 
-    Processes are at work from the call on, before the first result is asked for. With one job or one task none is
-    started. An error in a task is raised when its turn comes, and what has not begun by then is dropped.
+    Worker processes start with the block and end with it, or with this process, however it ends. Their unfinished tasks
+    are dropped. With one job or one task there are none, and each task runs when its result is asked for.
+
+    Raises:
+        Exception: what a task raised, when its result is asked for.
     """
     if jobs == 1 or len(tasks) <= 1:
-        return ((task, work(task)) for task in tasks)
-    from concurrent.futures import ProcessPoolExecutor
+        yield ((task, work(task)) for task in tasks)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
 
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=_context())
-    return _collect(pool, {pool.submit(work, task): task for task in tasks})
-
-
-def _collect(pool: ProcessPoolExecutor, pending: dict[Future[Result], Task]) -> Iterator[tuple[Task, Result]]:
-    from concurrent.futures import as_completed
-
+    context = _context()
+    # Only this process holds the writing end: the reading end becomes ready when it closes that, or is killed.
+    parent_gone, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _end_with_parent, (parent_gone, held))
     try:
-        for future in as_completed(pending):
-            yield pending[future], future.result()
+        pending = {pool.submit(work, task): task for task in tasks}
+        yield ((pending[future], future.result()) for future in as_completed(pending))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        held.close()
+        parent_gone.close()
+        pool.shutdown()
 
 
 def usable_cores() -> int:
@@ -51,3 +60,19 @@ def _context() -> BaseContext:
     import multiprocessing
 
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def _end_with_parent(parent_gone: Connection, held: Connection) -> None:
+    """In a worker: end when no process holds the pipe's other end, of which fork has made a copy here.
+
+    Ctrl-C in a terminal reaches workers too; it is left to the parent. The parent's own handler of SIGTERM is undone.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    held.close()
+    threading.Thread(target=_wait_and_exit, args=(parent_gone,), daemon=True).start()
+
+
+def _wait_and_exit(parent_gone: Connection) -> None:
+    parent_gone.poll(None)
+    os._exit(1)

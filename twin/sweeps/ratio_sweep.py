@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from reports.records.run_directory import fingerprint
+from scenarios.afd import check_scenario
+from scenarios.limits import BUNDLE_REQUESTS, RUNS, SLOTS
+from scenarios.overrides import Settings, in_words
+from scenarios.ratios import Topology, parse_ratios
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
-from twin.scenarios.afd import check_scenario
-from twin.scenarios.overrides import Settings
-from twin.scenarios.ratios import Topology, parse_ratios
 from twin.sweeps.parallel import each_as_done
 from twin.theory.gaps import NAMES
 from workloads.errors import BadInput
@@ -68,6 +69,8 @@ class RatioSweep:
                 case.plan.scenario.model_dump(mode="json", exclude=places),
                 case.plan.calibration.content_hash(),
                 case.plan.trace_digest,
+                asdict(case.plan.cards),
+                None if case.plan.memory is None else asdict(case.plan.memory),
             ]
             for case in self.cases
         ]
@@ -103,13 +106,13 @@ class RatioSweep:
             meanwhile: called once the workers are busy.
             requests_to: folder for a Parquet file of every point's requests, `<configuration>-<x>A-<y>F.parquet`.
         """
-        results = each_as_done(run_task, self.tasks(done, requests_to), jobs)
-        meanwhile()
-        for task, result in results:
-            point = {"configuration": task.configuration, **result}
-            keep(task.key, point)
-            done[task.key] = point
-            yield point
+        with each_as_done(run_task, self.tasks(done, requests_to), jobs) as results:
+            meanwhile()
+            for task, result in results:
+                point = {"configuration": task.configuration, **result}
+                keep(task.key, point)
+                done[task.key] = point
+                yield point
 
     def prepare_theory(self) -> None:
         """Work out the closed forms now; otherwise `summarise` does."""
@@ -156,6 +159,8 @@ class RatioSweep:
         return {
             "settings": case.settings,
             "scenario": case.plan.scenario.model_dump(mode="json", by_alias=True),
+            "cards": asdict(case.plan.cards),
+            "memory": None if case.plan.memory_check is None else case.plan.memory_check.describe(),
             "theory": theory,
             "simulation": simulation_summary(own, theory),
             "curves": drawn,
@@ -168,12 +173,16 @@ def prepare(
     ratio: str | None = None,
     configurations: Iterable[Settings] = ({},),
     trace: Path | None = None,
+    advance: Callable[[str], object] = lambda text: None,
 ) -> RatioSweep:
     """Check everything that a sweep needs: `document` with each configuration's settings, at every ratio.
 
+    Args:
+        advance: called as each configuration is ready, with its settings in words.
+
     Raises:
         BadInput: naming the file, field and value, when the scenario, a setting, a ratio, the trace or the calibration
-            cannot be used.
+            cannot be used, or asks for more than the limits.
     """
     configurations = list(configurations)
     if trace is not None:
@@ -188,9 +197,28 @@ def prepare(
         if key not in traces:
             traces[key] = scenario.workload.read_trace(path.parent)
         cases.append(Case(settings, make_plan(scenario, path.parent, traces[key])))
+        advance(in_words(settings))
     _check_alike(cases)
+    _refuse_if_none_fits(cases, path)
     topologies = parse_ratios(ratio if ratio is not None else cases[0].plan.scenario.ratio)
+    _check_size(cases, topologies, path)
     return RatioSweep(cases, topologies)
+
+
+def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Path) -> None:
+    """Refuse a bundle, or a number of points, beyond the limits."""
+    if (points := len(cases) * len(topologies)) > RUNS.most:
+        raise BadInput(RUNS.expectation(points), field="ratio", value=points, file=path)
+    most = max(topology.attention_instances for topology in topologies)
+    for scenario in (case.plan.scenario for case in cases):
+        counts = {
+            "batch_size": (SLOTS, scenario.batch_size * scenario.microbatches * most),
+            "requests_per_instance": (BUNDLE_REQUESTS, scenario.requests_per_instance * most),
+        }
+        for field, (limit, count) in counts.items():
+            if count > limit.most:
+                expected = f"{limit.expectation(count)}; there are {count:,} with {most:,} attention instances"
+                raise BadInput(expected, field=field, value=getattr(scenario, field), file=path)
 
 
 def _check_alike(cases: Sequence[Case]) -> None:
@@ -202,6 +230,14 @@ def _check_alike(cases: Sequence[Case]) -> None:
         )
     if len({case.plan.scenario.ratio for case in cases}) > 1:
         raise BadInput("expected one list of ratios for all configurations: give --ratio", field="--set ratio")
+
+
+def _refuse_if_none_fits(cases: Sequence[Case], path: Path) -> None:
+    """Refuse a sweep that has no configuration which fits in memory; otherwise those that do not are marked."""
+    refusals = [None if case.plan.memory_check is None else case.plan.memory_check.refusal() for case in cases]
+    first = refusals[0]
+    if first is not None and all(refusal is not None for refusal in refusals):
+        raise BadInput(first.expected, field=first.field, value=first.value, file=path)
 
 
 def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:

@@ -120,11 +120,21 @@ class CycleModel:
         """Throughput per instance of eq. 5-6 at the exact mean load."""
         return self._rate(ratio, self.step_time_unlimited_overlap(ratio))
 
-    def best_ratio(self, low: float = 0.25, high: float = 256.0) -> float:
-        """The ratio in [low, high] with the highest throughput, to about 0.1 %."""
+    def throughput_per_card(self, ratio: float, attention_cards: int, ffn_cards: int) -> float:
+        """Output tokens per time unit and card in the steady state, with r attention instances and one FFN instance."""
+        return ratio * self.batch_size / ((ratio * attention_cards + ffn_cards) * self.step_time(ratio))
+
+    def best_ratio(
+        self, low: float = 0.25, high: float = 256.0, *, attention_cards: int = 1, ffn_cards: int = 1
+    ) -> float:
+        """The ratio in [low, high] with the highest throughput per card, to about 0.1 %.
+
+        With one card an instance, that is the highest throughput per instance.
+        """
         for _ in range(3):
             grid = np.geomspace(low, high, 25)
-            best = int(np.argmax([self.throughput(float(ratio)) for ratio in grid]))
+            rates = [self.throughput_per_card(float(ratio), attention_cards, ffn_cards) for ratio in grid]
+            best = int(np.argmax(rates))
             low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
         return float(grid[best])
 

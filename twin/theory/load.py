@@ -80,6 +80,19 @@ def constant_load(load: float) -> LoadLaw:
     return LoadLaw(np.array([load, load]), np.array([0.0, 1.0]), load)
 
 
+def load_quantile(lengths: LengthPairs, slots: int, level: float, *, in_step: bool) -> float:
+    """Tokens that `slots` always-full slots stay within at a share `level` of all steps.
+
+    Where every decode length is the same and all slots start `in_step`, it is that of the fullest step: every request
+    is about to finish.
+    """
+    decode = lengths.constant_decode
+    if decode is None or not in_step:
+        return float(instance_load(lengths.slot_load_pmf(), slots).quantile(np.array(level)))
+    prompts = float(instance_load(lengths.prefill_pmf(), slots).quantile(np.array(level)))
+    return prompts + slots * (decode - 1)
+
+
 def load_phases(lengths: LengthPairs, slots: int, *, in_step: bool, limit: int = 64) -> Sequence[LoadLaw]:
     """The laws of an instance's load that take turns, equally often, in the steady state.
 

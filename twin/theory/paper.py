@@ -92,6 +92,24 @@ class PaperModel:
         """Eq. 19: the optimal A/F ratio."""
         return self.r_star_at(self.mean_load)
 
+    def r_star_per_card(self, attention_cards: int, ffn_cards: int) -> float:
+        """The ratio with the most tokens per time unit and card, where instances have different numbers of cards.
+
+        Tokens per cycle over r·c_A + c_F in place of eq. 6's r + 1. While attention or communication sets the cycle,
+        this rises with r, as eq. 6 does. While the FFN does, r / ((r·c_A + c_F)(α_F B r + β_F)) peaks where
+        c_A α_F B r² = c_F β_F. So only the last term of eq. 19 changes: r_peak·√(c_F/c_A).
+        """
+        return max(self._terms(attention_cards, ffn_cards).values())
+
+    def regime_per_card(self, attention_cards: int, ffn_cards: int) -> str:
+        """Which term sets `r_star_per_card`, named as in `regime`."""
+        terms = self._terms(attention_cards, ffn_cards)
+        return max(terms, key=terms.__getitem__)
+
+    def throughput_per_card(self, ratio: float, attention_cards: int, ffn_cards: int) -> float:
+        """Eq. 6 with cards counted in place of instances: output tokens per time unit and card."""
+        return ratio * self.batch_size / ((ratio * attention_cards + ffn_cards) * self.cycle_time(ratio))
+
     def r_star_at(self, load: float) -> float:
         """Eq. 19 with another mean token load of an instance in place of T̄."""
         balance = self._ratio_at(_line(self.latency.attention, load))
@@ -100,12 +118,7 @@ class PaperModel:
     @property
     def regime(self) -> str:
         """Which term of eq. 19 sets r*: attention (I), communication (II), or the FFN's own peak (III)."""
-        terms = {
-            "attention-bottleneck": self.r_attention,
-            "communication-bottleneck": self.r_communication,
-            "ffn-bottleneck": self.r_peak,
-        }
-        return max(terms, key=terms.__getitem__)
+        return self.regime_per_card(1, 1)
 
     def regime_at(self, ratio: float) -> str:
         """Which stage sets the cycle time at `ratio` (section 4.3)."""
@@ -129,6 +142,14 @@ class PaperModel:
         """Eq. 20: Throughput*, at r*."""
         ratio = self.r_star
         return ratio * self.batch_size / ((ratio + 1) * self.t_ffn(ratio))
+
+    def _terms(self, attention_cards: int, ffn_cards: int) -> dict[str, float]:
+        """The three terms of eq. 19 by the regime that each stands for, the last for instances of unequal cards."""
+        return {
+            "attention-bottleneck": self.r_attention,
+            "communication-bottleneck": self.r_communication,
+            "ffn-bottleneck": self.r_peak * math.sqrt(ffn_cards / attention_cards),
+        }
 
     def _ratio_at(self, time: float) -> float:
         alpha, beta = self.latency.ffn

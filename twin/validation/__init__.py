@@ -1,1 +1,10 @@
-"""What was measured on the live plant, set beside what the twin says of the same requests. Knows no live plant."""
+"""Validation: a live run measured beside its prediction. This package does not import the live engine.
+
+backend        the protocol of a live backend
+fitting        a step-time model from profiled steps
+recordings     measured requests and steps, kept in the run folder
+run            the whole validation, from the first profiling round to the document
+compare        errors of metrics and of step times
+machine_speed  optional: errors at the speed that the machine had during the run
+timeline       requests in the system over time
+"""

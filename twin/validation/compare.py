@@ -1,4 +1,4 @@
-"""Metrics of a live run and of its prediction, repeat by repeat, and how far they are apart."""
+"""Errors of predicted metrics and step times, repeat by repeat."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.engine_steps import EngineSteps
+from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
-from twin.serving.pace import Pace
-from twin.serving.series import quantiles
-from twin.validation.takes import TimedBatch
+from twin.serving.machine_speed import MachineSpeed
+from twin.serving.timeseries import quantiles
+from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
 
@@ -27,10 +27,10 @@ GOALS = {
     "ttft.p99": 0.10,
     "tpot.p99": 0.10,
 }
-"""|predicted / measured − 1| at most, over the repeats of a load together; `--tolerance` scales them."""
+"""Limits of |predicted / measured − 1| of the forecast, averaged over repeats; `--tolerance` multiplies them."""
 
 STEP_GOAL = 0.05
-"""Of steps: the median of |predicted / measured − 1| at most."""
+"""Limit of the median of |predicted / measured − 1| over all steps of the forecast."""
 
 CONFIDENCE = 0.95
 WORST = 10
@@ -38,7 +38,12 @@ WORST = 10
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps of a live run: what ran, how long it took and was predicted to take; seconds."""
+    """Steps of a live run. Times are in seconds.
+
+    Attributes:
+        kinds, batches: of each step, as in `TimedBatch`.
+        measured, predicted: durations, shape (steps,).
+    """
 
     kinds: list[str]
     measured: Floats
@@ -46,25 +51,31 @@ class StepTimes:
     batches: list[str]
 
     @classmethod
-    def of(cls, steps: Sequence[TimedBatch], model: EngineSteps, pace: Pace) -> StepTimes:
-        """Of steps that ran, each predicted by itself, at the pace that there was in its middle."""
-        usual = model.predict([each.step for each in steps])
-        factors = [pace.of_rows(each.step.rows).over(each.begin, t) for each, t in zip(steps, usual, strict=True)]
+    def of(cls, steps: Sequence[TimedBatch], model: EngineRegression, speed: MachineSpeed | None = None) -> StepTimes:
+        """Predict the duration of each measured step.
+
+        Args:
+            speed: the machine's speed during the run; None: the speed that the model describes.
+        """
+        predicted = model.predict([each.step for each in steps])
+        if speed is not None:
+            pairs = zip(steps, predicted, strict=True)
+            predicted = predicted * np.array([speed.of_rows(each.step.rows).over(each.begin, t) for each, t in pairs])
         return cls(
             [each.kind for each in steps],
             np.array([each.step.seconds for each in steps]),
-            usual * np.array(factors),
+            predicted,
             [each.batch for each in steps],
         )
 
     @property
     def slowness(self) -> float:
-        """Measured over predicted, of all steps together."""
+        """Measured over predicted seconds of all steps together."""
         return float(self.measured.sum() / self.predicted.sum())
 
 
 def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
-    """TTFT, TPOT, E2E of each request and all inter-token latencies, seconds, as `twin simulate` defines them."""
+    """TTFT, TPOT and E2E of each request, and all inter-token latencies, seconds, as `twin simulate` defines them."""
     first, last, tokens = columns["first_token"], columns["last_token"], columns["output_tokens"]
     several = tokens > 1
     return {
@@ -76,26 +87,29 @@ def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """The summary of a live run, in the words of `twin.simulation/1`."""
+    """The summary of a live run, with the keys of `twin.simulation/1`."""
     seconds = float(columns["last_token"].max() - columns["arrival"].min())
-    told: dict[str, Any] = {name: spread(values) for name, values in metrics(columns).items()}
-    told["output_throughput"] = float(columns["output_tokens"].sum()) / seconds
-    told["request_throughput"] = len(columns["arrival"]) / seconds
-    return told
+    result: dict[str, Any] = {name: spread(values) for name, values in metrics(columns).items()}
+    result["output_throughput"] = float(columns["output_tokens"].sum()) / seconds
+    result["request_throughput"] = len(columns["arrival"]) / seconds
+    return result
 
 
 def compare_load(
     measured: Sequence[Mapping[str, Any]],
     predicted: Sequence[Mapping[str, Any]],
-    otherwise: Mapping[str, Sequence[Mapping[str, Any]]],
+    others: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Each metric over the repeats: means, what repeats differ by, and the error with its confidence interval.
+    """Mean, error and goal of each metric over the repeats of a load.
 
-    Measured and predicted of one repeat had the same requests, so the error is taken repeat by repeat: its mean is the
-    error reported, its scatter gives the interval, and `repeat_spread` is the live run's own. `otherwise`: other
-    predictions of the same, by what their error is called.
+    Measured and predicted runs of a repeat have the same requests, so errors are taken repeat by repeat: `error` is
+    their mean and `interval` its confidence interval. `repeat_spread` is the deviation among the measured repeats.
+
+    Args:
+        measured, predicted: summaries of each repeat.
+        others: other predictions of the same repeats, by the key of their error.
     """
-    found = {}
+    metrics = {}
     for name in _names(measured[0]):
         live = np.array([_pick(each, name) for each in measured])
         twin = np.array([_pick(each, name) for each in predicted])
@@ -103,7 +117,7 @@ def compare_load(
         n = len(errors)
         half = student_quantile(CONFIDENCE, n - 1) * float(errors.std(ddof=1)) / math.sqrt(n)
         error = float(errors.mean())
-        found[name] = {
+        metrics[name] = {
             "measured": float(live.mean()),
             "predicted": float(twin.mean()),
             "error": error,
@@ -111,14 +125,14 @@ def compare_load(
             "repeat_spread": float(live.std(ddof=1) / live.mean()),
             "goal": GOALS.get(name),
         } | {
-            called: float((np.array([_pick(each, name) for each in other]) / live - 1).mean())
-            for called, other in otherwise.items()
+            key: float((np.array([_pick(each, name) for each in other]) / live - 1).mean())
+            for key, other in others.items()
         }
-    return found
+    return metrics
 
 
 def compare_steps(steps: Sequence[StepTimes]) -> dict[str, Any]:
-    """Step-time errors by kind of batch over all repeats, and the steps that were mispredicted most."""
+    """Step-time errors by kind of batch over all repeats, and the steps with the largest errors in seconds."""
     kinds = np.array([kind for each in steps for kind in each.kinds])
     measured = np.concatenate([each.measured for each in steps])
     predicted = np.concatenate([each.predicted for each in steps])
@@ -152,25 +166,25 @@ def _errors(errors: Floats, measured: Floats) -> dict[str, Any]:
 
 
 def curves(columns: Sequence[Mapping[str, Floats]]) -> dict[str, Any]:
-    """Quantiles of every metric over all repeats, for overlaid distributions."""
+    """Quantiles of every metric over all repeats, for plots of distributions."""
     each = [metrics(one) for one in columns]
     return {name: quantiles(np.concatenate([one[name] for one in each])) for name in each[0]}
 
 
 def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
-    """What is further off than its goal times `tolerance`, a line each."""
+    """One line for each forecast error that exceeds its goal times `tolerance`."""
     lines = []
     for load in loads:
         for name, entry in load["metrics"].items():
             if entry["goal"] is not None and abs(entry["error"]) > entry["goal"] * tolerance:
                 lines.append(
-                    f"load {load['load']:g}: {name} is off by {100 * entry['error']:+.1f} %,"
+                    f"load {load['load']:g}: the forecast of {name} is off by {100 * entry['error']:+.1f} %,"
                     f" goal {100 * entry['goal'] * tolerance:g} %"
                 )
         median = load["steps"]["all"]["median"]
         if median > STEP_GOAL * tolerance:
             lines.append(
-                f"load {load['load']:g}: steps are off by {100 * median:.1f} % in the median,"
+                f"load {load['load']:g}: the forecast of steps is off by {100 * median:.1f} % in the median,"
                 f" goal {100 * STEP_GOAL * tolerance:g} %"
             )
     return lines

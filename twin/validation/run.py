@@ -1,94 +1,100 @@
-"""A validation from its first load to its document: what was played on the live plant, and what the twin says of it."""
+"""Runs a validation: profiles the engine, replays every load on it, predicts the same requests, writes the document.
+
+The prediction is a forecast: it uses nothing that was measured after the first replay began.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from latency_models.engine_steps import EngineSteps, EngineStepsFile, read_engine_steps_file
-from latency_models.strict import read_yaml
+from latency_models.io.config_io import read_yaml
+from latency_models.sources.engine_regression.file_format import EngineRegressionFile, read_engine_regression_file
+from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
-from twin.scenarios.validation import ValidationScenario
-from twin.serving.pace import Pace
+from scenarios.validation import ValidationScenario
 from twin.serving.plan import ServingPlan
-from twin.serving.run import Run, realisation, simulate
-from twin.serving.series import quantiles
+from twin.serving.simulation import Run, Simulation, realisation
 from twin.serving.summary import latencies, pooled_gaps, summarise
+from twin.serving.timeseries import quantiles
 from twin.sweeps.serving_sweep import prepare
+from twin.validation.backend import Backend
 from twin.validation.compare import StepTimes, compare_load, compare_steps, curves, summary
-from twin.validation.learning import Known, Learning
-from twin.validation.plant import Plant
-from twin.validation.takes import Take
+from twin.validation.fitting import FixedStepModel, ProfiledStepModel
+from twin.validation.machine_speed import Correction, require_speed_probes
+from twin.validation.recordings import Recording
 from twin.validation.timeline import timeline
 from workloads.errors import BadInput
 
-SCHEMA = "twin.validation/1"
+SCHEMA = "twin.validation/2"
+FITTED = "engine-steps.yaml"
+FITTED_BEFOREHAND = "engine-steps-beforehand.yaml"
+
+StepModel = ProfiledStepModel | FixedStepModel
+Note = Callable[[str], None]
 
 
 def run_validation(
-    plant: Plant, scenario: ValidationScenario, calibration: Path | None, run: RunDirectory, say: Callable[[str], None]
+    backend: Backend, scenario: ValidationScenario, base: Path, calibration: Path | None, run: RunDirectory, note: Note
 ) -> dict[str, Any]:
-    """Play every load, predict it, and set the two side by side: the document `twin.validation/1`.
+    """Replay every load, predict it, and compare the two: the document `twin.validation/2`.
 
     Args:
-        calibration: the file of engine steps to predict with; None: the engine is probed, a part before each repeat.
-        run: keeps every part and repeat as soon as it is over, and those that are in it are not run again.
+        base: folder that paths in the scenario start from.
+        calibration: the step-time model to predict with; None: profile the engine.
+        run: keeps each part of the profiling and each repeat as soon as it is over; what it holds is not run again.
+        note: called with each line of progress.
 
     Raises:
         BadInput: a request that the live engine refuses, or a file that cannot be used.
     """
-    learning = Learning(plant, scenario, run, say) if calibration is None else Known(calibration)
-    with blaming("probe"):
-        learning.go_on()
-    beforehand = learning.known("engine-steps-beforehand.yaml")
-    _require_yardsticks(beforehand, plant)
-    full = _plan(scenario, beforehand, None)
-    capacity = _capacity(full)
-    say(f"the twin finds a capacity of {capacity:.2f} requests/s")
+    model = (
+        ProfiledStepModel(backend, scenario, base, run, note) if calibration is None else FixedStepModel(calibration)
+    )
+    with blamed_on("profiling"):
+        model.profile_next_part()
+    speed_is_read = scenario.machine_speed is not None
+    beforehand = model.fitted_file(FITTED_BEFOREHAND if speed_is_read else FITTED)
+    require_speed_probes(beforehand, backend)
+    capacity = _capacity(_plan(scenario, base, beforehand, None))
+    note(f"predicted capacity: {capacity:.2f} requests/s")
 
-    def plans(steps: Path) -> dict[float, ServingPlan]:
-        # Fewer requests where they come more slowly: all loads take equally long, and drift averages out alike.
-        return {
-            load: replace(_plan(scenario, steps, load * capacity), requests=max(round(load * full.requests), 1))
-            for load in scenario.loads
-        }
-
-    first = plans(beforehand)
-    takes = _play_all(plant, scenario, first, run, learning, say)
-    steps = learning.known("engine-steps.yaml")
-    known = read_engine_steps_file(steps)
-    loads = [
-        {"load": load, "rate": load * capacity, **_load(plan, first[load], takes[load], known)}
-        for load, plan in plans(steps).items()
-    ]
+    plans = _plans(scenario, base, beforehand, capacity)
+    recordings = _replay_all(backend, scenario, plans, run, model, note)
+    corrections: dict[float, Correction] = {}
+    fitted = beforehand
+    if speed_is_read:
+        fitted = model.fitted_file(FITTED)
+        corrections = _corrections(_plans(scenario, base, fitted, capacity), recordings, fitted)
+    file = read_engine_regression_file(beforehand)
     return {
         "schema": SCHEMA,
         "name": scenario.name,
-        "note": "Measured on the live plant; predicted by simulation of the same requests.",
+        "note": "Measured on the live engine; predicted by simulating the same requests.",
         "scenario": scenario.model_dump(mode="json", by_alias=True),
-        "plant": plant.describe(),
-        "calibration": read_yaml(steps),
+        "backend": backend.describe(),
+        "calibration": read_yaml(beforehand),
+        "calibration_at_measured_speed": read_yaml(fitted) if speed_is_read else None,
         "capacity": capacity,
-        "loads": loads,
+        "loads": [
+            {"load": load, "rate": load * capacity, **_load(plan, recordings[load], file, corrections.get(load))}
+            for load, plan in plans.items()
+        ],
     }
 
 
-def _require_yardsticks(steps: Path, plant: Plant) -> None:
-    """Refuse steps that were learnt without those by which the plant reads its pace."""
-    if not read_engine_steps_file(steps).yardsticks.keys() >= set(plant.yardsticks):
-        sizes = ", ".join(map(str, plant.yardsticks))
-        expected = f"expected the seconds of {sizes} rows, by which the pace is read (or probe.pace_share: 0)"
-        raise BadInput(expected, file=steps, field="yardsticks")
-
-
 @contextlib.contextmanager
-def blaming(section: str) -> Iterator[None]:
-    """A request that the live engine refuses was asked for by this section of the scenario."""
+def blamed_on(section: str) -> Iterator[None]:
+    """Turn a refusal of the live engine into an error of this section of the scenario.
+
+    Raises:
+        BadInput: in place of a `ValueError` in the block.
+    """
     try:
         yield
     except ValueError as error:
@@ -98,98 +104,113 @@ def blaming(section: str) -> Iterator[None]:
 
 
 def _capacity(plan: ServingPlan) -> float:
-    """Requests a second that the twin answers when there is always somebody waiting, as in this plan."""
-    rate = summarise(simulate(plan), plan.scenario.measure)["request_throughput"]
+    """Predicted requests per second of an engine that always has waiting requests."""
+    rate = summarise(Simulation(plan).run(), plan.scenario.measure)["request_throughput"]
     assert isinstance(rate, float)
     return rate
 
 
-def _plan(scenario: ValidationScenario, steps: Path, rate: float | None) -> ServingPlan:
-    return prepare(scenario.serving(steps, rate), Path("scenario")).cases[0].plan
+def _plans(scenario: ValidationScenario, base: Path, steps: Path, capacity: float) -> dict[float, ServingPlan]:
+    """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""
+    plans = {load: _plan(scenario, base, steps, load * capacity) for load in scenario.loads}
+    return {load: replace(plan, requests=max(round(load * plan.requests), 1)) for load, plan in plans.items()}
 
 
-def _play_all(
-    plant: Plant,
+def _plan(scenario: ValidationScenario, base: Path, steps: Path, rate: float | None) -> ServingPlan:
+    return prepare(scenario.serving(steps, rate), base / "scenario").cases[0].plan
+
+
+def _replay_all(
+    backend: Backend,
     scenario: ValidationScenario,
-    plans: dict[float, ServingPlan],
+    plans: Mapping[float, ServingPlan],
     run: RunDirectory,
-    learning: Learning | Known,
-    say: Callable[[str], None],
-) -> dict[float, list[Take]]:
-    """Loads alternate, so that a drift of the machine meets all of them; probing goes on before each round of them."""
+    model: StepModel,
+    note: Note,
+) -> dict[float, list[Recording]]:
+    """Replay every load in every repeat. Loads alternate, so that all of them meet the same drift of the machine."""
     done = run.points()
     names = {_name(load, repeat) for load in plans for repeat in range(scenario.repeats)}
-    if there := names & done.keys():
-        say(f"taking up {run.path}: {len(there)} of {len(names)} repeats have been played")
-    takes: dict[float, list[Take]] = {load: [] for load in plans}
-    with blaming("workload"):
-        for load, plan in plans.items():
-            more = any(_name(load, repeat) not in done for repeat in range(scenario.repeats))
-            if more and plant.warm_up(plan.config, plan.chunks(), realisation(plan, scenario.repeats)):
-                say(f"load {load:g}: as many requests live, untimed")
+    if kept := names & done.keys():
+        note(f"resuming {run.path}: {len(kept)} of {len(names)} repeats have been replayed")
+    recordings: dict[float, list[Recording]] = {load: [] for load in plans}
+    for load, plan in plans.items():
+        if any(_name(load, repeat) not in done for repeat in range(scenario.repeats)):
+            scheduler, requests = plan.scheduler, realisation(plan, scenario.repeats)
+            with blamed_on("workload"):
+                warmed = backend.warm_up(scheduler.config, scheduler.chunk_policy(), requests)
+            if warmed:
+                note(f"load {load:g}: warmed up with as many requests")
     for repeat in range(scenario.repeats):
         if repeat:
-            with blaming("probe"):
-                learning.go_on()
+            with blamed_on("profiling"):
+                model.profile_next_part()
         for load, plan in plans.items():
             name = _name(load, repeat)
-            folder = run.path / "live" / name
             if name in done:
-                takes[load].append(Take.read(folder))
+                recordings[load].append(Recording.read(run.path / "live" / name))
                 continue
-            with blaming("workload"):
-                requests = realisation(plan, repeat)
-                played = plant.play(plan.config, plan.chunks(), requests)
-            take = Take.of(played, plan.config.block_tokens)
-            take.write(folder)
-            run.add_point(name, {"requests": len(requests), "steps": len(take.steps)})
-            takes[load].append(take)
-            say(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests live")
-    return takes
+            recordings[load].append(_replay(backend, plan, repeat, run, name))
+            note(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests replayed")
+    return recordings
 
 
 def _name(load: float, repeat: int) -> str:
-    """Of a repeat, in the run folder."""
+    """The name of a repeat in the run folder."""
     return f"load-{load}-repeat-{repeat + 1}"
 
 
-def _load(plan: ServingPlan, beforehand: ServingPlan, takes: Sequence[Take], known: EngineStepsFile) -> dict[str, Any]:
-    """One load: metrics and steps over its repeats, curves, and a timeline of the first.
+def _replay(backend: Backend, plan: ServingPlan, repeat: int, run: RunDirectory, name: str) -> Recording:
+    """Replay one repeat, and keep it in the run folder."""
+    scheduler = plan.scheduler
+    with blamed_on("workload"):
+        requests = realisation(plan, repeat)
+        replayed = backend.replay(scheduler.config, scheduler.chunk_policy(), requests)
+    recording = Recording.of(replayed, scheduler.config.block_size)
+    recording.write(run.path / "live" / name)
+    run.add_point(name, {"requests": len(requests), "steps": len(recording.steps)})
+    return recording
+
+
+def _corrections(
+    plans: Mapping[float, ServingPlan], recordings: Mapping[float, Sequence[Recording]], fitted: Path
+) -> dict[float, Correction]:
+    file = read_engine_regression_file(fitted)
+    return {load: Correction.of(plan, recordings[load], file) for load, plan in plans.items()}
+
+
+def _load(
+    plan: ServingPlan, recordings: Sequence[Recording], file: EngineRegressionFile, correction: Correction | None
+) -> dict[str, Any]:
+    """The document's section of one load: metrics and steps over its repeats, curves, and a timeline of the first.
 
     Args:
-        beforehand: the plan as it was before anything was played. known: the steps of `plan`.
+        plan: built on the step-time model in `file`.
     """
-    measure, model = plan.scenario.measure, EngineSteps.from_file(known)
-    columns = [take.columns() for take in takes]
-    paces = [Pace.of(take.readings, known.yardsticks) for take in takes]
-    steps = [StepTimes.of(take.steps, model, pace) for take, pace in zip(takes, paces, strict=True)]
-    simulated = [simulate(plan, i, pace=pace) for i, pace in enumerate(paces)]
-    # With every step scaled to what the run's own took in all: what is left is not the step times'.
-    own = [pace.times_as_long(each.slowness) for pace, each in zip(paces, steps, strict=True)]
+    measure, model = plan.scenario.measure, EngineRegression.from_file(file)
+    columns = [recording.columns() for recording in recordings]
+    simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
     measured = [summary(each) for each in columns]
     predicted = [summarise(run, measure) for run in simulated]
-    otherwise = {
-        "error_at_own_pace": [summarise(simulate(plan, i, pace=pace), measure) for i, pace in enumerate(own)],
-        "error_beforehand": [summarise(simulate(beforehand, i), measure) for i in range(len(takes))],
-    }
+    over_time = timeline(columns[0], simulated[0].columns)
     return {
         "requests": plan.requests,
-        "pace": [pace.means() for pace in paces],
-        "metrics": compare_load(measured, predicted, otherwise),
+        "metrics": compare_load(measured, predicted, correction.errors() if correction else {}),
         "measured": measured,
         "predicted": predicted,
-        "steps": compare_steps(steps),
+        "steps": compare_steps([StepTimes.of(each.steps, model) for each in recordings]),
+        "machine_speed": correction.section(over_time) if correction else None,
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
-        "timeline": timeline(columns[0], simulated[0].columns, paces[0]),
-        "late": float(np.mean([take.late for take in takes])),
+        "timeline": over_time,
+        "late": float(np.mean([recording.late for recording in recordings])),
     }
 
 
 def _simulated_curves(plan: ServingPlan, runs: Sequence[Run]) -> dict[str, Any]:
-    """As `compare.curves`, of simulated runs."""
+    """The same quantiles as `compare.curves`, of simulated runs."""
     measure = plan.scenario.measure
     each = [latencies(run.columns, measure) for run in runs]
-    found = {name: quantiles(np.concatenate([one[name] for one in each])) for name in each[0]}
+    result = {name: quantiles(np.concatenate([one[name] for one in each])) for name in each[0]}
     gaps = [pooled_gaps(run.logs, measure) for run in runs]
-    found["itl"] = quantiles(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))
-    return found
+    result["itl"] = quantiles(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))
+    return result

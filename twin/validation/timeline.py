@@ -1,4 +1,4 @@
-"""Requests in the system over time, live and simulated, and the machine's pace."""
+"""Requests in the system over time, measured and predicted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.serving.pace import Pace
 from twin.serving.records import Columns
 
 Floats = NDArray[np.float64]
@@ -16,21 +15,20 @@ Floats = NDArray[np.float64]
 POINTS = 200
 
 
-def timeline(live: Mapping[str, Floats], twin: Columns, pace: Pace) -> dict[str, Any]:
-    """How many requests had arrived and not been answered, and the pace, at `time` seconds."""
-    arrivals, answered = np.array(twin.arrival), np.array(twin.last_token)
-    end = float(max(live["last_token"].max(), answered.max()))
+def timeline(live: Mapping[str, Floats], twin: Columns) -> dict[str, Any]:
+    """Number of requests that have arrived and not finished, at each `time` in seconds."""
+    arrivals, finished = np.array(twin.arrival), np.array(twin.last_token)
+    end = float(max(live["last_token"].max(), finished.max()))
     times = np.linspace(0.0, end, POINTS)
     return {
         "time": times.tolist(),
-        "live": _inside(live["arrival"], live["last_token"], times),
-        "twin": _inside(arrivals, answered, times),
-        "pace": {rows: [line.at(time) for time in times.tolist()] for rows, line in pace.lines.items()},
+        "live": _in_system(live["arrival"], live["last_token"], times),
+        "twin": _in_system(arrivals, finished, times),
     }
 
 
-def _inside(arrivals: Floats, answered: Floats, times: Floats) -> list[int]:
-    came = np.searchsorted(np.sort(arrivals), times, side="right")
-    went = np.searchsorted(np.sort(answered), times, side="right")
-    counts: list[int] = (came - went).tolist()
+def _in_system(arrivals: Floats, finished: Floats, times: Floats) -> list[int]:
+    arrived = np.searchsorted(np.sort(arrivals), times, side="right")
+    departed = np.searchsorted(np.sort(finished), times, side="right")
+    counts: list[int] = (arrived - departed).tolist()
     return counts

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kernels.microbenchmark import Case, Timing
-from latency_models.calibration import load_calibration
-from latency_models.measured_calibration import MeasuredCalibration, read_measured_calibration
-from live.calibration import running
+from latency_models.calibration_loader import load_calibration
+from latency_models.sources.calibration_file.file_format import MeasuredCalibration, read_measured_calibration
+from live.calibration import calibrate as calibration
 from live.calibration.grid import LINEAR
 from live.calibration.measuring import Plan
 from live.calibration.messages import round_trips
@@ -57,12 +57,12 @@ def nothing(text: str) -> None:
 
 
 def calibrated(plan: Plan, output: Path, clock: Clock) -> MeasuredCalibration:
-    return running.calibrate(plan, running.open_journal(plan, output), output, nothing, clock)
+    return calibration.calibrate(plan, calibration.open_journal(plan, output), output, nothing, clock)
 
 
 @pytest.fixture
 def plan() -> Plan:
-    return running.make_plan(TINY, "cpu", groups=GROUPS)
+    return calibration.make_plan(TINY, "cpu", groups=GROUPS)
 
 
 def test_a_known_machine_is_recovered(plan: Plan, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_points_that_do_not_settle_go_through_more_rounds(plan: Plan, tmp_path: 
     clock = Clock(disturbed)
     made = calibrated(plan, tmp_path / "c.yaml", clock)
     assert set(calls.values()) == {5}
-    assert clock.asked == running.count(plan) + len(calls)
+    assert clock.asked == calibration.count(plan) + len(calls)
     operation = made.operations["o_proj"]
     assert operation.lines[0].alpha == pytest.approx(ALPHA)
     assert operation.repeat_spread == pytest.approx(1.2)  # (4 - 1) / 2.5
@@ -148,12 +148,12 @@ def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         calibrated(plan, output, first)
     assert not output.exists()
-    journal = running.journal_of(output)
+    journal = calibration.journal_of(output)
     journal.write_text(journal.read_text() + '{"key": "cut sho')
     second = Clock()
     made = calibrated(plan, output, second)
     assert first.asked == 100
-    assert first.asked + second.asked == whole.asked == running.count(plan)
+    assert first.asked + second.asked == whole.asked == calibration.count(plan)
     assert made.operations == expected.operations
     assert made.tables == expected.tables
     third = Clock()
@@ -164,8 +164,8 @@ def test_a_killed_run_is_taken_up(plan: Plan, tmp_path: Path) -> None:
 def test_another_plan_begins_anew(plan: Plan, tmp_path: Path) -> None:
     output = tmp_path / "c.yaml"
     calibrated(plan, output, Clock())
-    half = running.make_plan(TINY, "cpu", "bfloat16", GROUPS)
-    assert not running.open_journal(half, output).entries
+    half = calibration.make_plan(TINY, "cpu", "bfloat16", GROUPS)
+    assert not calibration.open_journal(half, output).entries
 
 
 def test_the_file_simulates_what_was_measured(plan: Plan, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_the_file_simulates_what_was_measured(plan: Plan, tmp_path: Path) -> Non
 
 
 def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
-    plan = running.make_plan(TINY, "cpu", groups=(*GROUPS, "overhead"))
-    bare = calibrated(running.make_plan(TINY, "cpu", groups=GROUPS), tmp_path / "bare.yaml", Clock()).step_time()
+    plan = calibration.make_plan(TINY, "cpu", groups=(*GROUPS, "overhead"))
+    bare = calibrated(calibration.make_plan(TINY, "cpu", groups=GROUPS), tmp_path / "bare.yaml", Clock()).step_time()
 
     def with_steps(case: Case) -> float:
         if case.operation != "whole_step":
@@ -221,7 +221,7 @@ def test_lines_feed_an_afd_scenario_only_with_messages(plan: Plan, tmp_path: Pat
 
 
 def test_attention_alone_is_judged(tmp_path: Path) -> None:
-    made = calibrated(running.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
+    made = calibrated(calibration.make_plan(TINY, "cpu", groups=("attention",)), tmp_path / "c.yaml", Clock())
     assert made.tables is None
     for operation in made.operations.values():
         assert operation.held_out is not None
@@ -235,7 +235,7 @@ def test_messages_go_there_and_back() -> None:
 
 
 def test_without_attention_there_are_no_step_times(tmp_path: Path) -> None:
-    plan = running.make_plan(TINY, "cpu", groups=("layers",))
+    plan = calibration.make_plan(TINY, "cpu", groups=("layers",))
     made = calibrated(plan, tmp_path / "c.yaml", Clock())
     assert set(LINEAR) <= set(made.operations)
     with pytest.raises(BadInput, match="tables"):

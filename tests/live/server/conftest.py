@@ -16,16 +16,18 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live plant needs the extra [live]")
 pytest.importorskip("uvicorn", reason="the server needs the extra [live]")
 
-from kernels.sampling import Wish  # noqa: E402
+from kernels.sampling import SamplingParams  # noqa: E402
 from live.engine import Engine  # noqa: E402
 from live.executor import Executor  # noqa: E402
-from live.generation import Generation, ask  # noqa: E402
+from live.generation import Generation, make_generation  # noqa: E402
 from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.server.running import Front, Stopping, listen, serve  # noqa: E402
-from live.server.service import Limits, Service  # noqa: E402
+from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
+from live.server.limits import Limits  # noqa: E402
+from live.server.server_config import ServerConfig  # noqa: E402
+from live.server.service import Service  # noqa: E402
 from live.text.chat import ChatTemplate  # noqa: E402
 from live.text.tokenizer import Tokenizer  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
@@ -35,7 +37,10 @@ BLOCK = 4
 VOCABULARY = 260
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    "[{{ m['role'] }}]{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    "[{{ m['role'] }}]{{ m['content'] }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.arguments | tojson }}{% if call.function.arguments.refuse %}"
+    "{{ raise_exception(call.function.arguments.refuse) }}{% endif %}{% endfor %}{{ '\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
@@ -89,8 +94,8 @@ def decoder(folder: Path) -> Decoder:
 
 def config(**settings: Any) -> EngineConfig:
     """An engine with room for all tests, unless said otherwise."""
-    base = {"kv_blocks": 400, "max_num_seqs": 32, "one_shot": OneShotBudget(256, 32)}
-    return EngineConfig(**{**base, "block_tokens": BLOCK, "prefix_id_tokens": BLOCK, **settings})
+    base = {"num_gpu_blocks": 400, "max_num_seqs": 32, "one_shot": OneShotBudget(256, 32)}
+    return EngineConfig(**{**base, "block_size": BLOCK, "prefix_id_tokens": BLOCK, **settings})
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Setting:
 
     client: Client
     service: Service
-    stopping: Stopping
+    stopping: GracefulShutdown
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     ended: list[int] = field(default_factory=list)
@@ -130,9 +135,9 @@ class Setting:
         def look() -> bool:
             core = self.service.engine.core
             core.check_integrity()
-            return not core.sequences and core.kv.free == core.kv.blocks
+            return not core.sequences and core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
 
-        return bool(self.on_engine(look)) and self.on_loop(lambda: not self.service.worker.tickets)
+        return bool(self.on_engine(look)) and self.on_loop(lambda: not self.service.async_engine.request_states)
 
 
 @contextlib.contextmanager
@@ -152,10 +157,10 @@ def running(
     """
     made = listen("127.0.0.1", 0)
     port = made.getsockname()[1]
-    front = Front("tiny", port=port, api_key=api_key, limits=limits or Limits(), drain_seconds=drain_seconds)
+    front = ServerConfig("tiny", port=port, api_key=api_key, limits=limits or Limits(), drain_seconds=drain_seconds)
     up, settings, ended = threading.Event(), [], []
 
-    def ready(service: Service, stopping: Stopping) -> None:
+    def ready(service: Service, stopping: GracefulShutdown) -> None:
         settings.append((service, stopping, asyncio.get_running_loop()))
         up.set()
 
@@ -194,7 +199,9 @@ def server(decoder: Decoder, folder: Path) -> Iterator[Setting]:
 def alone(decoder: Decoder, prompt: list[int], most: int, **asked: Any) -> Generation:
     """The answer of an engine that is called directly and has nothing else to do."""
     engine = Engine(decoder, config())
-    generation = ask(0, prompt, most, **{"wish": Wish(temperature=0.0), "block_tokens": BLOCK, **asked})
+    generation = make_generation(
+        0, prompt, most, **{"sampling_params": SamplingParams(temperature=0.0), "block_size": BLOCK, **asked}
+    )
     engine.submit(generation)
     while engine.step() is not None:
         pass

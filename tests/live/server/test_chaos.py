@@ -64,7 +64,7 @@ def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decode
         ]  # fmt: skip
         return await asyncio.gather(*(client(port, asked[i % 40], leave[i]) for i in range(CLIENTS)))
 
-    small = config(kv_blocks=40, max_num_seqs=16, max_num_batched_tokens=64)
+    small = config(num_gpu_blocks=40, max_num_seqs=16, max_num_batched_tokens=64)
     with running(decoder, folder, engine=small, ahead=ahead) as setting:
         answers = asyncio.run(everybody(setting.client.port))
         check(setting, answers, expected)
@@ -76,7 +76,7 @@ def check(setting: Setting, answers: list[list[int] | None], expected: list[list
     for i in stayed:
         assert answers[i] == expected[i % 40], f"client {i}"
     assert eventually(setting.settled)
-    core, reasons = setting.service.engine.core, setting.service.tally.reasons
+    core, reasons = setting.service.engine.core, setting.service.stats.reasons
     assert core.preemptions > 0
     assert core.cached_tokens > 0
     assert reasons["abort"] > 5

@@ -57,16 +57,16 @@ def test_logprobs_of_a_chat(client: Any, decoder: Decoder, folder: Path) -> None
     asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
     told = client.chat.completions.create(**asked, top_logprobs=3).choices[0].logprobs.content
     words = Tokenizer(folder)
-    direct = alone(decoder, words.encode(RENDERED), 5, top=3)
-    assert [each.logprob for each in told] == pytest.approx(direct.logprobs, abs=1e-5)
-    assert [each.token for each in told] == [words.piece(token) for token in direct.output]
-    assert [bytes(each.bytes) for each in told] == [words.piece_bytes(token) for token in direct.output]
-    for each, tops in zip(told, direct.tops, strict=True):
+    direct = alone(decoder, words.encode(RENDERED), 5, logprobs=3)
+    assert [each.logprob for each in told] == pytest.approx(direct.token_logprobs, abs=1e-5)
+    assert [each.token for each in told] == [words.token_text(token) for token in direct.output]
+    assert [bytes(each.bytes) for each in told] == [words.token_bytes(token) for token in direct.output]
+    for each, tops in zip(told, direct.top_logprobs, strict=True):
         assert [top.logprob for top in each.top_logprobs] == pytest.approx([value for _, value in tops], abs=1e-5)
     stream = client.chat.completions.create(**asked, stream=True)
     told = [chunk.choices[0].logprobs for chunk in stream]
     pieces = [each for logprobs in told if logprobs is not None for each in logprobs.content]
-    assert [each.logprob for each in pieces] == pytest.approx(direct.logprobs, abs=1e-5)
+    assert [each.logprob for each in pieces] == pytest.approx(direct.token_logprobs, abs=1e-5)
     assert all(each.top_logprobs == [] for each in pieces)
 
 
@@ -125,3 +125,72 @@ def test_the_client_raises_its_own_errors(client: Any) -> None:
 def test_what_cannot_be_served_is_refused_by_name(server: Setting, fields: dict[str, Any], param: str) -> None:
     answer = server.client.post("/v1/chat/completions", **{"messages": MESSAGES, **fields})
     assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def called_with(arguments: str) -> list[dict[str, Any]]:
+    """A chat in which the assistant has called a function with these arguments."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+DEEP = "expected arguments of tool calls that are nested less deeply"
+SURROGATES = "expected text without lone surrogates"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("[" * 100_000 + "]" * 100_000, DEEP),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, DEEP),
+        ('{"a":"\\ud800"}', SURROGATES),
+        ('{"\\udfff":1}', SURROGATES),
+        ('{"refuse":"why \\ud800"}', "expected messages that the chat template accepts (why ?)"),
+    ],
+    ids=["list", "object", "value", "key", "the template's own words"],
+)
+def test_arguments_that_no_template_can_print_are_refused(
+    server: Setting, path: str, arguments: str, expected: str
+) -> None:
+    answer = server.client.post(path, messages=called_with(arguments))
+    assert (answer.status, answer.error["message"], answer.error["param"]) == (400, f"messages: {expected}", "messages")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": [1]}', "not JSON", "[1, 2]", ""])
+def test_arguments_reach_the_template(server: Setting, folder: Path, arguments: str) -> None:
+    told = server.client.post("/tokenize", messages=called_with(arguments), add_generation_prompt=False).document
+    printed = {"not JSON": '"not JSON"', "[1, 2]": '"[1, 2]"', "": "{}"}.get(arguments, arguments)
+    assert Tokenizer(folder).decode(told["tokens"]) == f"[assistant]{printed}\n"
+
+
+LONE = '"\\ud800"'
+BODIES = {
+    "/v1/completions": [
+        '{"prompt":%s}',
+        '{"prompt":[%s]}',
+        '{"prompt":"a","stop":%s}',
+        '{"prompt":"a","cache_salt":%s}',
+    ],
+    "/v1/chat/completions": [
+        '{"messages":[{"role":"user","content":%s}]}',
+        '{"messages":[{"role":"user","content":"a"}],"tools":[{"a":%s}]}',
+    ],
+    "/v1/embeddings": ['{"input":%s}', '{"input":[%s]}'],
+    "/rerank": [
+        '{"query":%s,"documents":["a"]}',
+        '{"query":"a","documents":[%s]}',
+        '{"query":"a","documents":[{"text":%s}]}',
+    ],
+    "/score": ['{"text_1":"a","text_2":%s}'],
+    "/tokenize": ['{"prompt":%s}', '{"prompt":"a","model":%s}', '{"prompt":"a","nobody knows":%s}'],
+    "/detokenize": ['{"tokens":%s}'],
+}
+
+
+@pytest.mark.parametrize("value", [LONE, "[" * 100_000 + "]" * 100_000, "9" * 5000], ids=["surrogate", "deep", "long"])
+def test_what_json_cannot_hold_is_refused_wherever_it_is(server: Setting, value: str) -> None:
+    for path, bodies in BODIES.items():
+        for body in bodies:
+            answer = server.client.send("POST", path, (body % value).encode(), {"content-type": "application/json"})
+            assert (answer.status, answer.error["code"]) == (400, "invalid_body"), (path, body)
+            assert answer.error["message"].count("\n") == 0

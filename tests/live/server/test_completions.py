@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.sampling import Wish
+from kernels.sampling import SamplingParams
 from live.models.decoder import Decoder
+from live.text import stop_strings
 from live.text.tokenizer import Tokenizer
 from tests.live.server.conftest import VOCABULARY, Setting, alone, running
 
@@ -68,7 +69,9 @@ def test_seeds_and_n(server: Setting, decoder: Decoder) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
     drawn = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 11}
     expected = [
-        alone(decoder, PROMPT, 12, wish=Wish(1.3, top_k=40, top_p=0.9, min_p=0.01, seed=11 + i)).output
+        alone(
+            decoder, PROMPT, 12, sampling_params=SamplingParams(1.3, top_k=40, top_p=0.9, min_p=0.01, seed=11 + i)
+        ).output
         for i in range(3)
     ]
     assert ids(server.client.post("/v1/completions", n=3, **asked, **drawn)) == expected
@@ -81,7 +84,7 @@ def test_seeds_and_n(server: Setting, decoder: Decoder) -> None:
     unseeded = {tuple(ids(server.client.post("/v1/completions", **asked))[0]) for _ in range(3)}
     assert len(unseeded) > 1
     negative = server.client.post("/v1/completions", **asked, seed=-5)
-    assert ids(negative) == [alone(decoder, PROMPT, 12, wish=Wish(seed=-5 % 2**64)).output]
+    assert ids(negative) == [alone(decoder, PROMPT, 12, sampling_params=SamplingParams(seed=-5 % 2**64)).output]
 
 
 def stop_in(text: str, tokens: list[int], words: Tokenizer) -> tuple[str, int]:
@@ -139,7 +142,7 @@ def test_the_models_own_end_token(decoder: Decoder, folder: Path, server: Settin
     )]  # fmt: skip
     seed = next(i for i, output in enumerate(drawn) if eos in output[:8])
     output = drawn[seed]
-    assert output == alone(decoder, PROMPT, 12, wish=Wish(temperature=2.0, seed=seed)).output
+    assert output == alone(decoder, PROMPT, 12, sampling_params=SamplingParams(temperature=2.0, seed=seed)).output
     asked["seed"] = seed
     answer = server.client.post("/v1/completions", **asked)
     assert ids(answer) == [output[: output.index(eos) + 1]]
@@ -229,6 +232,25 @@ def test_a_salt_keeps_caches_apart_and_changes_no_answer(server: Setting) -> Non
     assert core.cached_tokens == before
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_stop_tables_are_built_once_for_all_answers(
+    server: Setting, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    real = stop_strings._borders
+
+    def counted(text: str) -> list[int]:
+        built.append(text)
+        return real(text)
+
+    monkeypatch.setattr(stop_strings, "_borders", counted)
+    strings = [f"{i:02}" * 512 for i in range(16)]
+    asked = {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    answer = server.client.post(path, **asked, max_tokens=2, n=8, stop=strings)
+    assert (answer.status, len(answer.document["choices"])) == (200, 8 * len(asked.get("prompt", "a")))
+    assert built == strings
+
+
 def test_without_a_tokenizer_ids_go_in_and_come_out(decoder: Decoder) -> None:
     with running(decoder, None) as setting:
         client = setting.client
@@ -271,6 +293,10 @@ def test_without_a_tokenizer_ids_go_in_and_come_out(decoder: Decoder) -> None:
         ({"prompt": [1], "logprobs": 21}, "logprobs"),
         ({"prompt": [1], "stop": ""}, "stop"),
         ({"prompt": [1], "stop": [1]}, "stop"),
+        ({"prompt": [1], "stop": "a" * 1025}, "stop"),
+        ({"prompt": [1], "stop": ["a", "a" * 1025]}, "stop"),
+        ({"prompt": [1], "stop": ["a"] * 17}, "stop"),
+        ({"prompt": [1], "stop_token_ids": [1] * 1025}, "stop_token_ids"),
         ({"prompt": [1], "frequency_penalty": 0.5}, "frequency_penalty"),
         ({"prompt": [1], "presence_penalty": 1}, "presence_penalty"),
         ({"prompt": [1], "repetition_penalty": 1.1}, "repetition_penalty"),

@@ -54,10 +54,10 @@ def test_a_client_that_leaves_frees_its_blocks(decoder: Decoder, folder: Path) -
         with contextlib.ExitStack() as held:
             for _ in range(3):
                 held.enter_context(open_stream(setting.client.port))
-            assert core.kv.free < core.kv.blocks
+            assert core.kv_cache.num_free_blocks < core.kv_cache.num_blocks
         assert eventually(lambda: not core.sequences)
         assert setting.settled()
-        assert setting.service.tally.reasons["abort"] == 3
+        assert setting.service.stats.reasons["abort"] == 3
 
 
 def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder:
         with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
             connection.sendall(whole[:-10])
         assert eventually(lambda: setting.settled())
-        assert setting.service.tally.reasons == {"abort": 4}
+        assert setting.service.stats.reasons == {"abort": 4}
 
 
 def test_an_engine_that_fails_is_told_to_everybody(
@@ -99,8 +99,8 @@ def test_an_engine_that_fails_is_told_to_everybody(
         assert (answers[0].status, answers[0].error["code"]) == (503, "engine_failed")
         for answer in (setting.client.get("/health"), setting.client.post("/v1/completions", prompt=[1])):
             assert (answer.status, answer.error["code"]) == (503, "engine_failed")
-        assert setting.service.tally.reasons["error"] == 4
-        assert not setting.service.worker.tickets
+        assert setting.service.stats.reasons["error"] == 4
+        assert not setting.service.async_engine.request_states
     assert "out of memory" in caplog.text
 
 
@@ -202,9 +202,13 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
         (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--max-queue", "0"], "--max-queue"),
         (["--drain-seconds", "0"], "--drain-seconds"),
+        (["--header-seconds", "0"], "--header-seconds"),
+        (["--body-seconds", "inf"], "--body-seconds"),
+        (["--write-seconds", "-1"], "--write-seconds"),
         (["--tokenizer", "/nowhere"], "tokenizer.json"),
         (["--host", "192.0.2.1"], "--host, --port"),
         (["--port", "99999"], "--host, --port"),
+        (["--host", ""], "--host: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -30,7 +30,7 @@ SETTINGS = hypothesis.settings(
 @pytest.fixture(scope="module")
 def schema(decoder: Decoder, folder: Path) -> Iterator[Any]:
     """The document of a server that wants a key."""
-    with running(decoder, folder, api_key="a-key", engine=config(kv_blocks=16)) as setting:  # short contexts
+    with running(decoder, folder, api_key="a-key", engine=config(num_gpu_blocks=16)) as setting:  # short contexts
         settings = schemathesis.Config.from_dict({"checks": CHECKS})
         yield schemathesis.openapi.from_url(f"{setting.client.base}/openapi.json", config=settings)
         assert setting.settled()
@@ -54,7 +54,7 @@ def drive(operation: Any, mode: Any) -> None:
 def test_the_server_does_what_its_document_says(schema: Any, route: Route) -> None:
     operation = schema[route.path][route.method]
     drive(operation, schemathesis.GenerationMode.POSITIVE)
-    if route.accepts is not None:
+    if route.body is not None:
         drive(operation, schemathesis.GenerationMode.NEGATIVE)
 
 

@@ -33,7 +33,7 @@ def labelled(
 
 def pooled(decoder: Decoder, words: Tokenizer, text: str, task: str = "embed") -> np.ndarray:
     """What a text comes to."""
-    found = alone(decoder, words.encode(text), 0, task=task).pooled
+    found = alone(decoder, words.encode(text), 0, task=task).pooled_output
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def test_scores_without_a_head_are_cosines(server: Setting, decoder: Decoder, fo
 
 def test_a_head_tells_classes_and_scores(labelled: tuple[Setting, Decoder]) -> None:
     setting, decoder = labelled
-    words, client = setting.service.tokenizer, setting.client
+    words, client = setting.service.inputs.tokenizer, setting.client
     assert words is not None
     logits = [pooled(decoder, words, text, "classify") for text in TEXTS]
     told = client.post("/classify", input=TEXTS).document
@@ -113,7 +113,7 @@ def test_a_head_tells_classes_and_scores(labelled: tuple[Setting, Decoder]) -> N
     ):
         refused = client.post(path, **fields)
         assert refused.status == 400
-        assert "classes" in refused.error["message"]
+        assert "classification model" in refused.error["message"]
 
 
 def test_what_cannot_be_pooled_is_refused(server: Setting) -> None:

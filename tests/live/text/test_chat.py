@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "number": ([{"role": "user", "content": 3}], r"content: got 3, expected a string or a list"),
     "refused": (
         [TALK[1], {"role": "critic", "content": "no"}],
-        r"chat template takes \(Roles must be user, assistant or tool, not critic\)$",
+        r"chat template accepts \(Roles must be user, assistant or tool, not critic\)$",
     ),
 }
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.text.stops import Stops
+from live.text.stop_strings import StopStrings
 from live.text.stream import TextStream
 from live.text.tokenizer import Tokenizer
 from tests.live.text.making import write_byte_fallback
@@ -44,7 +44,7 @@ def test_pushes_add_up_to_the_whole_answer_cut_at_its_first_stop(
         lambda start: st.integers(start + 1, start + 6).map(lambda end: whole[start:end])
     )
     stops = data.draw(st.lists((st.text("ab é", max_size=3) | parts).filter(bool), max_size=3))
-    stream = TextStream(tokenizer, stops, include, skip)
+    stream = TextStream(tokenizer, StopStrings(stops) if stops else None, include, skip)
     expected, stop = cut(whole, stops, include)
     sent = ""
     for token in ids:
@@ -58,12 +58,12 @@ def test_pushes_add_up_to_the_whole_answer_cut_at_its_first_stop(
 
 @given(text=st.text("ab", max_size=40), stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3))
 def test_exactly_what_may_become_a_stop_is_held(text: str, stops: list[str]) -> None:
-    search = Stops(stops)
+    search = StopStrings(stops).search()
     for i, character in enumerate(text, start=1):
         if search.feed(character) is not None:
             break
         begun = [size for stop in stops for size in range(len(stop)) if text[:i].endswith(stop[:size])]
-        assert search.begun == max(begun)
+        assert search.pending == max(begun)
 
 
 @given(
@@ -72,7 +72,7 @@ def test_exactly_what_may_become_a_stop_is_held(text: str, stops: list[str]) -> 
     part=st.integers(1, 9),
 )
 def test_a_stop_does_not_depend_on_how_the_text_comes(text: str, stops: list[str], part: int) -> None:
-    search = Stops(stops)
+    search = StopStrings(stops).search()
     for start in range(0, len(text), part):
         if (met := search.feed(text[start : start + part])) is not None:
             assert (text[: start + met[0]], met[1]) == cut(text, stops, include=True)
@@ -85,7 +85,7 @@ def test_a_stop_does_not_depend_on_how_the_text_comes(text: str, stops: list[str
     stops=st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=3),
 )
 def test_what_is_whole_where_it_does_not_count_is_passed_over(parts: list[tuple[str, bool]], stops: list[str]) -> None:
-    search, text = Stops(stops), ""
+    search, text = StopStrings(stops).search(), ""
     for part, counts in parts:
         ends = range(len(text) + 1, len(text) + len(part) + 1)
         text += part
@@ -97,17 +97,17 @@ def test_what_is_whole_where_it_does_not_count_is_passed_over(parts: list[tuple[
             assert len(text) - len(part) + met[0] == end
             assert met[1] == max((stop for stop in stops if text[:end].endswith(stop)), key=len)
             return
-        assert search.begun == max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
+        assert search.pending == max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
 
 
-def test_a_stop_counts_from_the_fewest_tokens_on(known: dict[str, Tokenizer]) -> None:
+def test_a_stop_counts_from_the_min_tokens_on(known: dict[str, Tokenizer]) -> None:
     tokenizer = known["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "ENDxENDy"]
-    for fewest, text in ((0, ""), (3, ""), (4, "ENDx"), (7, "ENDx"), (8, "ENDxENDy")):
-        stream = TextStream(tokenizer, ["END"], fewest=fewest)
+    for min_tokens, text in ((0, ""), (3, ""), (4, "ENDx"), (7, "ENDx"), (8, "ENDxENDy")):
+        stream = TextStream(tokenizer, StopStrings(["END"]), min_tokens=min_tokens)
         assert "".join(map(stream.push, ids)) + stream.finish() == text
     # One that begins before and becomes whole after them counts too.
-    stream = TextStream(tokenizer, ["END"], fewest=2)
+    stream = TextStream(tokenizer, StopStrings(["END"]), min_tokens=2)
     assert ["".join(map(stream.push, ids)), stream.stopped] == ["", "END"]
 
 
@@ -143,16 +143,16 @@ def test_one_space_at_the_beginning_is_left_out(known: dict[str, Tokenizer]) -> 
 def test_a_stop_over_token_boundaries(known: dict[str, Tokenizer]) -> None:
     tokenizer = known["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]
-    stream = TextStream(tokenizer, ["END"])
+    stream = TextStream(tokenizer, StopStrings(["END"]))
     assert [stream.push(token) for token in ids] == ["x", "", "", "EN", "E ", "", "", "", ""]
     assert (stream.stopped, stream.finish()) == ("END", "")
-    stream = TextStream(tokenizer, ["END"], include_stop=True)
+    stream = TextStream(tokenizer, StopStrings(["END"]), include_stop=True)
     assert "".join(map(stream.push, ids)) == "xENE END"
 
 
 def test_what_was_held_for_a_stop_comes_at_the_end(known: dict[str, Tokenizer]) -> None:
     tokenizer = known["byte-level"]
-    stream = TextStream(tokenizer, ["\n\nUser"])
+    stream = TextStream(tokenizer, StopStrings(["\n\nUser"]))
     sent = [stream.push(tokenizer.encode(character)[0]) for character in "a\n\nU"]
     assert (sent, stream.finish(), stream.stopped) == (["a", "", "", ""], "\n\nU", None)
 
@@ -161,10 +161,10 @@ def test_special_tokens_are_text_only_if_asked_for(known: dict[str, Tokenizer]) 
     tokenizer = known["byte-level"]
     ids = tokenizer.encode("a<|im_end|><think>")
     assert "".join(map(TextStream(tokenizer).push, ids)) == "a<think>"
-    stream = TextStream(tokenizer, ["_end|>"], skip_special=False)
+    stream = TextStream(tokenizer, StopStrings(["_end|>"]), skip_special=False)
     assert "".join(map(stream.push, ids)) == "a<|im"
 
 
 def test_an_empty_stop_is_refused(known: dict[str, Tokenizer]) -> None:
     with pytest.raises(BadInput, match=r"stop: got .* expected strings of at least one character"):
-        TextStream(known["byte-level"], ["a", ""])
+        StopStrings(["a", ""])

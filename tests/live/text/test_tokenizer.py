@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live.text import fast_encoder
-from live.text.probes import probes
-from live.text.tokenizer import Tokenizer
+from live.text.tokenizer import LONG, Tokenizer
+from live.text.tokenizer_check import check_texts
 from tests.live.text.making import VOCABULARY, write_byte_fallback
 from workloads.errors import BadInput
 
@@ -70,12 +70,27 @@ def test_a_name_is_looked_for_in_the_older_file_too(tokenizer_folder: Path, tmp_
     assert (tokenizer.bos, tokenizer.eos) == (317, 318)  # tokenizer_config.json names another eos_token, and goes first
 
 
+def test_long_texts_have_the_ids_of_their_parts(
+    tokenizer_folder: Path, fallback: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    for fast in (False, True):
+        monkeypatch.setitem(sys.modules, "fastokens", sys.modules.get("fastokens") if fast else None)
+        tokenizer = Tokenizer(tokenizer_folder)
+        for text in ("ab é今 <|im_start|>\n" * LONG, "a" * (LONG - 1), "a" * LONG):
+            ids = tokenizer.encode(text)
+            assert ids == trusted.encode(text).ids
+            assert tokenizer.decode(ids, skip_special=False) == text
+    with pytest.raises(BadInput, match="surrogates"):
+        fallback.encode("a\ud800" * LONG)
+
+
 def test_both_encoders_give_the_same_ids(tokenizer_folder: Path) -> None:
     pytest.importorskip("fastokens")
     tokenizer = Tokenizer(tokenizer_folder)
     assert tokenizer.fast
     peer = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    for text in probes(["<think>"], seed=1):  # other texts than those that it was checked with
+    for text in check_texts(["<think>"], seed=1):  # other texts than those that it was checked with
         assert tokenizer.encode(text) == peer.encode(text).ids
 
 
@@ -142,13 +157,13 @@ def test_a_file_that_pads_and_cuts_does_neither_here(tokenizer_folder: Path, tmp
 
 def test_pieces_are_bytes_of_characters_too(byte_level: Tokenizer, fallback: Tokenizer) -> None:
     ids = byte_level.encode("今")
-    assert [byte_level.piece_bytes(token) for token in ids] == [b"\xe4", b"\xbb", b"\x8a"]
-    assert [byte_level.piece(token) for token in ids] == ["�", "�", "�"]
-    assert byte_level.piece(318) == "<|im_end|>"
+    assert [byte_level.token_bytes(token) for token in ids] == [b"\xe4", b"\xbb", b"\x8a"]
+    assert [byte_level.token_text(token) for token in ids] == ["�", "�", "�"]
+    assert byte_level.token_text(318) == "<|im_end|>"
     newline, unseen = fallback.encode("\n", special=False)[-1], fallback.encode("水", special=False)[1:]
-    assert fallback.piece_bytes(newline) == b"\n"
-    assert b"".join(map(fallback.piece_bytes, unseen)) == "水".encode()
-    assert fallback.piece(fallback.encode("a", special=False)[0]) == " "
+    assert fallback.token_bytes(newline) == b"\n"
+    assert b"".join(map(fallback.token_bytes, unseen)) == "水".encode()
+    assert fallback.token_text(fallback.encode("a", special=False)[0]) == " "
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "fallback"])
@@ -156,7 +171,7 @@ def test_pieces_are_bytes_of_characters_too(byte_level: Tokenizer, fallback: Tok
 def test_what_tokens_write_is_the_text(byte_level: Tokenizer, fallback: Tokenizer, kind: str, text: str) -> None:
     tokenizer = byte_level if kind == "byte_level" else fallback
     ids = tokenizer.encode(text, special=False)
-    written = b"".join(map(tokenizer.piece_bytes, ids)).decode(errors="replace")
+    written = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
     assert tokenizer.decode(ids, skip_special=False) == (written.removeprefix(" ") if kind == "fallback" else written)
 
 
@@ -167,12 +182,12 @@ def test_an_added_token_may_have_letters_that_also_mean_bytes(tokenizer_folder: 
     peer.save(str(directory / "tokenizer.json"))
     tokenizer = Tokenizer(directory)
     for token in (VOCABULARY, VOCABULARY + 1):
-        assert tokenizer.piece(token) == peer.decode([token])
+        assert tokenizer.token_text(token) == peer.decode([token])
 
 
 def test_an_id_without_a_name_is_nothing(byte_level: Tokenizer, fallback: Tokenizer) -> None:
     for tokenizer in (byte_level, fallback):
-        assert tokenizer.piece_bytes(100_000) == b""
+        assert tokenizer.token_bytes(100_000) == b""
         assert tokenizer.decode([100_000]) == ""
 
 
@@ -218,6 +233,6 @@ def test_the_real_one() -> None:
     tokenizer = Tokenizer(Path(os.environ["QWEN3_TOKENIZER"]))
     assert (tokenizer.size, tokenizer.eos, tokenizer.fast) == (151669, 151645, True)
     assert tokenizer.encode("Hello<|im_end|>") == [9707, 151645]
-    for text in probes(["<think>"], seed=1):
+    for text in check_texts(["<think>"], seed=1):
         ids = tokenizer.encode(text)
-        assert b"".join(map(tokenizer.piece_bytes, ids)).decode() == tokenizer.decode(ids, skip_special=False)
+        assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids, skip_special=False)

@@ -19,6 +19,7 @@ def simulation(**changes: Any) -> dict[str, Any]:
         "step_time": {"source": "kernel_tables", "path": "h200.yaml"},
         "replications": 1,
         "draws": 0,
+        "random": ["lengths", "arrivals"],
         "summary": {
             "requests": 40,
             "ttft": spread(0.12),
@@ -30,10 +31,14 @@ def simulation(**changes: Any) -> dict[str, Any]:
             "cached_tokens": 640,
             "preemptions": 3,
             "steps": 77,
+            "busy": 0.625,
+            "load": 0.25,
+            "kv_used": 0.5,
         },
         "intervals": {},
-        "engines": [{"name": "engine-0", "steps": 77, "utilization": 0.625, "preemptions": 3}],
+        "engines": [{"name": "engine-0", "steps": 77, "busy": 0.625, "preemptions": 3}],
         "links": [],
+        "outages": [],
         "outside": {},
         "series": {
             "quantiles": {
@@ -82,13 +87,13 @@ def sweep() -> dict[str, Any]:
         ("fcfs", 4, 600.0, 0.025),
         ("priority", 2, 440.0, 0.016),
     ):
-        point = simulation(settings={"workload.arrivals.rate": rate, "engine.order": order})
+        point = simulation(settings={"workload.arrivals.rate": rate, "engine.scheduling_policy": order})
         point["summary"] |= {"output_throughput": tokens, "tpot": spread(mean)}
         del point["series"], point["measured"], point["comparison"]
         points.append(point)
     points[0]["intervals"] = {"ttft.mean": {"confidence": [0.1, 0.14], "prediction": [0.08, 0.16]}}
     empty = simulation(
-        settings={"workload.arrivals.rate": 4, "engine.order": "priority"}, outside={"kv_tokens": 70000.0}
+        settings={"workload.arrivals.rate": 4, "engine.scheduling_policy": "priority"}, outside={"kv_tokens": 70000.0}
     )
     empty["summary"] |= {"requests": 0, "output_throughput": None} | dict.fromkeys(("ttft", "tpot", "itl", "e2e"))
     points.append(empty)

@@ -46,6 +46,14 @@ def test_latencies_are_drawn_to_scale() -> None:
         assert shares([y for _, y in curve]) == pytest.approx([0, 0.5, 1], abs=1e-4)
 
 
+def test_a_run_of_which_no_request_counts_has_empty_panels() -> None:
+    quantiles = dict.fromkeys(("ttft", "tpot", "itl", "e2e")) | {"p": [0, 0.5, 1]}
+    series = simulation()["series"] | {"quantiles": quantiles}
+    svg = simulation_figures(simulation(series=series))["latencies"]
+    assert "TTFT, ms" in texts(svg)
+    assert "predicted" not in texts(svg)
+
+
 def test_the_measured_run_has_a_line_of_its_own() -> None:
     svg = simulation_figures(measured())["latencies"]
     assert {"predicted", "measured"} <= set(texts(svg))
@@ -69,6 +77,24 @@ def test_who_ran_and_waited_is_drawn_to_scale() -> None:
         )
 
 
+def test_outages_are_shaded_within_the_run() -> None:
+    """The curves of the document reach from 0 to 2 s: one outage lies inside, one reaches beyond, one comes after."""
+    outages = [
+        {"engine": "engine-0", "start": start, "end": end} for start, end in ((0.5, 1.0), (1.5, 9.0), (3.0, 4.0))
+    ]
+    svg = simulation_figures(simulation(outages=outages))["over-time"]
+    assert "outage" in texts(svg)
+    (time, *_) = [curve for curve in curves(svg, "#1f5fa8") if len(curve) == 3]
+    (left, _), _, (right, _) = time
+    spans = []
+    for path in ET.fromstring(svg).iter(f"{SVG}path"):
+        if "fill: #c0392b" in path.get("style", "") and path.get("clip-path"):
+            places = [float(x) for x, _ in re.findall(r"[ML] (\S+) (\S+)", path.get("d", ""))]
+            spans.append([2 * (x - left) / (right - left) for x in (min(places), max(places))])
+    assert spans == [pytest.approx(each, abs=1e-3) for each in 2 * [[0.5, 1.0], [1.5, 2.0]]]
+    assert "outage" not in texts(simulation_figures(simulation())["over-time"])
+
+
 def test_a_run_without_detail_has_no_figures() -> None:
     assert simulation_figures(simulation(series=None)) == {}
 
@@ -76,8 +102,8 @@ def test_a_run_without_detail_has_no_figures() -> None:
 def test_a_sweep_has_a_line_for_each_setting_of_the_other_fields() -> None:
     svg = sweep_figures(sweep())["sweep"]
     assert {
-        "engine.order=fcfs",
-        "engine.order=priority",
+        "engine.scheduling_policy=fcfs",
+        "engine.scheduling_policy=priority",
         "workload.arrivals.rate",
         "output tokens/s",
         "P99 ITL, ms",
@@ -90,9 +116,9 @@ def test_a_sweep_has_a_line_for_each_setting_of_the_other_fields() -> None:
 def test_settings_that_are_no_numbers_are_names_on_the_axis() -> None:
     document = sweep()
     for point in document["points"]:
-        point["settings"] = {"engine.order": point["settings"]["engine.order"]}
+        point["settings"] = {"engine.scheduling_policy": point["settings"]["engine.scheduling_policy"]}
     document["points"] = document["points"][1:3]
-    assert {"fcfs", "priority", "engine.order"} <= set(texts(sweep_figures(document)["sweep"]))
+    assert {"fcfs", "priority", "engine.scheduling_policy"} <= set(texts(sweep_figures(document)["sweep"]))
 
 
 def test_one_point_makes_no_figure() -> None:
@@ -181,13 +207,31 @@ def test_a_page_of_engines_apart_has_links() -> None:
     assert ["prefill-0", "0.5", "1e+09", "0.002"] in Tables(page).rows
 
 
+def test_a_page_lists_outages() -> None:
+    page = page_of(simulation(outages=[{"engine": "engine-1", "start": 0.5, "end": 1.25}]))
+    assert "<h2>Outages, seconds</h2>" in page
+    assert ["engine-1", "0.5", "1.25"] in Tables(page).rows
+    assert "<h2>Outages" not in page_of(simulation())
+
+
 def test_a_page_of_a_sweep_has_a_row_for_each_point() -> None:
     page = sweep_page(sweep(), MANIFEST, sweep_figures(sweep()))
     tables = Tables(page)
     assert tables.loaded == []
     header, *rows = tables.rows
-    assert header[:4] == ["workload.arrivals.rate", "engine.order", "TTFT mean, s", "TTFT p99, s"]
+    assert header[:4] == ["workload.arrivals.rate", "engine.scheduling_policy", "TTFT mean, s", "TTFT p99, s"]
     assert header[-1] == "output tokens/s"
     assert rows[0] == ["2", "fcfs", "0.12", "0.3", "0.02", "0.065", "1.5", "400"]
     assert rows[3] == ["4", "priority", *["–"] * 6]
     assert page.count("<svg") == 1
+
+
+def test_fixed_settings_are_told_once_and_not_drawn() -> None:
+    document = sweep()
+    for point in document["points"]:
+        point["settings"] = {"engine.max_num_seqs": 640, **point["settings"]}
+    figures = sweep_figures(document)
+    assert figures == sweep_figures(sweep())
+    page = sweep_page(document, {}, {})
+    assert page.count("engine.max_num_seqs") == 1
+    assert "All with engine.max_num_seqs=640." in page

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from reports.serving.table import change, footnote, headline, simulation_table, sweep_table, warnings
+from reports.serving.sweep_table import sweep_table
+from reports.serving.table import change, footnote, headline, simulation_table, warnings
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
+
+
+def printed(table: RenderableType, width: int = 200) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def shown(table: RenderableType) -> list[list[str]]:
     """Words of each line."""
-    text = io.StringIO()
-    Console(file=text, width=200).print(table)
-    return [line.split() for line in text.getvalue().splitlines()]
+    return [line.split() for line in printed(table)]
 
 
 def line(lines: list[list[str]], *start: str) -> str:
@@ -41,6 +46,7 @@ def test_latencies_in_milliseconds() -> None:
     assert line(lines, "ITL").endswith(" 65 ms")
     assert line(lines, "E2E").startswith("1500 ms 1350 ms ")
     assert line(lines, "prefill", "tokens") == "5120, cached tokens 640, preemptions 3, steps 77"
+    assert line(lines, "busy") == "62.5 %, load 25 %, KV blocks in use 50 %"
 
 
 def test_ten_seconds_are_not_told_in_milliseconds() -> None:
@@ -60,6 +66,9 @@ def test_intervals_stand_below_their_metric() -> None:
     assert line(lines, "another", "run") == "90 ms to 150 ms"
     assert footnote(replicated()).endswith("kernel tables (h200.yaml). 8 runs; 95 % intervals.")
     assert footnote(simulation()).endswith("(h200.yaml). One run; --replications gives intervals.")
+    fixed = footnote(simulation(random=[]))
+    assert fixed.endswith("(h200.yaml). One run; no interval: everything in this run is fixed.")
+    assert footnote(simulation(random=["step_time"])).endswith("fixed but its step times; --draws gives intervals.")
 
 
 def test_a_measured_run_stands_beside() -> None:
@@ -71,10 +80,60 @@ def test_a_measured_run_stands_beside() -> None:
 
 def test_a_sweep_compares_each_row_with_the_first() -> None:
     lines = shown(sweep_table(sweep()))
-    assert line(lines, "2", "fcfs") == "120 ms 300 ms 20 ms 65 ms 50.0 tok/s 400"
-    assert line(lines, "4", "fcfs") == "120 ms 300 ms 25 ms 65 ms 40.0 tok/s -20.0 % 600 +50.0 %"
-    assert line(lines, "2", "priority") == "120 ms 300 ms 16 ms 65 ms 62.5 tok/s +25.0 % 440 +10.0 %"
-    assert line(lines, "4", "priority") == "– – – – – –"
+    titles = (
+        "rate scheduling_policy TTFT mean TTFT P99 TPOT mean TPOT P99 ITL P99 "
+        "user tok/s Δ user output tok/s Δ output load"
+    )
+    assert titles.split() in lines
+    assert line(lines, "2", "fcfs") == "120 ms ±17 % 300 ms 20 ms 50 ms 65 ms 50 400 25 %"
+    assert line(lines, "4", "fcfs") == "120 ms 300 ms 25 ms 62.5 ms 65 ms 40 -20.0 % 600 +50.0 % 25 %"
+    assert line(lines, "2", "priority") == "120 ms 300 ms 16 ms 40 ms 65 ms 62.5 +25.0 % 440 +10.0 % 25 %"
+    assert line(lines, "4", "priority") == "– – – – – – – – – 25 %"
+
+
+def test_what_all_rows_share_is_said_once() -> None:
+    document = sweep()
+    for point in document["points"]:
+        point["settings"]["engine.max_num_seqs"] = 640
+        point["summary"]["goodput"] = 2.5
+    text = printed(sweep_table(document))
+    assert text[0] == "orders with engine.max_num_seqs=640"
+    assert " ".join(text).count("640") == 1
+    assert all("2.5" in row.split() for row in text[2:6])
+    document["points"] = document["points"][:1]
+    assert printed(sweep_table(document))[0].endswith("engine.scheduling_policy=fcfs, engine.max_num_seqs=640")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(width: int) -> None:
+    text = printed(sweep_table(sweep()), width)
+    wide = printed(sweep_table(sweep()), 200)
+    assert max(map(len, text)) <= width
+    header = text[1]
+    assert "TPOT mean" in header
+    assert "output tok/s" in header
+    assert "…" not in " ".join(text)
+    told = " ".join(text).split("Left out for lack of width: ")[1].split(". ")[0].rstrip(".").split(", ")
+    assert not [title for title in told if title in header]
+    assert {*header.split(), *" ".join(told).split()} == set(wide[1].split())
+    rows = [row.split()[:2] for row in text[2:6]]
+    assert rows == [["2", "fcfs"], ["4", "fcfs"], ["2", "priority"], ["4", "priority"]]
+
+
+def test_a_sweep_says_whether_there_are_intervals_and_where_step_times_come_from() -> None:
+    document = sweep()
+    document["points"][0]["intervals"] = {}
+    text = " ".join(printed(sweep_table(document)))
+    assert "Step times: kernel tables (h200.yaml). One run each; --replications gives intervals." in text
+    assert "95 %" not in text
+    for point in document["points"]:
+        point["replications"] = 10
+        point["intervals"] = {"output_throughput": {"confidence": [380.0, 420.0], "prediction": [300.0, 500.0]}}
+    document["points"][1]["step_time"] = {"source": "kernel_tables", "path": "a100.yaml"}
+    text = " ".join(printed(sweep_table(document)))
+    assert "Step times: 2 sources, as the rows say. 10 runs each." in text
+    assert "400 ±5 %" in text
+    assert "±: half a 95 % interval of the mean" in text
 
 
 def test_what_lies_outside_is_said_once() -> None:
@@ -85,6 +144,19 @@ def test_what_lies_outside_is_said_once() -> None:
     assert shown(sweep_table(document)).count(told.split()) == 1
     assert warnings(simulation()) == []
     assert told.split() in shown(simulation_table(simulation(outside={"kv_tokens": 70000.0})))
+
+
+def test_overload_is_said_in_one_line() -> None:
+    overload = {"engines": ["engine-0"], "arrival_rate": 12.04, "service_rate": 10.5, "waiting": 300}
+    told = (
+        "overloaded: 12 requests/s arrive at engine-0 and 10.5 are started, so latencies grow with the length of the "
+        "run (300 requests wait at the last arrival)"
+    )
+    assert warnings(simulation(saturated=True, overload=overload)) == [told]
+    assert told.split() in shown(simulation_table(simulation(saturated=True, overload=overload)))
+    several = overload | {"engines": ["engine-0", "engine-1", "engine-2"]}
+    assert "arrive at engine-0 to engine-2 and" in warnings(simulation(saturated=True, overload=several))[0]
+    assert warnings(simulation(saturated=False, overload=overload)) == []
 
 
 @pytest.mark.parametrize(

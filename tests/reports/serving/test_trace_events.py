@@ -24,6 +24,7 @@ class Log:
     prefill_tokens: list[int] = field(default_factory=lambda: [64, 30])
     kinds: list[int] = field(default_factory=lambda: [1, 2])
     changes: list[float] = field(default_factory=lambda: [0.5, 2.0, 1.0, 90.0, 1.25, 3.0, 0.0, 80.0])
+    outages: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -45,6 +46,14 @@ def test_every_step_is_in_one_slice() -> None:
     assert times == [pytest.approx(each) for each in [(0.25e6, 0.5e6), (0.5e6, 0.7e6), (1e6, 1.25e6), (1.25e6, 1.45e6)]]
     assert [event["args"] for event in slices] == [{"prompt tokens": 64}, {}, {"prompt tokens": 30}, {}]
     assert {(event["pid"], event["tid"]) for event in slices} == {(1, 1)}
+
+
+def test_an_outage_is_a_slice_of_its_engine() -> None:
+    logs = [Log(), Log(name="engine-1", outages=[(0.75, 0.9), (2.0, 3.5)])]
+    outages = [event for event in events("X", logs) if event["name"] == "outage"]
+    assert [(event["pid"], event["tid"], event["ts"], event["dur"]) for event in outages] == [
+        (2, 1, 0.75e6, pytest.approx(0.15e6)), (2, 1, 2e6, 1.5e6),
+    ]  # fmt: skip
 
 
 def test_a_log_without_steps_has_no_slices() -> None:
@@ -73,6 +82,14 @@ def test_counters_tell_what_changed() -> None:
     ]
 
 
+def test_counters_that_stay_are_not_told_again() -> None:
+    """Of three states the second changes blocks alone, and the third nothing."""
+    log = Log(changes=[0.5, 2.0, 1.0, 90.0, 0.6, 2.0, 1.0, 89.0, 0.7, 2.0, 1.0, 89.0])
+    assert [(event["name"], event["ts"]) for event in events("C", [log])] == [
+        ("requests", 0.5e6), ("free blocks", 0.5e6), ("free blocks", 0.6e6),
+    ]  # fmt: skip
+
+
 def test_every_engine_is_a_process_with_its_name() -> None:
     logs = [Log(), Log(name="engine-1")]
     assert {event["pid"]: event["args"]["name"] for event in events("M", logs)} == {
@@ -93,6 +110,7 @@ def test_the_file_is_one_json_array_of_events_that_a_viewer_accepts(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="none"):
-        write_trace_events(tmp_path / "none" / "trace.json.gz", [Log()], Requests())
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        write_trace_events(tmp_path / "file" / "trace.json.gz", [Log()], Requests())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twin.serving.pace import Pace
-from twin.serving.run import Run, realisation, simulate
-from twin.sweeps.serving_sweep import prepare
+from twin.serving.machine_speed import MachineSpeed
+from twin.serving.simulation import Run, Simulation, realisation
+from twin.serving.timeseries import timeseries
+from twin.sweeps.serving_sweep import prepare, report_run
 
 PLAIN: dict[str, Any] = {
     "schema": "twin.scenario/1",
@@ -19,7 +20,7 @@ PLAIN: dict[str, Any] = {
         "decode": {"distribution": "geometric", "mean": 20},
         "arrivals": {"process": "poisson", "rate": 40},
     },
-    "engine": {"kv_blocks": 400, "max_num_batched_tokens": 64, "max_num_seqs": 16},
+    "engine": {"num_gpu_blocks": 400, "max_num_batched_tokens": 64, "max_num_seqs": 16},
     "step_time": {"source": "linear", "overhead": 0.004, "per_token": 2e-5, "per_kv_token": 1e-6},
 }
 
@@ -33,10 +34,16 @@ def scenario(**sections: Any) -> dict[str, Any]:
     return document
 
 
-def run(document: dict[str, Any], replication: int = 0, pace: Pace | None = None) -> Run:
+def run(document: dict[str, Any], replication: int = 0, machine_speed: MachineSpeed | None = None) -> Run:
     """Simulate once."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
-    return simulate(plan, replication, pace=pace)
+    return Simulation(plan, replication, machine_speed=machine_speed).run()
+
+
+def reported(result: Run, document: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a document that come from a run: summary, engines, links, and the series."""
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    return report_run(result, plan) | {"series": timeseries(result, plan.scenario.measure)}
 
 
 def answers(document: dict[str, Any]) -> list[int]:

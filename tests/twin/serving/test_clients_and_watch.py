@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from scenarios.serving import check_scenario
+from scenarios.serving_workload import ClosedLoopSpec
 from schedulers.batches import Batch
-from twin.scenarios.serving_workload import ClosedLoopSpec
 from twin.serving.engine import Engine
-from twin.serving.run import simulate
+from twin.serving.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
-from .scenarios import scenario
+from .scenarios import records, run, scenario
 
 
 @pytest.mark.parametrize("cv", [0.25, 1.0, 2.0])
@@ -36,6 +37,15 @@ def test_a_variation_too_small_to_draw_is_refused() -> None:
         ClosedLoopSpec(process="closed_loop", concurrency=1, think=0.02, think_cv=1e-5)
 
 
+def test_a_simulation_of_a_scenario_is_that_of_its_plan() -> None:
+    document = scenario()
+    simulation = Simulation(check_scenario(document, {}, Path("scenario.yaml")))
+    assert simulation.environment.now == 0.0
+    assert [engine.name for engine in simulation.system.engines()] == ["engine-0"]
+    assert records(simulation.run()) == records(run(document))
+    assert simulation.population.value == 0
+
+
 def test_a_watch_sees_every_step_and_changes_none() -> None:
     plan = prepare(scenario(fast_forward=False), Path("scenario.yaml")).cases[0].plan
     seen: list[tuple[float, float, int]] = []
@@ -43,7 +53,7 @@ def test_a_watch_sees_every_step_and_changes_none() -> None:
     def watch(engine: Engine, batch: Batch, start: float, end: float) -> None:
         seen.append((start, end, batch.tokens))
 
-    watched, plain = simulate(plan, watch=watch), simulate(plan)
+    watched, plain = Simulation(plan, watch=watch).run(), Simulation(plan).run()
     assert [end for _, end, _ in seen] == watched.logs[0].ends.tolist() == plain.logs[0].ends.tolist()
     assert sum(end - start for start, end, _ in seen) == pytest.approx(watched.logs[0].busy)
     assert all(tokens > 0 for _, _, tokens in seen)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from latency_models.strict import write_yaml
+from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 
@@ -44,6 +44,20 @@ def test_one_run_leaves_everything(here: Path, capsys: pytest.CaptureFixture[str
     spans_do_not_overlap(json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes())))
 
 
+def test_outages_are_in_the_document_and_in_the_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failures = "failures=[{engine: engine-0, at: 0.5, duration: 0.5}, {engine: engine-0, at: 0.75, duration: 0.5}]"
+    assert run(["simulate", "s.yaml", "--json", "--events", "--no-figures", "--set", failures]) == 0
+    document = printed(capsys)
+    assert document["outages"] == [{"engine": "engine-0", "start": 0.5, "end": 1.25}]
+    folder = here / document["run"]["directory"]
+    events = json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes()))
+    (outage,) = [event for event in events if event["name"] == "outage"]
+    assert (outage["ts"], outage["dur"]) == (0.5e6, 0.75e6)
+    spans_do_not_overlap(events)
+    at = [(event["ts"], event["args"]) for event in events if event["ph"] == "C" and event["name"] == "requests"]
+    assert (0.5e6, {"running": 0.0, "waiting": 0.0}) in at
+
+
 def spans_do_not_overlap(events: list[dict[str, Any]]) -> None:
     end = 0.0
     slices = [event for event in events if event["ph"] == "X"]
@@ -73,6 +87,24 @@ def test_replications_give_intervals_around_the_mean(here: Path, capsys: pytest.
         assert wide[0] < low < value < high < wide[1]
 
 
+def test_overload_is_said_in_the_table_the_document_and_the_report(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["simulate", "s.yaml", "--set", "workload.arrivals.rate=400", "--set", "workload.requests=300"]
+    assert run(line) == 0
+    assert "overloaded: " in capsys.readouterr().out
+    (page,) = here.glob("runs/*/report.html")
+    assert "overloaded: " in page.read_text()
+    assert run([*line, "--json", "--no-figures", "--replications", "2"]) == 0
+    document = printed(capsys)
+    found = document["overload"]
+    assert document["saturated"] is True
+    assert found["arrival_rate"] > 1.5 * found["service_rate"] > 0
+    assert run(["simulate", "s.yaml", "--json", "--no-figures"]) == 0
+    calm = printed(capsys)
+    assert (calm["saturated"], calm["overload"]) == (False, None)
+
+
 def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["sweep", "s.yaml", "--json", "--set", "engine.max_num_seqs=2,16", "--set", "workload.arrivals.rate=5,40"]
     assert run(line) == 0
@@ -86,11 +118,11 @@ def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.Cap
     [
         ("engine.max_num_seqs=0", "engine.max_num_seqs"),
         ("engine.max_num_seqs=100", "max_num_batched_tokens"),
-        ("engine.kv_blocks=2", "KV blocks"),
+        ("engine.num_gpu_blocks=2", "KV blocks"),
         ("workload.arrivals.process=often", "workload.arrivals.process"),
         ("step_time.source=guess", "step_time"),
         ("system.layout=pile", "system"),
-        ("engine.order=lifo", "engine.order"),
+        ("engine.scheduling_policy=lifo", "engine.scheduling_policy"),
         ("engine.one_shot={activation_bytes: 1, bytes_per_token: 2}", "one_shot.activation_bytes"),
         ("workload.trace.path=none.csv", "workload"),
     ],
@@ -116,3 +148,32 @@ def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixtur
     } == dict.fromkeys(limits, True)
     assert document["summary"]["requests"] == 300
     assert document["outside"] == {}
+
+
+def test_interrupted_replications_are_taken_up(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from twin.sweeps import serving_sweep
+
+    command = ["simulate", "s.yaml", "--json", "--no-figures", "--replications", "4", "--jobs", "1"]
+    assert run([*command, "--runs", "whole"]) == 0
+    whole = printed(capsys)
+    simulated: list[int] = []
+    work = serving_sweep.run_task
+
+    def interrupted(task: serving_sweep.Task) -> dict[str, Any]:
+        if len(simulated) == 2:
+            raise KeyboardInterrupt
+        simulated.append(task.replication)
+        return work(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving_sweep, "run_task", interrupted)
+        assert run(command) == 130
+    assert "interrupted; 2 finished points are kept in runs/" in capsys.readouterr().err
+    assert run(command) == 0
+    captured = capsys.readouterr()
+    assert "3 of 4 runs are done" in captured.err
+    resumed = json.loads(captured.out)
+    assert resumed["intervals"] == whole["intervals"]
+    assert len(list((here / "runs").iterdir())) == 1

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.twin.serving.scenarios import records, run, scenario
+from scenarios.measure import MeasureSpec
+from tests.twin.serving.scenarios import records, reported, run, scenario
+from twin.serving.summary import engine_summaries, summarise
 
 SLOW = {"bandwidth": 32 * 1000.0, "latency": 0.25, "bytes_per_token": 1000.0}  # a second for 32 tokens
 COLOCATED = ["engine-0", "engine-1"]
@@ -41,8 +43,10 @@ def check(document: dict[str, Any]) -> None:
         assert engine.load == 0
         assert not engine.failed
         for core in engine.cores:
-            assert core.held == {}
-    assert records(run({**document, "fast_forward": False})) == found
+            assert core.awaiting_transfer == {}
+    slow = run({**document, "fast_forward": False})
+    assert records(slow) == found
+    assert reported(slow, document) == reported(failing, document)
 
 
 @settings(max_examples=80, deadline=None)
@@ -71,7 +75,7 @@ def test_prefill_and_decode_engines_that_fail(
         scenario(
             workload={"requests": 40, "decode": {"distribution": "uniform", "low": 1, "high": 40}},
             engine={
-                "kv_blocks": blocks, "async_scheduling": asynchronous, "order": order,
+                "num_gpu_blocks": blocks, "async_scheduling": asynchronous, "scheduling_policy": order,
                 "one_shot": {"tokens": 64} if one_shot else None,
             },
             system={"layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2, "link": link},
@@ -86,7 +90,7 @@ def test_colocated_engines_that_fail(failures: list[dict[str, Any]], asynchronou
     check(
         scenario(
             workload={"requests": 40, "decode": {"distribution": "uniform", "low": 1, "high": 40}},
-            engine={"kv_blocks": blocks, "async_scheduling": asynchronous},
+            engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous},
             system={"layout": "colocated", "replicas": 2},
             failures=failures,
         )
@@ -168,3 +172,46 @@ def test_a_decode_engine_that_fails_has_its_answers_computed_anew(at: float) -> 
     table, _ = one_request([failure(START, "decode-0", at, 1.0)])
     assert table["output_tokens"] == [5]
     assert table["attempts"] == [1 if at > 1.375 else 0]
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+
+
+def counters(result: Any) -> dict[str, int]:
+    summary = summarise(result, MeasureSpec())
+    return {name: summary[name] for name in ("prefill_tokens", "cached_tokens", "preemptions")}
+
+
+BUSY = scenario(
+    workload={"requests": 80, "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True}},
+    engine={"num_gpu_blocks": 24},
+)
+"""One engine whose blocks run out and whose prompts share prefixes, so that every counter counts."""
+
+
+def test_counters_survive_an_outage_after_the_last_answer() -> None:
+    """Every request has been answered when the engine fails, so nothing that it counted may change."""
+    calm = run(BUSY)
+    assert all(count > 0 for count in counters(calm).values())
+    failing = run({**BUSY, "failures": [{"engine": "engine-0", "at": calm.end + 1, "duration": 1.0}]})
+    assert counters(failing) == counters(calm)
+    assert engine_summaries(failing) == engine_summaries(calm)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_counters_add_up_over_outages(ranks: int) -> None:
+    """Prompt tokens scheduled are those of all steps that ended, and of the one that each outage broke off."""
+    failures = [{"engine": "engine-0", "at": at, "duration": 0.1} for at in (0.4, 1.0, 1.6)]
+    document = {**BUSY, "engine": {**BUSY["engine"], "data_parallel_size": ranks}, "failures": failures}
+    result = run(document)
+    ended, counted = sum(result.logs[0].prefill_tokens), counters(result)
+    assert ended <= counted["prefill_tokens"] <= ended + ranks * len(failures) * 64
+    assert counted == {name: engine_summaries(result)[0][name] for name in counted}
+    assert counted == counters(run({**document, "fast_forward": False}))
+
+
+def test_a_request_keeps_the_preemptions_of_the_engine_that_failed_under_it() -> None:
+    """Whatever the schedulers took away was taken from requests: both sides count the same."""
+    failures = [{"engine": "engine-0", "at": at, "duration": 0.1} for at in (0.4, 0.7, 1.0, 1.3, 1.6)]
+    result = run({**BUSY, "failures": failures})
+    assert sum(result.columns.preemptions) == counters(result)["preemptions"] > 0

@@ -26,6 +26,29 @@ def test_one_run_has_no_interval() -> None:
     assert combine([[{"tpot": None, "requests": 3}]]) == ({"tpot": None, "requests": 3}, {})
 
 
+def test_draws_with_replications_by_hand() -> None:
+    """Draws of means 2 and 7 have the variance 12.5; replications within a draw 2 and 8, of which half is new.
+
+    Student's t with one degree of freedom reaches 12.7062 standard errors.
+    """
+    mean, intervals = combine([[{"x": 1.0}, {"x": 3.0}], [{"x": 5.0}, {"x": 9.0}]])
+    assert mean == {"x": 4.5}
+    confidence, prediction = 12.7062 * np.sqrt(12.5 / 2), 12.7062 * np.sqrt(12.5 + 5 / 2 + 12.5 / 2)
+    assert intervals["x"]["confidence"] == pytest.approx([4.5 - confidence, 4.5 + confidence], rel=1e-5)
+    assert intervals["x"]["prediction"] == pytest.approx([4.5 - prediction, 4.5 + prediction], rel=1e-5)
+    _, alone = combine([[{"x": 2.0}], [{"x": 7.0}]])
+    prediction = 12.7062 * np.sqrt(12.5 + 12.5 / 2)
+    assert alone["x"]["confidence"] == pytest.approx(intervals["x"]["confidence"])
+    assert alone["x"]["prediction"] == pytest.approx([4.5 - prediction, 4.5 + prediction], rel=1e-5)
+
+
+def test_counts_stay_whole_where_runs_agree() -> None:
+    mean, intervals = combine([[{"requests": 7, "steps": 3, "tpot": None}, {"requests": 7, "steps": 4, "tpot": 1.0}]])
+    assert mean == {"requests": 7, "steps": 3.5, "tpot": None}
+    assert isinstance(mean["requests"], int)
+    assert set(intervals) == {"requests", "steps"}
+
+
 def test_prediction_intervals_cover_a_further_run_under_another_draw() -> None:
     """Draws shift all their replications together; 95 % of further runs, of further draws, must fall inside."""
     rng = np.random.default_rng(1)

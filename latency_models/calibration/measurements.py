@@ -1,0 +1,103 @@
+"""A calibration fitted to a table of measured times, with one regression for each component."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from latency_models.calibration.estimators import to_line
+from latency_models.calibration.file_format import COMPONENTS, Calibration, Component, Line, Provenance
+from latency_models.fitting.linear import CannotFit, LinearLatency
+from latency_models.io.config_io import checked, read_text
+from workloads.errors import BadInput
+
+COLUMNS = ("component", "size", "time")
+
+Measurements = dict[Component, tuple[list[float], list[float]]]
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Sizes and times of each component from a CSV with the columns component, size, time.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing or there twice, a row of more cells than columns,
+            an unknown component, or a value that is not a finite number, with file and line.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(path)))
+    try:
+        return _read_rows(rows, path)
+    except csv.Error as error:
+        raise BadInput(f"expected a CSV file: {error}", file=path, line=rows.reader.line_num) from None
+
+
+def _read_rows(rows: csv.DictReader[str], path: Path) -> Measurements:
+    columns = list(rows.fieldnames or ())
+    missing = [column for column in COLUMNS if column not in columns]
+    if missing:
+        raise BadInput(f"expected the columns {', '.join(COLUMNS)}", value=rows.fieldnames, file=path, line=1)
+    for column in COLUMNS:
+        if columns.count(column) > 1:
+            raise BadInput("expected each column once", value=column, file=path, line=1)
+    table: Measurements = {name: ([], []) for name in COMPONENTS}
+    for row in rows:
+        if None in row:  # 2,5 for 2.5, say
+            raise BadInput(
+                "expected no more cells than there are columns", value=row[None], file=path, line=rows.line_num
+            )
+        name = row["component"]
+        if name not in table:
+            raise BadInput(
+                f"expected one of {', '.join(COMPONENTS)}", value=name, field="component", file=path, line=rows.line_num
+            )
+        for column, values in zip(("size", "time"), table[name], strict=True):
+            values.append(_number(row[column], column, path, rows.line_num))
+    return table
+
+
+def fit_calibration(
+    measurements: Measurements,
+    *,
+    name: str,
+    device: str,
+    model: str,
+    time_unit: str = "seconds",
+    layers: int | None = None,
+    relative: bool = False,
+    source: str = "",
+) -> Calibration:
+    """Fit a line to every component, and report how well each holds.
+
+    Raises:
+        BadInput: a component that cannot be fitted, or a field that the calibration file does not accept.
+    """
+    lines: dict[str, Line] = {}
+    for component in COMPONENTS:
+        try:
+            fitted = LinearLatency(relative=relative).fit(*measurements[component])
+        except CannotFit as error:
+            field = f"{component}.{error.field}"
+            raise BadInput(error.expected, value=error.value, field=field, file=source or None) from None
+        lines[component] = to_line(fitted, component, time_unit)
+    document: dict[str, Any] = {
+        "schema": "twin.calibration/1",
+        "name": name,
+        "time_unit": time_unit,
+        "scope": "step" if layers is None else "layer",
+        "layers": layers,
+        **lines,
+        "provenance": Provenance(method="measured", source=source, device=device, model=model),
+    }
+    return checked(Calibration, document, None)
+
+
+def _number(text: str | None, column: str, path: Path, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadInput("expected a finite number", value=text, field=column, file=path, line=line)
+    return value

@@ -1,0 +1,39 @@
+"""Calibrations by name or path, in either of the two file formats.
+
+The formats are α/β lines (`calibration.file_format`), and the file of `twin calibrate run`
+(`sources.calibration_file.file_format`), which contains such lines. This module imports both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from latency_models.calibration.file_format import Calibration
+from latency_models.io.builtin_files import builtin_names, find_data
+from latency_models.io.config_io import checked, read_yaml
+
+
+def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
+    """Load a built-in calibration by name, or a file by path.
+
+    A file of `twin calibrate run` gives the lines that it contains.
+
+    Args:
+        name: a built-in name or a path.
+        base: the folder from which relative paths start.
+
+    Raises:
+        BadInput: an unknown name, or a file that cannot be read or breaks its schema.
+    """
+    path = find_data("calibrations", name, base)
+    document = read_yaml(path)
+    if document.get("schema") == "twin.measured-calibration/1":
+        from latency_models.sources.calibration_file.file_format import from_document  # many classes, seldom needed
+
+        return from_document(document, path).lines()
+    return checked(Calibration, document, path)
+
+
+def builtin_calibrations() -> list[str]:
+    """Names of the calibrations that come with the package."""
+    return builtin_names("calibrations")

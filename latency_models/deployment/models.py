@@ -1,0 +1,179 @@
+"""Model files: the shapes that determine KV-cache bytes and FLOPs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from latency_models.io.builtin_files import find_data
+from latency_models.io.config_io import Strict, checked, read_yaml
+from workloads.errors import BadInput
+
+
+class GroupedQueryAttention(Strict):
+    """GQA (and MHA, with as many KV heads as heads). `qk_norm`: queries and keys are normalised head by head."""
+
+    kind: Literal["gqa"]
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    qk_norm: bool = False
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> GroupedQueryAttention:
+        if self.heads % self.kv_heads:
+            raise BadInput(f"expected a divisor of heads ({self.heads})", field="kv_heads", value=self.kv_heads)
+        return self
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that one token adds to the KV cache of one layer: keys and values of every KV head."""
+        return 2 * self.kv_heads * self.head_dim
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the query, key, value and output projections of one layer."""
+        return hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+
+    @property
+    def norm_weights(self) -> int:
+        """Weights of the normalisations inside the attention of one layer."""
+        return 2 * self.head_dim if self.qk_norm else 0
+
+
+class LatentAttention(Strict):
+    """MLA: keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
+
+    kind: Literal["mla"]
+    heads: PositiveInt
+    kv_compressed: PositiveInt
+    rope_dim: PositiveInt
+    q_compressed: PositiveInt
+    nope_dim: PositiveInt
+    value_dim: PositiveInt
+
+    @property
+    def cached_elements(self) -> int:
+        """d_c + d_rope of eq. 24."""
+        return self.kv_compressed + self.rope_dim
+
+    def projection_weights(self, hidden: int) -> int:
+        """Weights of the down- and up-projections of queries, keys and values, and of the output, of one layer."""
+        query = self.q_compressed * (hidden + self.heads * (self.nope_dim + self.rope_dim))
+        key_value = hidden * self.cached_elements + self.kv_compressed * self.heads * (self.nope_dim + self.value_dim)
+        return query + key_value + self.heads * self.value_dim * hidden
+
+    @property
+    def norm_weights(self) -> int:
+        """Weights of the normalisations of the compressed queries, and keys and values, of one layer."""
+        return self.q_compressed + self.kv_compressed
+
+
+class DenseFFN(Strict):
+    """SwiGLU with three matrices."""
+
+    kind: Literal["dense"]
+    intermediate_size: PositiveInt
+
+    def weights(self, hidden: int) -> int:
+        """Weights of one layer."""
+        return 3 * hidden * self.intermediate_size
+
+    def row_flops(self, hidden: int) -> int:
+        """FLOPs of one row: 6·H·I."""
+        return 6 * hidden * self.intermediate_size
+
+
+class ExpertFFN(Strict):
+    """Mixture of experts, each SwiGLU; the first `dense_layers` layers are dense."""
+
+    kind: Literal["moe"]
+    intermediate_size: PositiveInt
+    experts: PositiveInt
+    experts_per_token: PositiveInt
+    shared_experts: NonNegativeInt = 0
+    router_bias: bool = False
+    dense_layers: NonNegativeInt = 0
+    dense_intermediate_size: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ExpertFFN:
+        if self.experts_per_token > self.experts:
+            expected = f"expected at most the experts there are ({self.experts})"
+            raise BadInput(expected, field="experts_per_token", value=self.experts_per_token)
+        if self.dense_layers and not self.dense_intermediate_size:
+            raise BadInput("expected a size, since dense_layers is not 0", field="dense_intermediate_size", value=0)
+        return self
+
+    def expert_weights(self, hidden: int) -> int:
+        """Weights of one expert."""
+        return 3 * hidden * self.intermediate_size
+
+    def row_flops(self, hidden: int) -> int:
+        """FLOPs of one row in one expert: 6·H·d_expert (eq. 27)."""
+        return 6 * hidden * self.intermediate_size
+
+    def weights(self, hidden: int) -> int:
+        """Weights of one MoE layer: every expert, routed and shared, and the router."""
+        router = self.experts * (hidden + (1 if self.router_bias else 0))
+        return (self.experts + self.shared_experts) * self.expert_weights(hidden) + router
+
+
+class Model(Strict):
+    """One transformer."""
+
+    schema_: Literal["twin.model/1"] = Field(alias="schema")
+    name: Annotated[str, Field(min_length=1)]
+    hidden_size: PositiveInt
+    layers: PositiveInt
+    vocabulary: PositiveInt
+    tied_embeddings: bool
+    attention: Annotated[GroupedQueryAttention | LatentAttention, Field(discriminator="kind")]
+    ffn: Annotated[DenseFFN | ExpertFFN, Field(discriminator="kind")]
+    mtp_depth: NonNegativeInt = 0
+    published_parameters: PositiveFloat | None = None
+    source: str
+
+    @model_validator(mode="after")
+    def _layers_agree(self) -> Model:
+        if self._dense_layers > self.layers:
+            expected = f"expected at most the layers there are ({self.layers})"
+            raise BadInput(expected, field="ffn.dense_layers", value=self._dense_layers)
+        return self
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the token embedding and, where it is not the same matrix, the output head."""
+        return self.vocabulary * self.hidden_size * (1 if self.tied_embeddings else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without MTP modules. Biases of projections are ignored; these models have none."""
+        hidden, attention = self.hidden_size, self.attention
+        layer = attention.projection_weights(hidden) + attention.norm_weights + 2 * hidden
+        return self.embedding_parameters + self.layers * layer + self._ffn_parameters + hidden
+
+    @property
+    def _dense_layers(self) -> int:
+        return self.ffn.dense_layers if isinstance(self.ffn, ExpertFFN) else 0
+
+    @property
+    def _ffn_parameters(self) -> int:
+        ffn, hidden = self.ffn, self.hidden_size
+        dense = 3 * hidden * ffn.dense_intermediate_size if isinstance(ffn, ExpertFFN) else 0
+        return (self.layers - self._dense_layers) * ffn.weights(hidden) + self._dense_layers * dense
+
+    def kv_bytes(self, bytes_per_element: float) -> float:
+        """Eq. 24: V_token, the bytes that one token adds to the KV cache of one layer."""
+        return self.attention.cached_elements * bytes_per_element
+
+
+def load_model(name: str | Path, base: Path = Path()) -> Model:
+    """Load a built-in model file by name, or a file by path; relative paths start from `base`.
+
+    Raises:
+        BadInput: an unknown name, or a file that cannot be read or breaks the schema.
+    """
+    path = find_data("models", name, base)
+    return checked(Model, read_yaml(path), path)

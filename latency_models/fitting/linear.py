@@ -1,0 +1,251 @@
+"""The latency line t(x) = α·x + β (AFD 3.2, eq. 2-4), fitted by regression, with its uncertainty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted, Numbers, measurements
+
+__all__ = ["CannotFit", "LinearLatency", "NotFitted"]
+
+EXTREME = 1e100
+"""Beyond this, or its inverse, squares leave what a float can hold."""
+
+ROUNDS = 5
+"""Of reweighting. Each shrinks the error of the weights by about the square of the relative noise."""
+
+
+class LinearLatency(Estimator):
+    """Least squares for t = α·x + β with β ≥ 0.
+
+    Where the data ask for a negative β, the line goes through the origin and `through_origin_` is true.
+
+    `fit` sets, from all points:
+        alpha_, beta_: the line.
+        covariance_: of (α, β), shape (2, 2).
+        noise_variance_: variance of one measurement (relative: of t over its mean), with `degrees_` of freedom.
+        alpha_interval_, beta_interval_: (low, high) by Student's t.
+        r_squared_: share of the times' weighted variance that the line explains.
+        range_, points_: smallest and largest size, and the number of points.
+        heldout_median_error_: median of |predicted - measured| / measured at held-out points, predicted by a line
+            fitted to the others. Every k-th different size is held out, k = 1/holdout rounded, from the second smallest
+            on; the smallest and the largest stay in, so that the error is one of interpolation. NaN when there are only
+            two sizes or `holdout` is 0.
+
+    Args:
+        relative: assume noise that grows in proportion to the time, and weigh each point by 1/t². t is the fitted
+            line's, since measured times would favour points that came out short. Without weights, the longest of
+            timings that span decades decide alone.
+        holdout: share of the different sizes held out for the error estimate, 0 to 0.5.
+        confidence: of the intervals, above 0 and below 1.
+    """
+
+    alpha_: float
+    beta_: float
+
+    def __init__(self, *, relative: bool = False, holdout: float = 0.2, confidence: float = 0.95) -> None:
+        self.relative, self.holdout, self.confidence = relative, holdout, confidence
+
+    @classmethod
+    def from_coefficients(cls, alpha: float, beta: float) -> Self:
+        """A line with known coefficients: published, or derived from a data sheet.
+
+        It is valid for any size. Its intervals, R² and held-out error are NaN.
+
+        Raises:
+            CannotFit: a coefficient that is negative or not finite.
+        """
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if not (math.isfinite(value) and value >= 0):
+                raise CannotFit("expected a finite number of at least 0", field=name, value=value)
+        line = cls()
+        line._learn(_Line(float(alpha), float(beta), np.full((2, 2), math.nan), math.nan, 0))
+        line.range_, line.points_ = (0.0, math.inf), 0
+        line.r_squared_ = line.heldout_median_error_ = math.nan
+        return line
+
+    def fit(self, sizes: Numbers, times: Numbers) -> Self:
+        """Learn the line from sizes x and times t, both of shape (n,), n ≥ 3, in any order.
+
+        Raises:
+            CannotFit: fewer than 3 points, sizes that are all alike, values that are not finite or beyond 1e±100, a
+                negative size, a time that is not above 0, a fitted α below 0, or a setting out of its range.
+        """
+        self._check_settings()
+        x, t = measurements(sizes, times)
+        if len(x) < 3:
+            raise CannotFit("expected at least 3 points", field="sizes", value=len(x))
+        _check_magnitudes(x, t)
+        line = _reweighted(x, t, self.relative)
+        if line.alpha < 0:
+            raise CannotFit("expected times that do not fall as sizes grow", field="alpha", value=line.alpha)
+        self._learn(line)
+        self.range_, self.points_ = (float(x.min()), float(x.max())), len(x)
+        self.r_squared_ = _explained(x, t, line, self.relative)
+        self.heldout_median_error_ = self._heldout_error(x, t)
+        return self
+
+    def predict(self, sizes: Numbers) -> Floats:
+        """Times for sizes of any shape, in the unit that was fitted.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        predicted: Floats = self.alpha_ * np.asarray(sizes, dtype=np.float64) + self.beta_
+        return predicted
+
+    def seconds(self, size: float) -> float:
+        """`predict` for one size, bit for bit, without arrays. Simulations call it in their inner loop.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        try:
+            return self.alpha_ * size + self.beta_
+        except AttributeError:
+            raise NotFitted("expected LinearLatency to be fitted before it predicts") from None
+
+    def interval(self, sizes: Numbers) -> tuple[Floats, Floats]:
+        """Prediction interval: low and high ends between which a new measurement falls with `confidence`.
+
+        Shaped like `sizes`. Never below 0; NaN for a line that was not fitted.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        centre = self.predict(sizes)
+        x = np.asarray(sizes, dtype=np.float64)
+        (of_slope, mixed), (_, of_level) = self.covariance_
+        of_line = of_slope * x**2 + 2 * mixed * x + of_level
+        of_noise = self.noise_variance_ * (centre**2 if self.relative else 1.0)
+        reach = _student(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
+        return np.maximum(centre - reach, 0.0), centre + reach
+
+    def in_range(self, size: float) -> bool:
+        """Whether a size lies within the measured range.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        return self.range_[0] <= size <= self.range_[1]
+
+    def _check_settings(self) -> None:
+        if not 0 <= self.holdout <= 0.5:
+            raise CannotFit("expected a share from 0 to 0.5", field="holdout", value=self.holdout)
+        if not 0 < self.confidence < 1:
+            raise CannotFit("expected a number above 0 and below 1", field="confidence", value=self.confidence)
+
+    def _learn(self, line: _Line) -> None:
+        self.alpha_, self.beta_ = line.alpha, line.beta
+        self.covariance_, self.noise_variance_ = line.covariance, line.noise
+        self.degrees_, self.through_origin_ = line.degrees, line.through_origin
+        reach = _student(self.confidence, line.degrees) * np.sqrt(np.diag(line.covariance))
+        self.alpha_interval_ = (line.alpha - float(reach[0]), line.alpha + float(reach[0]))
+        self.beta_interval_ = (line.beta - float(reach[1]), line.beta + float(reach[1]))
+        if line.through_origin:
+            free = line.free_beta + _student(self.confidence, line.degrees - 1) * line.free_deviation
+            self.beta_interval_ = (0.0, max(0.0, free))
+
+    def _heldout_error(self, x: Floats, t: Floats) -> float:
+        different = np.unique(x)
+        if self.holdout == 0 or len(different) < 3:
+            return math.nan
+        out = np.isin(x, different[1:-1][:: round(min(1 / self.holdout, len(different)))])
+        line = _reweighted(x[~out], t[~out], self.relative)
+        return float(np.median(np.abs(line.alpha * x[out] + line.beta - t[out]) / t[out]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A fitted line. `noise` is the variance of a point of weight 1; `free_*` are β's estimate without β ≥ 0."""
+
+    alpha: float
+    beta: float
+    covariance: Floats
+    noise: float
+    degrees: int
+    through_origin: bool = False
+    free_beta: float = 0.0
+    free_deviation: float = 0.0
+
+
+def _check_magnitudes(x: Floats, t: Floats) -> None:
+    for time in (float(t.max()), float(t.min())):
+        if not 1 / EXTREME <= time <= EXTREME:
+            expected = f"expected numbers from {1 / EXTREME:g} to {EXTREME:g}"
+            raise CannotFit(expected, field="times", value=time)
+    if x.max() > EXTREME:
+        raise CannotFit(f"expected numbers up to {EXTREME:g}", field="sizes", value=float(x.max()))
+    if np.ptp(x) < 1 / EXTREME:
+        raise CannotFit("expected sizes that differ, found one", field="sizes", value=float(x[0]))
+
+
+def _reweighted(x: Floats, t: Floats, relative: bool) -> _Line:
+    """The line with equal weights, or with 1/t², where t converges to the line's own value."""
+    if not relative:
+        return _solve(x, t, np.ones_like(t))
+    line = _solve(x, t, 1 / t**2)
+    for _ in range(ROUNDS):
+        line = _solve(x, t, _relative_weights(x, t, line))
+    return line
+
+
+def _relative_weights(x: Floats, t: Floats, line: _Line) -> Floats:
+    """1/fitted², bounded: a point that lies far above the line must not get an arbitrarily large weight."""
+    weights: Floats = 1 / np.maximum(line.alpha * x + line.beta, t / 2) ** 2
+    return weights
+
+
+def _solve(x: Floats, t: Floats, weight: Floats) -> _Line:
+    """Weighted least squares in centred and scaled sizes, so that sizes far from 0 lose no digits."""
+    total, centre = float(weight.sum()), float(np.average(x, weights=weight))
+    scale = float(np.abs(x - centre).max())
+    z = (x - centre) / scale
+    spread, level = float(weight @ z**2), float(np.average(t, weights=weight))
+    slope = float((weight * z) @ (t - level)) / spread
+    if abs(slope) <= 1e-13 * level:  # rounding, where the times are all alike
+        slope = 0.0
+    ratio = centre / scale
+    beta = level - slope * ratio
+    residual = t - level - slope * z
+    degrees = max(len(x) - 2, 0)
+    noise = float(weight @ residual**2) / degrees if degrees else math.nan
+    of_slope, mixed = 1 / (spread * scale**2), -ratio / (spread * scale)
+    of_level = 1 / total + ratio**2 / spread
+    if beta < 0:
+        return _solve_through_origin(x, t, weight, beta, math.sqrt(noise * of_level))
+    covariance = noise * np.array([[of_slope, mixed], [mixed, of_level]])
+    return _Line(slope / scale, beta, covariance, noise, degrees)
+
+
+def _solve_through_origin(x: Floats, t: Floats, weight: Floats, free_beta: float, free_deviation: float) -> _Line:
+    square = float(weight @ x**2)
+    alpha = float((weight * x) @ t) / square
+    noise = float(weight @ (t - alpha * x) ** 2) / (len(x) - 1)
+    covariance = np.array([[noise / square, 0.0], [0.0, 0.0]])
+    return _Line(alpha, 0.0, covariance, noise, len(x) - 1, True, free_beta, free_deviation)
+
+
+def _explained(x: Floats, t: Floats, line: _Line, relative: bool) -> float:
+    """R²; 1 for times that are all equal and predicted exactly."""
+    weight = _relative_weights(x, t, line) if relative else np.ones_like(t)
+    residual, spread = t - line.alpha * x - line.beta, t - np.average(t, weights=weight)
+    left, total = float(weight @ residual**2), float(weight @ spread**2)
+    if total <= 1e-24 * float(weight @ t**2):
+        return 1.0
+    return 1 - left / total
+
+
+def _student(confidence: float, degrees: int) -> float:
+    """Two-sided quantile of Student's t; NaN without degrees of freedom."""
+    if degrees <= 0:
+        return math.nan
+    from scipy.special import stdtrit  # slow to import, and only a fit needs it
+
+    return float(stdtrit(degrees, 0.5 + confidence / 2))

@@ -1,0 +1,192 @@
+"""Configuration files: strict YAML, checked against pydantic models, with one-line errors.
+
+YAML here means plain values (no objects) and mappings without repeated keys. Numbers follow YAML 1.2: 1e-3 is a number,
+while 1:32 and 007 are text (YAML 1.1 reads 92 and 7). Two rules of YAML 1.1 remain: 1_000 is a thousand, and unquoted
+yes, no, on and off are booleans.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from latency_models.io.validation_errors import explain_validation
+from latency_models.io.yaml_limits import MAX_BITS, MAX_BYTES, check_limits
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader as _FastestLoader
+else:
+    _FastestLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+__all__ = ["Strict", "checked", "explain_validation", "read_text", "read_yaml", "read_yaml_text", "write_yaml"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Base class of file sections. Unknown fields, conversions and infinities are errors; instances are frozen.
+
+    Attributes:
+        renamed: earlier names of fields, with the present ones. renamed_values: earlier values of a field, likewise, by
+            its present name. See `latency_models.io.earlier_names`.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+_MERGE, _INT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+
+
+class _Loader(_FastestLoader):
+    """Loads plain YAML values. Repeated keys and unrepresentable values are errors with a line number."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._seen: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Look for repeated keys before merging, which may make some of its own, and happen more than once."""
+        if id(node) not in self._seen:
+            self._seen.add(id(node))
+            self._refuse_repetition(node)
+        super().flatten_mapping(node)
+
+    def _refuse_repetition(self, node: yaml.MappingNode) -> None:
+        given: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = _MERGE if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):  # the other kind is refused by the loader itself
+                if key in given:
+                    name = "<<" if key == _MERGE else key
+                    raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key_node.start_mark)
+                given.add(key)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if not isinstance(value, int) or value.bit_length() <= MAX_BITS:
+                return value
+            problem = f"a whole number of more than {MAX_BITS} bits"
+        except ValueError as error:  # 2026-02-31, or an integer of 5,000 digits
+            problem = str(error)
+        except (LookupError, AttributeError):  # !!bool maybe
+            problem = f"{node.value!r} does not fit its tag"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` or YAML 1.1 would read as something else."""
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Quote text with unusual line breaks, which survive in double quotes only."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+def _use_plain_numbers() -> None:
+    """Recognise the numbers of YAML 1.2 in place of those of YAML 1.1."""
+    _Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in (_INT, _FLOAT)]
+        for first, known in _Loader.yaml_implicit_resolvers.items()
+    }
+    whole = r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
+    exponent = "[eE][-+]?[0-9]+"
+    finite = rf"[0-9][0-9_]*(?:\.[0-9_]*(?:{exponent})?|{exponent})|\.[0-9][0-9_]*(?:{exponent})?"
+    real = rf"^(?:[-+]?(?:{finite}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
+    for user in (_Loader, _Dumper):
+        user.add_implicit_resolver(_FLOAT, re.compile(real), list("-+.0123456789"))
+        user.add_implicit_resolver(_INT, re.compile(whole), list("-+0123456789"))
+
+
+_use_plain_numbers()
+_Dumper.add_representer(str, _write_text)
+
+
+def read_yaml_text(text: str) -> Any:
+    """The value that a piece of YAML stands for.
+
+    Raises:
+        yaml.YAMLError: it is not YAML, gives a key twice, or exceeds a limit of `latency_models.io.yaml_limits`.
+    """
+    try:
+        check_limits(text, _FastestLoader)
+        return yaml.load(text, _Loader)
+    except UnicodeEncodeError:  # half a surrogate pair, from a command line that is not UTF-8
+        raise yaml.YAMLError("text that is not UTF-8") from None
+
+
+def write_yaml(document: dict[str, Any]) -> str:
+    """A piece of YAML that `read_yaml_text` reads as the same document, its fields in the order given."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        BadInput: it cannot be read, is not YAML, or is something other than a mapping with text keys.
+    """
+    text = read_text(path)
+    try:
+        document = read_yaml_text(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        raise BadInput(f"expected YAML: {problem}", file=path, line=None if mark is None else mark.line + 1) from None
+    if document is None:
+        raise BadInput("expected a mapping of fields, found nothing", file=path)
+    if isinstance(document, list):
+        raise BadInput("expected a mapping of fields, found a list", file=path)
+    if not isinstance(document, dict):
+        raise BadInput("expected a mapping of fields", value=document, file=path)
+    for key in document:
+        if not isinstance(key, str):
+            raise BadInput("expected field names that are text", value=key, file=path)
+    return document
+
+
+def read_text(path: Path) -> str:
+    """A text file's content, without a byte order mark.
+
+    Raises:
+        BadInput: there is no such file, it is a folder, may not be read, is larger than MAX_BYTES, or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise BadInput(f"expected a file of at most {MAX_BYTES // 2**20} MiB", file=path)
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+    except OSError as error:
+        raise BadInput(f"expected a readable file: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise BadInput("expected a text file in UTF-8", file=path) from None
+    except ValueError as error:  # a null byte in the path
+        raise BadInput(f"expected a path: {error}", value=str(path)) from None
+
+
+def checked(model: type[_Model], document: dict[str, Any], file: Path | None, section: str = "") -> _Model:
+    """`document` as a `model`.
+
+    Args:
+        file: where the document came from, for the error.
+        section: dotted field under which the document stands in that file.
+
+    Raises:
+        BadInput: the first fault (see `explain_validation`).
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise explain_validation(error, file, model, section=section) from None

@@ -1,0 +1,118 @@
+"""CSV tables, plain or gzipped: columns by name, and errors with file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from workloads.errors import BadInput
+
+
+class Columns:
+    """Columns of a CSV file. Place i of every list is row i below the header."""
+
+    def __init__(self, path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[int]) -> None:
+        self.path, self.names, self._lines = path, tuple(names), lines
+        self._columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def text(self, name: str) -> list[str]:
+        """A column as it stands.
+
+        Raises:
+            BadInput: there is no such column.
+        """
+        if name not in self._columns:
+            raise BadInput(f"expected this column, found {', '.join(self.names)}", field=name, file=self.path, line=1)
+        return list(self._columns[name])
+
+    def numbers(self, name: str, *, above: float = -math.inf, blank: float | None = None) -> list[float]:
+        """A column of finite numbers greater than `above`; an empty cell is `blank`, where that is given.
+
+        Raises:
+            BadInput: there is no such column, or a cell holds something else.
+        """
+        values = []
+        for row, cell in enumerate(self.text(name)):
+            value = blank if blank is not None and not cell else _number(cell)
+            if not (math.isfinite(value) and value > above):
+                bound = "" if above == -math.inf else f" above {above:g}"
+                raise self.fault(f"expected a finite number{bound}", row, name)
+            values.append(value)
+        return values
+
+    def wholes(self, name: str, *, low: int, blank: int | None = None) -> list[int]:
+        """A column of whole numbers of at least `low`; 8.0 is one. An empty cell is `blank`, where that is given.
+
+        Raises:
+            BadInput: there is no such column, or a cell holds something else.
+        """
+        values = []
+        for row, value in enumerate(self.numbers(name, blank=None if blank is None else float(blank))):
+            if value < low or value != math.floor(value):
+                raise self.fault(f"expected a whole number of at least {low}", row, name)
+            values.append(int(value))
+        return values
+
+    def fault(self, expected: str, row: int, name: str) -> BadInput:
+        """What is wrong with one cell."""
+        return BadInput(expected, value=self._columns[name][row], field=name, file=self.path, line=self._lines[row])
+
+
+def read_columns(path: Path) -> Columns:
+    """A CSV file with a header, gzipped or not. Blank lines are passed over.
+
+    Raises:
+        BadInput: a file that cannot be read, a broken gzip or CSV file, a column twice, a row of more or fewer cells
+            than there are columns, or no row at all.
+    """
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        for row in reader:
+            if row:
+                rows.append(row)
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        raise BadInput(f"expected a CSV file: {error}", file=path, line=reader.line_num) from None
+    for name in header:
+        if header.count(name) > 1:
+            raise BadInput("expected each column once", value=name, file=path, line=1)
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(header):
+            raise BadInput(f"expected {len(header)} cells, one a column", value=len(row), file=path, line=line)
+    if not rows:
+        raise BadInput("expected a header and rows below it", file=path)
+    return Columns(path, header, rows, lines)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadInput(f"expected a whole gzip file: {error}", file=path) from None
+    except OSError as error:
+        raise BadInput(f"expected a readable file: {error.strerror}", file=path) from None
+    except UnicodeDecodeError:
+        raise BadInput("expected a text file in UTF-8", file=path) from None
+    except ValueError as error:  # a null byte in the path
+        raise BadInput(f"expected a path: {error}", value=str(path)) from None
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,12 @@
+"""Step times and served latency from the kernel tables that ai-dynamo/aiconfigurator publishes.
+
+    tables       a folder of kernel timings
+    kernels      one model's kernels on one rank, as curves
+    step_time    a step from these curves
+    closed_loop  TTFT and TPOT of a client that keeps a number of requests in flight
+    silicon      measured TTFT and TPOT
+    regression   corrections for what kernel tables leave out, fitted to measured TPOT
+    spec         the scenario section
+
+Import from the modules: this package loads none of them.
+"""

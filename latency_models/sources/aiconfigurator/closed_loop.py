@@ -1,0 +1,121 @@
+"""TTFT and TPOT of a closed loop in steady state: a client that keeps a number of requests in flight.
+
+With N requests in flight, each runs through `osl` decode steps, during which the N - 1 others are prefilled once each.
+Let D be the time of a decode step and P what one prompt adds to the steps that prefill it; a request takes osl·D + N·P.
+Its TTFT contains one D, its own P, and the P of the prompts that go before it (`ahead`). The rest, divided by the
+remaining osl - 1 tokens, is its TPOT:
+
+    TTFT = D + (1 + ahead)·P        TPOT = D + (N - 1 - ahead)·P / (osl - 1)
+
+`ahead` depends on how a client's answers bunch, which no kernel table contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from latency_models.step_time import StepTime
+from schedulers.batches import Chunk, MixedBatch
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from schedulers.sequence import Sequence
+
+ROUNDS = 4
+"""In which the number of decoding requests settles."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """A steady state. Times in seconds.
+
+    Attributes:
+        ttft, tpot: means over requests.
+        decode_step: D. prompt: P.
+        residents: N, requests that the KV cache holds at once, of those in flight. decoding: of these, the mean number
+            past their first token, in whole requests.
+    """
+
+    ttft: float
+    tpot: float
+    decode_step: float
+    prompt: float
+    residents: float
+    decoding: int
+
+
+def closed_loop(
+    step_time: StepTime,
+    concurrency: float,
+    isl: float,
+    osl: float,
+    *,
+    ahead: float = 0.0,
+    max_batched_tokens: int = 8192,
+    kv_capacity: float | None = None,
+) -> ClosedLoop:
+    """Steady state of `concurrency` requests with `isl` prompt and `osl` output tokens each; means are accepted.
+
+    Args:
+        ahead: prompts of others that are prefilled between a request's submission and its first token; limited to the
+            number of others.
+        max_batched_tokens: rows of a step; longer prompts are prefilled in chunks.
+        kv_capacity: tokens that the KV cache holds. Requests beyond it wait, as part of their TTFT.
+
+    Raises:
+        BadInput: fewer than one request, prompt token, or two output tokens, or a step too small for the decodes.
+    """
+    for name, value, least in (("concurrency", concurrency, 1), ("isl", isl, 1), ("osl", osl, 2)):
+        if not value >= least:
+            raise BadInput(f"expected at least {least}", field=name, value=value)
+    mean_kv = isl + osl / 2
+    residents = concurrency if kv_capacity is None else max(min(concurrency, kv_capacity / mean_kv), 1.0)
+    others = residents - 1
+    before = min(max(ahead, 0.0), others)
+    decoding = max(round(residents), 1)
+    for _ in range(ROUNDS):
+        kv = round(decoding * mean_kv)
+        step = step_time.decode_seconds(decoding, kv, round(isl + osl), 1)[0]
+        prompt = _prompt_seconds(step_time, decoding, kv, round(isl), max_batched_tokens)
+        ttft = step + (1 + before) * prompt
+        tpot = step + (others - before) * prompt / (osl - 1)
+        life = ttft + (osl - 1) * tpot
+        decoding = max(round(residents * (1 - ttft / life)), 1)
+    waiting = (concurrency - residents) / residents * life
+    return ClosedLoop(ttft + waiting, tpot, step, prompt, residents, decoding)
+
+
+def closed_loop_tpot(
+    step_time: StepTime,
+    concurrency: float,
+    isl: float,
+    osl: float,
+    *,
+    ahead: float = 0.0,
+    max_batched_tokens: int = 8192,
+    kv_capacity: float | None = None,
+) -> float:
+    """Seconds an output token after the first, as `closed_loop` has it."""
+    return closed_loop(
+        step_time, concurrency, isl, osl, ahead=ahead, max_batched_tokens=max_batched_tokens, kv_capacity=kv_capacity
+    ).tpot
+
+
+def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_batched_tokens: int) -> float:
+    """Seconds that one prompt adds to the decode steps that its chunks run in."""
+    room = max_batched_tokens - decodes
+    if room < 1:
+        expected = f"expected more than the {decodes} tokens of the decodes"
+        raise BadInput(expected, field="max_batched_tokens", value=max_batched_tokens)
+    # Latency models count sequences and look at none.
+    running, no_sequence = cast("Many[Sequence]", range(decodes)), cast("Sequence", None)
+    alone = step_time.decode_seconds(decodes, kv, kv, 1)[0]
+    added, context = 0.0, 0
+    while context < isl:
+        tokens = min(room, isl - context)
+        chunk = Chunk(no_sequence, tokens, context, last=context + tokens == isl)
+        added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - alone
+        context += tokens
+    return added

@@ -1,0 +1,274 @@
+"""One model's kernels on one rank, added up over its layers into a few curves.
+
+A layer's GEMMs, experts and all-reduces depend only on the rows of a batch (prompt tokens and decodes), so they form
+one curve. Prompt attention, decode attention and the output head are separate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
+from latency_models.interpolation import Curve, Surface, weighted_sum
+from latency_models.sources.aiconfigurator.tables import (
+    BALANCED,
+    AttentionKind,
+    Device,
+    ExpertKind,
+    KernelTables,
+    read_tables,
+)
+from latency_models.sources.origin import Origin
+from workloads.errors import BadInput
+
+ELEMENT_BYTES = {"float16": 2.0, "fp8": 1.0}
+"""Of a KV cache element."""
+
+HEAD_FORMAT = "float16"
+"""In which the output head and the routers of MoE layers are computed, whatever the format of the other weights."""
+
+NO_BANDWIDTH = (
+    "kv_token is 0, no bound on decode attention: no file in ../systems is named as the folder begins, so the memory "
+    "bandwidth is not known"
+)
+
+SCHEMA = "twin.kernels/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a model is spread over the ranks of one engine. Formats have the tables' names.
+
+    Attributes:
+        tensor_parallel: ranks that share each attention layer, and each dense FFN.
+        expert_tensor_parallel, expert_parallel: ranks that share each expert, and ranks over which experts are spread.
+            Their product over `tensor_parallel` is the number of attention replicas that feed one set of experts.
+        weights: format of the projections, FFN and expert weights.
+        cache: format of the KV cache.
+        attention: format in which prompt attention is computed.
+        expert_rows: minimum number of tokens in the cost of a MoE layer. Tables time batches of n tokens that reach few
+            experts; engines pad batches, so that every expert's weights are read.
+        expert_load: how the tables spread tokens over experts.
+    """
+
+    tensor_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    expert_parallel: int = 1
+    weights: str = "float16"
+    cache: str = "float16"
+    attention: str = "float16"
+    expert_rows: int = 1
+    expert_load: str = BALANCED
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold one set of experts."""
+        return self.expert_tensor_parallel * self.expert_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKernels:
+    """Kernel seconds of a whole forward pass on one rank.
+
+    Attributes:
+        layers: transformer layers, for overheads that each of them has.
+        rows: all linear layers and all-reduces, by rows.
+        head: the output head, by sequences that sample.
+        context: attention of one prompt by its tokens.
+        generation: attention of decodes, by their number and the cached tokens of each.
+        kv_token: seconds to read one cached token at the memory's bandwidth; 0 where that is not known.
+        notes: where the tables had to be stretched, shapes between or beyond those measured; and what is not known.
+        origin: what the kernels were measured on, and the model and its split.
+    """
+
+    layers: int
+    rows: Curve
+    head: Curve
+    context: Curve
+    generation: Surface
+    kv_token: float = 0.0
+    notes: tuple[str, ...] = ()
+    origin: Origin = field(default_factory=Origin)
+
+    def document(self) -> dict[str, Any]:
+        """Content of the file. `from_document` reads it as an equal object."""
+        return {
+            "schema": SCHEMA,
+            "origin": self.origin.document(),
+            "layers": self.layers,
+            "rows": self.rows.document(),
+            "head": self.head.document(),
+            "context": self.context.document(),
+            "generation": self.generation.document(),
+            "kv_token": self.kv_token,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ModelKernels:
+        """Kernels from the content of a file.
+
+        Raises:
+            BadInput: a document of another schema, or one without a required field.
+        """
+        if document.get("schema") != SCHEMA:
+            raise BadInput(f"expected {SCHEMA}", field="schema", value=document.get("schema"))
+        try:
+            return cls(
+                layers=document["layers"],
+                rows=Curve.from_document(document["rows"]),
+                head=Curve.from_document(document["head"]),
+                context=Curve.from_document(document["context"]),
+                generation=Surface.from_document(document["generation"]),
+                kv_token=document["kv_token"],
+                notes=tuple(document["notes"]),
+                origin=Origin.from_document(document.get("origin", {})),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"expected the document of a ModelKernels: {error!r}", field="kernels") from None
+
+    @classmethod
+    def load(cls, folder: Path, model: Model, placement: Placement) -> ModelKernels:
+        """`compose`, from a folder of tables."""
+        return compose(read_tables(folder), model, placement)
+
+
+def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKernels:
+    """The kernels of a model on one rank.
+
+    Raises:
+        BadInput: a model with latent attention, a split that does not divide its heads, or a kernel that the tables do
+            not have.
+    """
+    _check(model, placement)
+    if HEAD_FORMAT not in tables.gemms:
+        expected = f"expected GEMMs in {HEAD_FORMAT} too: the output head and routers run in it whatever the weights"
+        raise BadInput(f"{expected}, found {', '.join(sorted(tables.gemms))}", field="gemm_dtype", file=tables.folder)
+    attention, width = model.attention, placement.tensor_parallel
+    assert isinstance(attention, GroupedQueryAttention)
+    kv_heads = max(attention.kv_heads // width, 1)
+    compute = AttentionKind(
+        placement.attention, placement.cache, attention.heads // width, kv_heads, attention.head_dim
+    )
+    # Decode kernels were timed computing in 16 bits whatever the cache.
+    decode = AttentionKind("float16", placement.cache, compute.heads, kv_heads, attention.head_dim)
+    notes: list[str] = []
+    head, measured = tables.gemm(HEAD_FORMAT, model.vocabulary // width, model.hidden_size)
+    if not measured:
+        notes.append(_stretched("output head", model.vocabulary // width, model.hidden_size))
+    if tables.device is None:
+        notes.append(NO_BANDWIDTH)
+    cached_bytes = 2 * kv_heads * attention.head_dim * ELEMENT_BYTES[placement.cache]
+    return ModelKernels(
+        layers=model.layers,
+        rows=weighted_sum(_row_parts(tables, model, placement, notes)),
+        head=head,
+        context=weighted_sum([(model.layers, tables.context_attention(compute))]),
+        generation=_times(tables.generation_attention(decode), model.layers),
+        kv_token=_read_seconds(tables.device, model.layers * cached_bytes),
+        notes=tuple(notes),
+        origin=tables.origin.completed(Origin(model=model.name, tensor_parallel=width)),
+    )
+
+
+def kv_capacity(device: Device, model: Model, placement: Placement, share: float = 0.9) -> float:
+    """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory.
+
+    Raises:
+        BadInput: weights that do not fit.
+    """
+    attention = model.attention
+    assert isinstance(attention, GroupedQueryAttention)
+    ranks = max(placement.tensor_parallel, placement.expert_ranks if isinstance(model.ffn, ExpertFFN) else 1)
+    weight_bytes = 1.0 if placement.weights.startswith("fp8") else 2.0
+    free = device.memory_capacity * share - device.reserved - model.parameters * weight_bytes / ranks
+    if free <= 0:
+        raise BadInput(f"expected weights that fit ({model.name} on {ranks} devices)", field="placement")
+    kv_heads = max(attention.kv_heads // placement.tensor_parallel, 1)
+    return free / (model.layers * 2 * kv_heads * attention.head_dim * ELEMENT_BYTES[placement.cache])
+
+
+def _check(model: Model, placement: Placement) -> None:
+    attention, width = model.attention, placement.tensor_parallel
+    if not isinstance(attention, GroupedQueryAttention):
+        raise BadInput("expected a model with grouped-query attention", field="model", value=model.name)
+    if placement.cache not in ELEMENT_BYTES:
+        raise BadInput(f"expected one of {', '.join(ELEMENT_BYTES)}", field="cache", value=placement.cache)
+    if width < 1 or attention.heads % width:
+        expected = f"expected a divisor of the heads ({attention.heads})"
+        raise BadInput(expected, field="tensor_parallel", value=width)
+    if isinstance(model.ffn, ExpertFFN) and (placement.expert_ranks < 1 or placement.expert_ranks % width):
+        expected = f"expected a multiple of tensor_parallel ({width})"
+        raise BadInput(expected, field="expert_tensor_parallel·expert_parallel", value=placement.expert_ranks)
+
+
+def _row_parts(
+    tables: KernelTables, model: Model, placement: Placement, notes: list[str]
+) -> Iterator[tuple[float, Curve]]:
+    """(times, seconds by rows) of everything that depends on rows alone."""
+    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
+    assert isinstance(attention, GroupedQueryAttention)
+
+    def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[float, Curve]:
+        curve, measured = tables.gemm(weights, n, k)
+        if not measured:
+            notes.append(_stretched(name, n, k))
+        return times, curve
+
+    heads, kv_heads = attention.heads // width, max(attention.kv_heads // width, 1)
+    yield gemm(model.layers, "qkv", (heads + 2 * kv_heads) * attention.head_dim, hidden)
+    yield gemm(model.layers, "output", hidden, heads * attention.head_dim)
+    sparse, ranks = 0, width
+    if isinstance(ffn, ExpertFFN):
+        sparse, ranks = model.layers - ffn.dense_layers, placement.expert_ranks
+        yield gemm(sparse, "router", ffn.experts, hidden, HEAD_FORMAT)
+        yield sparse, _experts(tables, ffn, hidden, placement)
+        if ffn.shared_experts:
+            shared = ffn.shared_experts * ffn.intermediate_size // width
+            yield gemm(sparse, "shared gate_up", 2 * shared, hidden)
+            yield gemm(sparse, "shared down", hidden, shared)
+    dense = model.layers - sparse
+    if dense:
+        inner = ffn.intermediate_size if isinstance(ffn, DenseFFN) else ffn.dense_intermediate_size
+        yield gemm(dense, "gate_up", 2 * inner // width, hidden)
+        yield gemm(dense, "down", hidden, inner // width)
+    for devices, rows in ((width, 1), (ranks, ranks // width)):
+        if devices > 1:
+            yield model.layers, _per_row(tables.reduction(devices), hidden * rows)
+
+
+def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Placement) -> Curve:
+    """A MoE layer by the rows of one attention replica, all replicas having as many."""
+    kind = ExpertKind(
+        placement.weights,
+        hidden,
+        ffn.intermediate_size,
+        ffn.experts_per_token,
+        ffn.experts,
+        placement.expert_tensor_parallel,
+        placement.expert_parallel,
+        placement.expert_load,
+    )
+    replicas = placement.expert_ranks // placement.tensor_parallel
+    by_tokens, least = tables.expert_layer(kind), float(placement.expert_rows)
+    tokens = [least, *(size for size in by_tokens.x if size > least)]
+    return Curve((size / replicas, by_tokens.at(size)) for size in tokens)
+
+
+def _per_row(by_elements: Curve, elements: int) -> Curve:
+    return Curve((size / elements, seconds) for size, seconds in zip(by_elements.x, by_elements.y, strict=True))
+
+
+def _times(surface: Surface, factor: float) -> Surface:
+    return Surface({count: weighted_sum([(factor, curve)]) for count, curve in surface.curves.items()})
+
+
+def _read_seconds(device: Device | None, size: float) -> float:
+    return 0.0 if device is None else size / device.memory_bandwidth
+
+
+def _stretched(name: str, n: int, k: int) -> str:
+    return f"{name} ({n} by {k}): a straight line between measured shapes, or in proportion beyond them"

@@ -1,0 +1,124 @@
+"""Measured TTFT and TPOT of closed-loop serving, as aiconfigurator publishes them, with their deployments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from latency_models.deployment.models import Model
+from latency_models.io.builtin_files import builtin_names
+from latency_models.io.tables import Columns, read_columns
+from latency_models.sources.aiconfigurator.kernels import Placement
+
+_DATED = re.compile(r"source_file=\d{4}-\d\d-\d\d\.csv")
+_SUFFIXES = re.compile(r"-(instruct|fp8|fp4|bf16)$")
+
+RANDOM_RANGE_MEAN = 0.9
+"""InferenceX draws lengths uniformly from 0.8 to 1 of those stated (its settings file), for prompts and outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiliconRow:
+    """One measured point. Times in seconds.
+
+    Attributes:
+        model: name of the built-in model file.
+        precision: fp8, or bf16 where the source names none.
+        isl, osl: prompt and output tokens of a request, in the mean.
+        concurrency: requests in flight, for each attention replica.
+        expert_tensor_parallel, expert_parallel: 1 and 1 for a dense model.
+        split: calib or dev. tables: name of the folder of kernel tables.
+    """
+
+    id: str
+    backend: str
+    system: str
+    model: str
+    precision: str
+    isl: float
+    osl: float
+    concurrency: float
+    tensor_parallel: int
+    expert_tensor_parallel: int
+    expert_parallel: int
+    ttft: float
+    tpot: float
+    split: str
+    tables: str
+
+    def placement(self, model: Model, expert_rows: int = 1) -> Placement:
+        """Formats and ranks. Published MoE checkpoints in fp8 scale weights block by block, and keep a 16-bit cache."""
+        sparse = model.ffn.kind == "moe"
+        fp8 = self.precision == "fp8"
+        cache = "fp8" if fp8 and not sparse else "float16"
+        return Placement(
+            tensor_parallel=self.tensor_parallel,
+            expert_tensor_parallel=self.expert_tensor_parallel if sparse else 1,
+            expert_parallel=self.expert_parallel if sparse else 1,
+            weights=("fp8_block" if sparse else "fp8") if fp8 else "float16",
+            cache=cache,
+            attention="fp8" if cache == "fp8" and self.backend == "trtllm" else "float16",
+            expert_rows=expert_rows,
+        )
+
+
+def read_silicon_rows(path: Path) -> list[SiliconRow]:
+    """The measured points of a CSV file, gzipped or not.
+
+    Rows marked as duplicates are left out, and so are those of another mode than `agg`, in which prompts and decodes
+    share an engine.
+
+    Raises:
+        BadInput: a file that cannot be read, a column that is missing, a cell that is not what it should be, a model
+            or precision that is not known, or a pipeline of more than one stage, with file, line and column.
+    """
+    table = read_columns(path)
+    stages = table.wholes("pp_size", low=1)
+    if max(stages) > 1:
+        raise table.fault("expected 1: pipelines are not known here", stages.index(max(stages)), "pp_size")
+    wanted = [mode == "agg" for mode in table.text("mode")]
+    wanted = [keep and twin != "True" for keep, twin in zip(wanted, table.text("duplicate"), strict=True)]
+    shares = [RANDOM_RANGE_MEAN if _DATED.search(text) else 1.0 for text in table.text("silicon_data_source")]
+    columns = (
+        table.text("id"),
+        table.text("backend"),
+        table.text("system"),
+        _models(table),
+        _precisions(table),
+        _scaled(table.wholes("isl", low=1), shares),
+        _scaled(table.wholes("osl", low=2), shares),
+        table.numbers("batch_size", above=0.0),
+        table.wholes("tp_size", low=1),
+        [max(ranks, 1) for ranks in table.wholes("moe_tp_size", low=0, blank=1)],
+        [max(ranks, 1) for ranks in table.wholes("moe_ep_size", low=0, blank=1)],
+        [time * 1e-3 for time in table.numbers("silicon_ttft_ms", above=0.0)],
+        [time * 1e-3 for time in table.numbers("silicon_tpot_ms", above=0.0)],
+        table.text("split"),
+        [name.partition(" ")[0] for name in table.text("kernel_tables")],  # a remark may follow
+    )
+    return [SiliconRow(*row) for row, keep in zip(zip(*columns, strict=True), wanted, strict=True) if keep]
+
+
+def _precisions(table: Columns) -> list[str]:
+    names = [name or "bf16" for name in table.text("precision")]
+    for at, name in enumerate(names):
+        if name not in ("bf16", "fp8"):
+            raise table.fault("expected bf16, fp8 or nothing", at, "precision")
+    return names
+
+
+def _models(table: Columns) -> list[str]:
+    known, names = set(builtin_names("models")), []
+    for at, path in enumerate(table.text("model_path")):
+        name = path.rpartition("/")[2].lower()
+        while name not in known and _SUFFIXES.search(name):
+            name = _SUFFIXES.sub("", name)
+        if name not in known:
+            raise table.fault(f"expected one of {', '.join(sorted(known))}", at, "model_path")
+        names.append(name)
+    return names
+
+
+def _scaled(values: list[int], shares: list[float]) -> list[float]:
+    return [value * share for value, share in zip(values, shares, strict=True)]

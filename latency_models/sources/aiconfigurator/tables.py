@@ -1,0 +1,281 @@
+"""A folder of kernel timings, as aiconfigurator publishes them for a device, a backend and its version.
+
+Each table is a gzipped CSV file of kernels timed one by one, in milliseconds; here times are in seconds. Heads are
+those of one rank. `data/kernel_tables/aiconfigurator/SOURCE.txt` describes the files and their columns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
+from latency_models.io.config_io import read_yaml
+from latency_models.io.tables import Columns, read_columns
+from latency_models.sources.origin import Origin
+from latency_models.sources.recognise import AICONFIGURATOR, other_source
+from workloads.errors import BadInput
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+BALANCED = "power_law_1.01"
+"""The more even of the two ways in which the MoE tables spread tokens over experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Memory of the device, from the system file beside the tables: bytes/s, bytes, and bytes reserved."""
+
+    memory_bandwidth: float
+    memory_capacity: float
+    reserved: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What an attention kernel's time depends on beside its batch: formats, and the heads of one rank."""
+
+    compute: str
+    cache: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """What an MoE kernel's time depends on beside its tokens. `intermediate_size` is that of a whole expert."""
+
+    weights: str
+    hidden_size: int
+    intermediate_size: int
+    experts_per_token: int
+    experts: int
+    tensor_parallel: int
+    expert_parallel: int
+    load: str = BALANCED
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTables:
+    """The timings of one folder, seconds.
+
+    Attributes:
+        gemms: by weight format, then by (n, k): seconds by rows m.
+        context: one prompt's attention by its tokens, nothing of it cached.
+        generation: decode attention by sequences, and by the cached tokens of each.
+        experts: a MoE layer's experts on one rank, by the tokens that its ranks serve together.
+        all_reduce: by devices: seconds by elements of two bytes.
+        device: None where no system file is beside the folder.
+        origin: GPU, engine and its version, as far as the GEMM table says.
+    """
+
+    folder: Path
+    gemms: Mapping[str, Mapping[tuple[int, int], Curve]]
+    context: Mapping[AttentionKind, Curve]
+    generation: Mapping[AttentionKind, Surface]
+    experts: Mapping[ExpertKind, Curve] = field(default_factory=dict)
+    all_reduce: Mapping[int, Curve] = field(default_factory=dict)
+    device: Device | None = None
+    origin: Origin = field(default_factory=Origin)
+
+    def gemm(self, weights: str, n: int, k: int) -> tuple[Curve, bool]:
+        """Seconds of a GEMM by its rows, and whether its shape was measured or is a straight line between others.
+
+        Beyond the largest shape, time grows in proportion.
+
+        Raises:
+            BadInput: a weight format that is not in the table.
+        """
+        shapes = self._find(self.gemms, weights, "weights", "gemm")
+        corners = [
+            (n_weight * k_weight, shapes[near_n, near_k])
+            for near_n, n_weight in _neighbours({shape[0] for shape in shapes}, n)
+            for near_k, k_weight in _neighbours({shape[1] for shape in shapes}, k)
+            if (near_n, near_k) in shapes
+        ]
+        if not corners:
+            raise BadInput("expected a shape near those measured", field="gemm", value=(n, k), file=self.folder)
+        return weighted_sum(corners), (n, k) in shapes
+
+    def context_attention(self, kind: AttentionKind) -> Curve:
+        """Seconds of one prompt's attention by its tokens.
+
+        Raises:
+            BadInput: formats or heads that are not in the table.
+        """
+        return self._find(self.context, kind, "context_attention", "context_attention")
+
+    def generation_attention(self, kind: AttentionKind) -> Surface:
+        """Seconds of decode attention by sequences and by the cached tokens of each.
+
+        Raises:
+            BadInput: formats or heads that are not in the table.
+        """
+        return self._find(self.generation, kind, "generation_attention", "generation_attention")
+
+    def expert_layer(self, kind: ExpertKind) -> Curve:
+        """Seconds of a layer's experts on one rank, by tokens.
+
+        Raises:
+            BadInput: experts, or a split of them, that are not in the table.
+        """
+        return self._find(self.experts, kind, "moe", "moe")
+
+    def reduction(self, devices: int) -> Curve:
+        """Seconds of an all-reduce by its elements.
+
+        Raises:
+            BadInput: a number of devices that is not in the table.
+        """
+        return self._find(self.all_reduce, devices, "devices", "custom_allreduce")
+
+    def _find(self, table: Mapping[_Key, _Value], key: _Key, name: str, file: str) -> _Value:
+        if key not in table:
+            known = sorted(map(str, table))
+            few = ", ".join(known[:6]) + (f" and {len(known) - 6} more" if len(known) > 6 else "")
+            raise BadInput(f"expected one of {few or 'none'}", field=name, value=key, file=_file(self.folder, file))
+        return table[key]
+
+
+def read_tables(folder: Path) -> KernelTables:
+    """Read the tables in a folder. Those of experts and of all-reduces may be missing.
+
+    Raises:
+        BadInput: a file that cannot be read, a missing column, or a cell that is not a number, with file, line and
+            column.
+    """
+    path = _file(folder, "gemm")
+    if folder.is_dir() and not path.exists():
+        expected = f"expected a file gemm_perf.txt or {path.name}{other_source(folder, AICONFIGURATOR)}"
+        raise BadInput(expected, file=folder)
+    gemms = read_columns(path)
+    return KernelTables(
+        folder=folder,
+        gemms=_gemms(gemms),
+        context=_read_context(folder),
+        generation=_read_generation(folder),
+        experts=_read_experts(folder),
+        all_reduce=_read_all_reduce(folder),
+        device=_read_device(folder),
+        origin=Origin(_single(gemms, "device"), _single(gemms, "framework").lower(), _single(gemms, "version")),
+    )
+
+
+def _file(folder: Path, name: str) -> Path:
+    """A table's file, gzipped or not; the gzipped one where neither is there."""
+    plain = folder / f"{name}_perf.txt"
+    return plain if plain.is_file() else folder / f"{name}_perf.txt.gz"
+
+
+def _latency(table: Columns) -> list[float]:
+    return [milliseconds * 1e-3 for milliseconds in table.numbers("latency", above=0.0)]
+
+
+def _grouped(keys: Iterator[_Key], points: Iterator[tuple[float, float]]) -> dict[_Key, Curve]:
+    points_by_key: dict[_Key, list[tuple[float, float]]] = defaultdict(list)
+    for key, point in zip(keys, points, strict=True):
+        points_by_key[key].append(point)
+    return {key: Curve(points) for key, points in points_by_key.items()}
+
+
+def _single(table: Columns, name: str) -> str:
+    """What a column says of the whole table; empty where there is none, or where it does not say one thing."""
+    values = set(table.text(name)) if name in table.names else set()
+    return values.pop().strip() if len(values) == 1 else ""
+
+
+def _gemms(table: Columns) -> dict[str, dict[tuple[int, int], Curve]]:
+    m, n, k = (table.wholes(name, low=1) for name in ("m", "n", "k"))
+    keys = zip(table.text("gemm_dtype"), n, k, strict=True)
+    shapes: dict[str, dict[tuple[int, int], Curve]] = defaultdict(dict)
+    for (weights, columns, inner), curve in _grouped(keys, zip(m, _latency(table), strict=True)).items():
+        shapes[weights][columns, inner] = curve
+    return dict(shapes)
+
+
+def _attention_kinds(table: Columns) -> list[AttentionKind]:
+    counts = (table.wholes(name, low=1) for name in ("num_heads", "num_key_value_heads", "head_dim"))
+    return list(
+        map(AttentionKind, table.text("attn_dtype"), table.text("kv_cache_dtype"), *counts),
+    )
+
+
+def _read_context(folder: Path) -> dict[AttentionKind, Curve]:
+    """Attention of single prompts without cached tokens. The table's batches of equal prompts are ignored."""
+    table = read_columns(_file(folder, "context_attention"))
+    batch, cached, tokens = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("step", 0), ("isl", 1)))
+    rows = zip(_attention_kinds(table), batch, cached, tokens, _latency(table), strict=True)
+    single = [(kind, (float(size), seconds)) for kind, of, before, size, seconds in rows if (of, before) == (1, 0)]
+    return _grouped((kind for kind, _ in single), (point for _, point in single))
+
+
+def _read_generation(folder: Path) -> dict[AttentionKind, Surface]:
+    """Cached tokens of each sequence are `isl` + `step`, its new one included."""
+    table = read_columns(_file(folder, "generation_attention"))
+    batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
+    cached = [float(one + more) for one, more in zip(first, later, strict=True)]
+    keys = zip(_attention_kinds(table), batch, strict=True)
+    curves: dict[AttentionKind, dict[int, Curve]] = defaultdict(dict)
+    for (kind, count), curve in _grouped(keys, zip(cached, _latency(table), strict=True)).items():
+        curves[kind][count] = curve
+    return {kind: Surface(by_count) for kind, by_count in curves.items()}
+
+
+def _read_experts(folder: Path) -> dict[ExpertKind, Curve]:
+    path = _file(folder, "moe")
+    if not path.exists():
+        return {}
+    table = read_columns(path)
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    counts = (table.wholes(name, low=1) for name in names)
+    keys = map(ExpertKind, table.text("moe_dtype"), *counts, table.text("distribution"))
+    return _grouped(keys, zip(table.wholes("num_tokens", low=1), _latency(table), strict=True))
+
+
+def _read_all_reduce(folder: Path) -> dict[int, Curve]:
+    """All-reduces inside a CUDA graph, where eager ones were timed too."""
+    path = _file(folder, "custom_allreduce")
+    if not path.exists():
+        return {}
+    table = read_columns(path)
+    how = table.text("backend") if "backend" in table.names else [""] * len(table)
+    rows = zip(how, table.wholes("num_gpus", low=2), table.wholes("message_size", low=1), _latency(table), strict=True)
+    kept = [row for row in rows if not row[0].endswith("eager")]
+    return _grouped((row[1] for row in kept), ((float(row[2]), row[3]) for row in kept))
+
+
+def _read_device(folder: Path) -> Device | None:
+    """The device of the system file whose name begins the folder's name."""
+    for path in sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem)):
+        if folder.name.startswith(f"{path.stem}_"):
+            document = read_yaml(path)
+            return Device(
+                _positive(document, path, "gpu", "mem_bw"),
+                _positive(document, path, "gpu", "mem_capacity"),
+                _positive(document, path, "misc", "other_mem"),
+            )
+    return None
+
+
+def _positive(document: dict[str, Any], path: Path, section: str, name: str) -> float:
+    part = document.get(section)
+    value = part.get(name) if isinstance(part, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise BadInput("expected a number above 0", value=value, field=f"{section}.{name}", file=path)
+    return float(value)
+
+
+def _neighbours(grid: Collection[int], size: int) -> list[tuple[int, float]]:
+    """Measured sizes around a size, with their weights; beyond the largest, that one in proportion."""
+    sizes = sorted(grid)
+    if size <= sizes[0]:
+        return [(sizes[0], 1.0)]
+    if size >= sizes[-1]:
+        return [(sizes[-1], size / sizes[-1])]
+    i, share = bracket(sizes, size)
+    return [(sizes[i], 1 - share), (sizes[i + 1], share)] if share else [(sizes[i], 1.0)]

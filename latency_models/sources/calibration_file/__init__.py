@@ -1,0 +1,1 @@
+"""Step times from the file of `twin calibrate run`."""

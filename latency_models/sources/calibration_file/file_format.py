@@ -1,0 +1,185 @@
+"""The file of `twin calibrate run`: what one device takes for one model, operation by operation.
+
+The file holds
+
+- kernel tables, from which a serving scenario gets step times (`source: calibration_file`);
+- the α/β lines of a decode step, which an AFD scenario takes as its `calibration`;
+- tables of 4-bit layers with and without error compensators;
+- for every operation, the errors of its predictions at held-out sizes.
+
+docs/reference/calibration-file.md describes every field.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from latency_models.calibration.file_format import Calibration, FitReport, Line, Pair, Provenance
+from latency_models.deployment.models import Model
+from latency_models.io.config_io import Strict, checked, read_yaml, write_yaml
+from latency_models.sources.ec_tables.tables import LayerTables
+from latency_models.sources.kernel_tables.tables import HeldOut, KernelTables
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+
+SCHEMA = "twin.measured-calibration/1"
+
+
+class FittedPiece(Strict):
+    """A line t = alpha·x + beta, seconds, and where it holds.
+
+    Attributes:
+        where: what else was held fixed: "batch 4"; empty if nothing.
+        median_residual, worst_residual: of |line - measured| / measured.
+        fit: absent where times do not grow with x; the line is then their mean.
+    """
+
+    where: str = ""
+    range: Pair
+    alpha: NonNegativeFloat
+    beta: NonNegativeFloat
+    median_residual: NonNegativeFloat
+    worst_residual: NonNegativeFloat
+    fit: FitReport | None = None
+
+
+class Operation(Strict):
+    """Accuracy of one operation's predictions.
+
+    Attributes:
+        via: the implementation that ran: "triton", or "reference" or "torch" where there was no kernel.
+        axis: x of the lines.
+        points: number of measured points, including `held_out.points`, which enter neither tables nor lines.
+        repeat_spread: variation of the same point between rounds: the median over points of (longest - shortest) /
+            median.
+        held_out: errors of interpolation between the other points, as a simulation predicts.
+        allowed: limit of the median error: 0.05, or 0.1 where `repeat_spread` is above 0.05.
+        holds: whether the median error is within the limit.
+        lines: fitted lines, with knees between them where there are several.
+    """
+
+    via: str
+    axis: str
+    points: PositiveInt
+    repeat_spread: NonNegativeFloat
+    held_out: HeldOut | None = None
+    allowed: NonNegativeFloat
+    holds: bool
+    lines: list[FittedPiece] = Field(default_factory=list)
+
+
+class StepOverhead(Strict):
+    """Duration of a whole step in terms of its operations timed one by one: seconds + factor · their sum.
+
+    The factor covers what operations lose among others: caches, branch predictors, fresh memory.
+
+    Attributes:
+        seconds, factor: fitted to composed steps; 0 and 1 where none were measured.
+        steps: those steps: chunk, decodes and context of each, and measured and predicted seconds.
+        median_error: of |predicted - measured| / measured.
+    """
+
+    seconds: NonNegativeFloat
+    factor: PositiveFloat = 1.0
+    steps: list[dict[str, float]] = Field(default_factory=list)
+    median_error: NonNegativeFloat | None = None
+
+
+class MeasuredCalibration(Strict):
+    """The file `twin.measured-calibration/1`.
+
+    Attributes:
+        overhead: of a whole step.
+        row_tile: rows that linear layers compute at once, as in `KernelTableSettings`.
+        attention, ffn: lines of a whole decode step.
+        communication: line of the round trip of `requests`.
+        operations: accuracy of each.
+        skipped: operations that were not measured, with the reason.
+        ec: tables of compensated layers; None if they were not measured.
+        tables: kernel tables; None if the run left out operations that they need.
+    """
+
+    schema_: Literal["twin.measured-calibration/1"] = Field(alias="schema")
+    name: Annotated[str, Field(min_length=1)]
+    provenance: Provenance
+    model: Model
+    dtype: str
+    row_tile: PositiveInt
+    overhead: StepOverhead
+    attention: Line | None = None
+    ffn: Line | None = None
+    communication: Line | None = None
+    operations: dict[str, Operation]
+    skipped: dict[str, str] = Field(default_factory=dict)
+    ec: LayerTables | None = None
+    tables: KernelTables | None = None
+
+    def to_yaml(self) -> str:
+        """The file's text; reading it gives an equal calibration."""
+        return write_yaml(self.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    def step_time(self) -> KernelTableStepTime:
+        """Step times of the measured device and model.
+
+        Raises:
+            BadInput: a file without kernel tables.
+        """
+        from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+        from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
+
+        if self.tables is None:
+            raise BadInput(
+                "expected tables, which were not measured; run it with layers, attention and head", field="tables"
+            )
+        settings = KernelTableSettings(
+            model=self.model.name,
+            overhead=self.overhead.seconds,
+            time_scale=self.overhead.factor,
+            row_tile=self.row_tile,
+        )
+        return KernelTableStepTime(self.tables, settings, self.model)
+
+    def lines(self) -> Calibration:
+        """α and β of a decode step, as an AFD scenario takes them.
+
+        Raises:
+            BadInput: a component that was not measured.
+        """
+        for name in ("attention", "ffn", "communication"):
+            if getattr(self, name) is None:
+                expected = "expected this line, which was not measured; run it with layers, attention and communication"
+                raise BadInput(expected, field=name)
+        document = {
+            "schema": "twin.calibration/1",
+            "name": self.name,
+            "time_unit": "seconds",
+            "scope": "step",
+            "attention": self.attention,
+            "ffn": self.ffn,
+            "communication": self.communication,
+            "provenance": self.provenance,
+        }
+        return checked(Calibration, document, None)
+
+
+def read_measured_calibration(path: Path) -> MeasuredCalibration:
+    """Read and check a file.
+
+    Raises:
+        BadInput: a file that cannot be read, or breaks the schema.
+    """
+    return from_document(read_yaml(path), path)
+
+
+def from_document(document: dict[str, Any], path: Path | None = None) -> MeasuredCalibration:
+    """Check a document; `path` is named in errors.
+
+    Raises:
+        BadInput: a document that breaks the schema.
+    """
+    return checked(MeasuredCalibration, document, path)

@@ -1,0 +1,1 @@
+"""A regression on timed steps of the live engine."""

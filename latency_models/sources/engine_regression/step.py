@@ -1,0 +1,50 @@
+"""Features of a step, from which its duration is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedulers.batches import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Features of one step, and its duration.
+
+    Attributes:
+        rows: prompt tokens and decodes.
+        decode_attention: decodes × tokens of the longest, in whole blocks.
+        chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
+        decodes, chunks: how many.
+        outputs: rows of the LM head.
+        seconds: the measured duration; 0 where it is to be predicted.
+    """
+
+    rows: int
+    decode_attention: int
+    chunk_attention: int
+    decodes: int
+    chunks: int
+    outputs: int
+    seconds: float = 0.0
+
+
+def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
+    """Features of a batch."""
+    seen = 0
+    for chunk in batch.chunks:
+        seen += chunk.tokens * (chunk.context + chunk.tokens)
+    return Step(
+        rows=batch.n_decodes + batch.prefill_tokens,
+        decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size),
+        chunk_attention=seen,
+        decodes=batch.n_decodes,
+        chunks=len(batch.chunks),
+        outputs=batch.outputs,
+        seconds=seconds,
+    )
+
+
+def whole_blocks(tokens: int, block_size: int) -> int:
+    """Tokens rounded up to whole blocks."""
+    return -(-tokens // block_size) * block_size

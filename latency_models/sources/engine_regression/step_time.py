@@ -1,0 +1,220 @@
+"""Step times of a whole engine, by regression on steps that were timed on it.
+
+    t = β + δ·decodes + κ·chunks + ω·outputs
+          + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
+
+Each f is a broken line through 0 whose knots follow the data, so that knees are kept: a cache that overflows, a product
+that changes its algorithm. The lines never fall, with one exception: f₁ has a level of its own for each small number of
+rows, since CPUs compute products of few rows in different ways, and 3 rows may take longer than 4. `longest` is a
+feature because attention over decodes of unequal lengths is padded to the longest, in whole blocks.
+
+The model includes the host's time. It is valid for the engine, the model and the machine that were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
+from latency_models.fitting.estimator import CannotFit, Estimator, Floats
+from latency_models.sources.engine_regression.file_format import (
+    SCHEMA,
+    EngineRegressionFile,
+    read_engine_regression_file,
+)
+from latency_models.sources.engine_regression.step import Step, describe, whole_blocks
+from latency_models.step_time import StepTimeModel
+from schedulers.batches import Batch
+
+LINES = ("rows", "decode_attention", "chunk_attention")
+SLOPES = ("decodes", "chunks", "outputs")
+
+DENSE_ROWS = 32
+"""Rows up to which each number of them has a level of its own, where it was timed often enough."""
+
+
+class EngineRegression(Estimator, StepTimeModel):
+    """The regression above: least squares of relative errors, with no coefficient below 0.
+
+    `fit` sets:
+        overhead_, slopes_, lines_: β, then δ κ ω by name, then the broken lines by name.
+        largest_: the largest measured value of each feature.
+        points_: number of steps.
+
+    Args:
+        block_size: tokens of a KV block.
+        support: minimum number of steps for each piece of a broken line.
+        huber: steps further than this many deviations off count by their distance, not by its square.
+    """
+
+    overhead_: float
+    slopes_: dict[str, float]
+    lines_: dict[str, BrokenLine]
+
+    def __init__(self, block_size: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
+        self.block_size, self.support, self.huber = block_size, support, huber
+
+    def fit(self, steps: Sequence[Step]) -> Self:
+        """Fit the model to timed steps.
+
+        Raises:
+            CannotFit: fewer than 16 steps, or one without a duration.
+        """
+        if len(steps) < 16:
+            raise CannotFit("expected at least 16 steps", field="steps", value=len(steps))
+        seconds = np.array([step.seconds for step in steps])
+        if not (seconds > 0).all():
+            raise CannotFit("expected durations above 0", field="steps", value=float(seconds.min()))
+        columns = {name: np.array([getattr(step, name) for step in steps], float) for name in (*LINES, *SLOPES)}
+        dense = {name: DENSE_ROWS if name == "rows" else 0 for name in LINES}
+        knots = {name: choose_knots(columns[name], self.support, dense[name]) for name in LINES}
+        design = [np.ones(len(steps)), *(columns[name] for name in SLOPES)]
+        for name in LINES:
+            design += basis(columns[name], knots[name], dense[name])
+        coefficients = iter(_relative_nnls(np.stack(design, axis=1), seconds, self.huber).tolist())
+        self.overhead_ = next(coefficients)
+        self.slopes_ = {name: next(coefficients) for name in SLOPES}
+        self.lines_ = {
+            name: from_basis(knots[name], [next(coefficients) for _ in knots[name]], dense[name]) for name in LINES
+        }
+        self.largest_ = {name: int(column.max()) for name, column in columns.items()}
+        self.points_ = len(steps)
+        return self
+
+    def predict(self, steps: Sequence[Step]) -> Floats:
+        """Seconds of each step, shape (n,).
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        return np.array([self._at(step) for step in steps])
+
+    def errors(self, steps: Sequence[Step]) -> Floats:
+        """Relative errors (predicted / measured − 1), shape (n,).
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        measured = np.array([step.seconds for step in steps])
+        errors: Floats = self.predict(steps) / measured - 1
+        return errors
+
+    def seconds(self, batch: Batch) -> float:
+        """`predict` for one batch, bit for bit.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        return self._at(describe(batch, self.block_size))
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        """As `StepTime.decode_seconds`."""
+        self._require_fit()
+        durations = []
+        known: dict[int, float] = {}
+        for i in range(steps):
+            seen = decodes * whole_blocks(longest + i, self.block_size)
+            if seen not in known:
+                known[seen] = self._at(Step(decodes, seen, 0, decodes, 0, decodes))
+            durations.append(known[seen])
+        return durations
+
+    def in_range(self, batch: Batch) -> bool:
+        """Whether every feature of the batch is within its measured range."""
+        step = describe(batch, self.block_size)
+        return all(getattr(step, name) <= largest for name, largest in self.largest_.items())
+
+    def _at(self, step: Step) -> float:
+        slopes, lines = self.slopes_, self.lines_
+        return (
+            self.overhead_
+            + slopes["decodes"] * step.decodes
+            + slopes["chunks"] * step.chunks
+            + slopes["outputs"] * step.outputs
+            + lines["rows"].at(step.rows)
+            + lines["decode_attention"].at(step.decode_attention)
+            + lines["chunk_attention"].at(step.chunk_attention)
+        )
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    def document(
+        self,
+        *,
+        errors: Floats,
+        repeat_spread: float,
+        provenance: dict[str, Any],
+        speed_probes: Mapping[int, float] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Content of the file, for `config_io.write_yaml`. `read_engine_regression` reads it as an equal model.
+
+        Args:
+            errors: predicted / measured − 1 of held-out steps, shape (n,).
+            repeat_spread, speed_probes: as in the file.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        size = np.abs(errors)
+        return {
+            "schema": SCHEMA,
+            "block_size": self.block_size,
+            "overhead": self.overhead_,
+            "slopes": dict(self.slopes_),
+            "lines": {name: line.model_dump() for name, line in self.lines_.items()},
+            "largest": dict(self.largest_),
+            "points": self.points_,
+            "heldout_median_error": float(np.median(size)),
+            "heldout_p90_error": float(np.quantile(size, 0.9)),
+            "repeat_spread": repeat_spread,
+            "speed_probes": dict(speed_probes),
+            "provenance": provenance,
+        }
+
+    @classmethod
+    def from_file(cls, file: EngineRegressionFile) -> EngineRegression:
+        """The model in a file."""
+        model = cls(file.block_size)
+        model.overhead_, model.slopes_, model.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
+        model.largest_, model.points_ = dict(file.largest), file.points
+        return model
+
+
+def read_engine_regression(path: Path) -> EngineRegression:
+    """Read the model in a file.
+
+    Raises:
+        BadInput: a file that cannot be read, or breaks the schema.
+    """
+    return EngineRegression.from_file(read_engine_regression_file(path))
+
+
+def _relative_nnls(design: Floats, seconds: Floats, huber: float) -> Floats:
+    """Coefficients of at least 0 that minimise relative errors, by reweighted least squares with Huber's loss.
+
+    Args:
+        design: shape (n, k). seconds: shape (n,). huber: as in `EngineRegression`.
+    """
+    from scipy.optimize import nnls  # slow to import, and only a fit needs it
+
+    scale = np.maximum(design.max(axis=0), 1e-300)
+    x = design / scale
+    weight, expected = np.ones(len(seconds)), seconds
+    for _ in range(30):
+        # Relative to what is expected, not to what was measured: of equal steps the fast ones would weigh more.
+        root = np.sqrt(weight) / expected
+        solution = nnls(x * root[:, None], seconds * root)[0]
+        expected = np.maximum(x @ solution, 1e-3 * seconds)
+        residual = seconds / expected - 1
+        deviation = max(1.4826 * float(np.median(np.abs(residual))), 1e-9)
+        weight = np.minimum(1.0, huber * deviation / np.maximum(np.abs(residual), 1e-300))
+    coefficients: Floats = solution / scale
+    return coefficients

@@ -1,0 +1,185 @@
+"""Folders of LLMServingSim's profiler: CSV files, plain or gzipped, with times in microseconds.
+
+    dense.csv          layer, tokens, time_us
+    per_sequence.csv   layer, sequences, time_us
+    attention.csv      prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
+    moe.csv            tokens, activated_experts, time_us, and ep where several degrees were measured; MoE models only
+    skew.csv           regime, n, kvs, kv_big, kv_mean, t_mean_us, t_max_us, t_skew_us; optional
+
+The provenance comes from meta.yaml or kernels_meta.yaml, beside them or one folder up.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from latency_models.io.config_io import checked, read_yaml
+from latency_models.io.tables import Columns, read_columns
+from latency_models.sources.kernel_tables.held_out import held_out_errors
+from latency_models.sources.kernel_tables.skew import SkewFit, SkewShots, fit_skew
+from latency_models.sources.kernel_tables.tables import (
+    ATTENTION_AXES,
+    UNKNOWN,
+    AttentionTable,
+    Curve,
+    ExpertTable,
+    KernelTables,
+    TableSource,
+    first_repeat,
+)
+from latency_models.sources.recognise import KERNEL_TABLES, other_source
+from workloads.errors import BadInput
+
+META = ("meta.yaml", "../meta.yaml", "../kernels_meta.yaml")
+"""Where the profiler's notes are, seen from the folder of tables."""
+
+
+def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
+    """Read kernel tables from a profiler's folder, or from a YAML file that `twin calibrate import` wrote.
+
+    Args:
+        describe: also compute the ranges and held-out errors of a folder, which takes a second; a file contains them.
+
+    Raises:
+        BadInput: a file that is missing or cannot be read, a missing column, a cell that is not the number it should
+            be, or a repeated point; with file, line, column, value and what was expected.
+    """
+    if path.is_dir():
+        tables = _read_folder(path)
+        if describe:
+            tables = tables.model_copy(update={"ranges": tables.measured_ranges(), "held_out": held_out_errors(tables)})
+        return tables
+    if path.name.endswith((".yaml", ".yml")):
+        return KernelTables.from_document(read_yaml(path), path)
+    raise BadInput("expected a folder of kernel tables, or a YAML file made of one", file=path)
+
+
+def _read_folder(folder: Path) -> KernelTables:
+    used: dict[str, str] = {}
+    dense = _curves(_open(folder, "dense", used), "tokens")
+    per_sequence = _curves(_open(folder, "per_sequence", used), "sequences")
+    attention = _attention(_open(folder, "attention", used))
+    moe = _experts(_open(folder, "moe", used)) if _find(folder, "moe") else None
+    skew = _skew(_open(folder, "skew", used)) if _find(folder, "skew") else None
+    return KernelTables(
+        schema="twin.step-time/1",
+        kind="kernel-tables",
+        tensor_parallel=named_degree(folder) or 1,
+        provenance=_provenance(folder, used),
+        dense=dense,
+        per_sequence=per_sequence,
+        attention=attention,
+        moe=moe,
+        skew=skew,
+    )
+
+
+def named_degree(folder: Path) -> int | None:
+    """The degree of tensor parallelism that ends a folder's name, as in kernels_tp2; None where none does."""
+    degree = re.search(r"tp([1-9]\d*)$", folder.resolve().name)
+    return int(degree[1]) if degree else None
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if path.is_file()), None)
+
+
+def _open(folder: Path, name: str, used: dict[str, str]) -> Columns:
+    path = _find(folder, name)
+    if path is None:
+        expected = f"expected a file {name}.csv or {name}.csv.gz{other_source(folder, KERNEL_TABLES)}"
+        raise BadInput(expected, file=folder)
+    columns = read_columns(path)
+    used[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return columns
+
+
+def _curves(columns: Columns, axis: str) -> dict[str, Curve]:
+    layers, rows = columns.text("layer"), columns.wholes(axis, low=1)
+    times = columns.numbers("time_us", above=0.0)
+    _refuse_repeats(columns, list(zip(layers, rows, strict=True)), axis)
+    points: dict[str, list[tuple[int, float]]] = {}
+    for layer, row, time in zip(layers, rows, times, strict=True):
+        points.setdefault(layer, []).append((row, time))
+    return {
+        layer: Curve(rows=tuple(row for row, _ in known), time_us=tuple(time for _, time in known))
+        for layer, known in points.items()
+    }
+
+
+def _attention(columns: Columns) -> AttentionTable:
+    axes = {name: tuple(columns.wholes(name, low=0)) for name in ATTENTION_AXES}
+    times = tuple(columns.numbers("time_us", above=0.0))
+    _refuse_repeats(columns, list(zip(*axes.values(), strict=True)), "n_decode")
+    for row, (chunk, decodes) in enumerate(zip(axes["prefill_chunk"], axes["n_decode"], strict=True)):
+        if not chunk and not decodes:
+            raise columns.fault("expected at least 1, since prefill_chunk is 0", row, "n_decode")
+    return checked(AttentionTable, {**axes, "time_us": times}, columns.path)
+
+
+def _experts(columns: Columns) -> ExpertTable:
+    tokens = columns.wholes("tokens", low=1)
+    experts = columns.wholes("activated_experts", low=1)
+    ep = columns.wholes("ep", low=1) if "ep" in columns.names else [1] * len(columns)
+    _refuse_repeats(columns, list(zip(ep, tokens, experts, strict=True)), "tokens")
+    times = tuple(columns.numbers("time_us", above=0.0))
+    return ExpertTable(ep=tuple(ep), tokens=tuple(tokens), activated_experts=tuple(experts), time_us=times)
+
+
+def _skew(columns: Columns) -> SkewFit | None:
+    regimes = columns.text("regime")
+    for row, regime in enumerate(regimes):
+        if regime not in ("pure", "mixed"):
+            raise columns.fault("expected pure or mixed", row, "regime")
+    shots = SkewShots(
+        mixed=np.array([regime == "mixed" for regime in regimes]),
+        decodes=np.array(columns.wholes("n", low=1)),
+        short=np.array(columns.wholes("kvs", low=0)),
+        mean=np.array(columns.numbers("kv_mean", above=0.0)),
+        longest=np.array(columns.numbers("kv_big", above=0.0)),
+        at_mean=np.array(columns.numbers("t_mean_us", above=0.0)),
+        at_longest=np.array(columns.numbers("t_max_us", above=0.0)),
+        time=np.array(columns.numbers("t_skew_us", above=0.0)),
+    )
+    return fit_skew(shots)
+
+
+def _refuse_repeats(columns: Columns, keys: Sequence[Hashable], name: str) -> None:
+    place = first_repeat(keys)
+    if place is not None:
+        raise columns.fault("expected each point once", place, name)
+
+
+def _provenance(folder: Path, used: dict[str, str]) -> TableSource:
+    path = next((folder / name for name in META if (folder / name).is_file()), None)
+    meta = read_yaml(path) if path else {}
+    known = {name: str(meta[key]) for name, key in _VERSIONS.items() if key in meta}
+    iterations = meta.get("measurement_iterations")
+    return TableSource(
+        method="measured",
+        source=str(folder),
+        device=str(meta.get("gpu", meta.get("hardware", UNKNOWN))),
+        model=str(meta.get("model", UNKNOWN)),
+        date=_date(meta.get("profiled_at")),
+        versions=known,
+        note=f"mean of {iterations} forward passes a point" if iterations else "",
+        files=used,
+    )
+
+
+_VERSIONS = {"vllm": "vllm_version", "cuda": "cuda_version", "profiler": "profiler_version"}
+
+
+def _date(value: object) -> datetime.date | None:
+    if isinstance(value, datetime.datetime):
+        return value.date()
+    try:
+        return datetime.datetime.fromisoformat(str(value)).date()
+    except ValueError:
+        return None

@@ -1,0 +1,195 @@
+"""Everything in a step except attention: linear layers by rows, the head by sequences, experts, collectives.
+
+Times are seconds of a whole step of the model, precomputed for every count up to the largest measured one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from latency_models.deployment.models import ExpertFFN, Model
+from latency_models.interpolation import bracket, line_through
+from latency_models.sources.kernel_tables.grids import Flag, make_grid
+from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.tables import Curve, KernelTables
+from workloads.errors import BadInput
+
+ONCE_A_STEP = ("embedding", "final_layernorm")
+TWICE_A_LAYER = ("layernorm",)
+FFN = ("gate_up_proj", "act_fn", "down_proj")
+"""Of dense layers; an MoE block stands in their place. Whatever else a table has, each layer has once."""
+
+KERNELS_OF_ATTENTION, KERNELS_OF_EXPERTS = 2, 4
+"""What `kernels_a_step` counts for each."""
+
+
+class ByCount:
+    """Seconds by a whole number of rows or sequences.
+
+    Beyond the largest measured count, time continues along the line through that point and the one at half of it. The
+    last two points would be a poor guide where times climb in stairs, since both may lie on one tread.
+    """
+
+    def __init__(self, seconds: list[float], name: str, flag: Flag) -> None:
+        self._seconds, self._name, self._flag = seconds, name, flag
+
+    def at(self, count: int) -> float:
+        """Seconds for a count; 0 for none."""
+        try:
+            return self._seconds[count]
+        except IndexError:
+            self._flag(self._name, count)
+            known = self._seconds
+            last = len(known) - 1
+            half = last // 2
+            return known[last] + (known[last] - known[half]) * (count - last) / (last - half)
+
+
+def linear_layers(tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> ByCount:
+    """Seconds of all row-by-row layers of a step, with the collectives of tensor parallelism.
+
+    Raises:
+        BadInput: tables without the layers of a dense FFN, where the model has one.
+    """
+    dense_layers = model.layers - moe_layers(model)
+    if dense_layers and not any(name in tables.dense for name in FFN):
+        expected = f"expected one of {', '.join(FFN)}, since {dense_layers} layers of {model.name} are dense"
+        raise BadInput(expected, field="dense", value=sorted(tables.dense), file=tables.provenance.source)
+    seconds = _sum(tables.dense, _occurrences(tables, model), settings)
+    _add_all_reduces(seconds, settings, model)
+    return ByCount(_padded(seconds, settings.capture_sizes or ()), "dense.tokens", flag)
+
+
+def head(tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> ByCount:
+    """Seconds of LM head and sampler by sequences, with gathering the logits of a split vocabulary."""
+    seconds = _sum(tables.per_sequence, dict.fromkeys(tables.per_sequence, 1), settings)
+    link = settings.communication
+    if link is not None and settings.tensor_parallel > 1:
+        for count in range(1, len(seconds)):
+            seconds[count] += link.all_gather(settings.tensor_parallel, count * model.vocabulary)
+    return ByCount(seconds, "per_sequence.sequences", flag)
+
+
+def moe_layers(model: Model) -> int:
+    """Number of layers with experts."""
+    return model.layers - model.ffn.dense_layers if isinstance(model.ffn, ExpertFFN) else 0
+
+
+def distinct_experts(experts: int, per_token: int, tokens: int, ranks: int) -> float:
+    """Expected experts of one rank with a token, under uniform routing: E/N · (1 - (1 - k/E)^n)."""
+    return experts / ranks * (1.0 - (1.0 - per_token / experts) ** tokens)
+
+
+def kernels_a_step(tables: KernelTables, model: Model) -> int:
+    """Minimum number of kernels that one step launches.
+
+    Each layer in the tables counts one for each occurrence, attention two (the cache write and itself), and an MoE
+    block four (routing, two grouped products, the sum).
+    """
+    return (
+        sum(_occurrences(tables, model).values())
+        + len(tables.per_sequence)
+        + KERNELS_OF_ATTENTION * model.layers
+        + KERNELS_OF_EXPERTS * moe_layers(model)
+    )
+
+
+def _occurrences(tables: KernelTables, model: Model) -> dict[str, int]:
+    """Number of times that a step runs each row-by-row layer."""
+    times = dict.fromkeys(tables.dense, model.layers)
+    special = dict.fromkeys(ONCE_A_STEP, 1) | dict.fromkeys(TWICE_A_LAYER, 2 * model.layers)
+    special |= dict.fromkeys(FFN, model.layers - moe_layers(model))
+    return {name: special.get(name, count) for name, count in times.items()}
+
+
+class ExpertTimes:
+    """Seconds of all MoE blocks of a step, by the tokens of all ranks that share the experts.
+
+    Raises:
+        BadInput: no table for so many ranks.
+    """
+
+    def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> None:
+        assert isinstance(model.ffn, ExpertFFN)
+        self._ffn, self._settings, self._flag = model.ffn, settings, flag
+        ranks = settings.expert_ranks
+        points = tables.moe.points(ranks) if tables.moe is not None else {}
+        if not points:
+            measured = sorted(set(tables.moe.ep)) if tables.moe is not None else None
+            expected = (
+                f"expected a table of MoE blocks for {ranks} expert-parallel ranks, since {model.name} has experts"
+            )
+            raise BadInput(expected, field="moe.ep", value=measured, file=tables.provenance.source)
+        self._layers = moe_layers(model)
+        self._grid = make_grid(points, self._layers * 1e-6 * settings.time_scale)
+        self._hidden = model.hidden_size
+        self._known: dict[int, float] = {}
+
+    def at(self, tokens: int) -> float:
+        """Seconds for the tokens of all ranks."""
+        known = self._known.get(tokens)
+        return self._work_out(tokens) if known is None else known
+
+    def _work_out(self, tokens: int) -> float:
+        ffn, grid = self._ffn, self._grid
+        active = distinct_experts(ffn.experts, ffn.experts_per_token, tokens, self._settings.expert_ranks)
+        for value, limit, name in zip((tokens, active), grid.limits, ("tokens", "activated_experts"), strict=True):
+            if value > limit:
+                self._flag(f"moe.{name}", value)
+        i, u = bracket(grid.axes[0], tokens)
+        j, v = bracket(grid.axes[1], active)
+        low, high = (row[j] + (row[j + 1] - row[j]) * v for row in grid.times[i : i + 2])
+        seconds = low + (high - low) * u
+        link = self._settings.communication
+        if link is not None and self._settings.data_parallel > 1:
+            # Each rank gets every rank's rows before its experts, and gives the sums back after (all-gather and
+            # reduce-scatter, vLLM's default).
+            exchange = link.all_gather(self._settings.ranks, tokens * self._hidden)
+            seconds += self._layers * 2 * exchange
+        self._known[tokens] = seconds
+        return float(seconds)
+
+
+def _sum(curves: Mapping[str, Curve], times: Mapping[str, int], settings: KernelTableSettings) -> list[float]:
+    """Seconds by count, from 0: each layer as often as a step has it, up to where all were measured."""
+    columns = [
+        [times[name] * time for time in _by_count(curve.points(), settings.row_tile)]
+        for name, curve in curves.items()
+        if times[name]
+    ]
+    scale = 1e-6 * settings.time_scale
+    return [sum(column) * scale for column in zip(*columns, strict=False)]
+
+
+def _by_count(points: Sequence[tuple[int, float]], tile: int) -> list[float]:
+    """Microseconds at 0 (none), 1, ... to the last measured count; below the first, as at the first."""
+    counts = [count for count, _ in points]
+    times = [0.0]
+    for count in range(1, counts[-1] + 1):
+        after = bisect_left(counts, count)
+        end, at_end = points[after]
+        start, at_start = points[max(after - 1, 0)]
+        if end - start <= tile or after == 0:
+            times.append(at_end)
+        else:
+            times.append(line_through((start, at_start), (end, at_end), count))
+    return times
+
+
+def _add_all_reduces(seconds: list[float], settings: KernelTableSettings, model: Model) -> None:
+    """Two a layer, after the projections of attention and FFN, and one after the embedding."""
+    link = settings.communication
+    if link is None or settings.tensor_parallel == 1:
+        return
+    for rows in range(1, len(seconds)):
+        seconds[rows] += (2 * model.layers + 1) * link.all_reduce(settings.tensor_parallel, rows * model.hidden_size)
+
+
+def _padded(seconds: list[float], sizes: Sequence[int]) -> list[float]:
+    """Counts up to the largest captured size take the time of the smallest size that holds them."""
+    sizes = [size for size in sizes if size < len(seconds)]
+    padded = list(seconds)
+    for count in range(1, sizes[-1] + 1 if sizes else 1):
+        padded[count] = seconds[sizes[bisect_left(sizes, count)]]
+    return padded

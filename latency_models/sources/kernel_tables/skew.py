@@ -1,0 +1,175 @@
+"""Attention over decodes of uneven lengths: α in t = t(mean) + α · (t(longest) - t(mean)), from the profiler's skew
+shots.
+
+A shot times n decodes of two lengths, beside n decodes of their mean length and n of the longer one. Only the ratio
+α = (t_skew - t_mean) / (t_max - t_mean) is used. (In files of profiler 1.0 the three times are sums over the
+iterations, three times those of the attention table.)
+
+A batch is described by n, its mean and its longest history. α is a function of n and of the skewness s = (longest -
+mean) / longest, for decodes alone and beside a prompt. At each measured n it is a median per interval of s, linear in
+between, weighted to minimise the sum of relative errors of the time. The prompt's chunk and context, which the shots
+vary too, did not improve predictions for held-out lengths; neither did the length itself.
+
+Shots have two lengths, batches a spread of them. At the same mean and longest history a spread is cheaper: the other
+sequences end one after another and hide the tail of the longest. α therefore tends to be too large.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import log2
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from latency_models.fitting.estimator import Floats
+from latency_models.io.config_io import Strict
+from workloads.errors import BadInput
+
+KNOTS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.73)
+"""Skewness at which α is learnt, each from the shots nearest to it."""
+
+MIN_SHOTS = 3
+"""Shots that a median needs."""
+
+
+def _tuples(value: object) -> object:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+Regime: TypeAlias = Literal["pure", "mixed"]
+Alphas: TypeAlias = tuple[float, float, float, float, float, float]
+
+
+class SkewLevels(Strict):
+    """α at `KNOTS`, for each measured number of decodes, rising."""
+
+    n_decode: Annotated[tuple[PositiveInt, ...], BeforeValidator(_tuples), Field(min_length=1)]
+    alpha: Annotated[tuple[Alphas, ...], BeforeValidator(_tuples)]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> SkewLevels:
+        if len(self.alpha) != len(self.n_decode):
+            raise BadInput(f"expected a row for each n_decode ({len(self.n_decode)})", field="alpha")
+        if list(self.n_decode) != sorted(set(self.n_decode)):
+            raise BadInput("expected rising numbers", field="n_decode", value=list(self.n_decode))
+        return self
+
+
+class SkewFit(Strict):
+    """The fitted α, and relative errors of the times that it predicts.
+
+    Each shot's error comes from a fit without the shots of the same short length (`kvs`).
+    """
+
+    pure: SkewLevels | None = None
+    mixed: SkewLevels | None = None
+    shots: PositiveInt
+    heldout_median_error: Annotated[float, Field(ge=0)]
+    heldout_p90_error: Annotated[float, Field(ge=0)]
+    uncorrected_median_error: Annotated[float, Field(ge=0)]
+    uncorrected_p90_error: Annotated[float, Field(ge=0)]
+
+    def alphas(self, regime: str, decodes: int) -> list[float]:
+        """α at `KNOTS` for a number of decodes, linear in its logarithm, constant beyond the measured ones."""
+        return alphas_of(self.pure if regime == "pure" else self.mixed, decodes)
+
+
+def alphas_of(levels: SkewLevels | None, decodes: int) -> list[float]:
+    """`SkewFit.alphas` of one regime."""
+    if levels is None:
+        return [0.0] * len(KNOTS)
+    counts = levels.n_decode
+    i = bisect_right(counts, decodes) - 1
+    if i < 0 or i == len(counts) - 1:
+        return list(levels.alpha[max(i, 0)])
+    share = log2(decodes / counts[i]) / log2(counts[i + 1] / counts[i])
+    return [a + (b - a) * share for a, b in zip(levels.alpha[i], levels.alpha[i + 1], strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class SkewShots:
+    """Columns of skew.csv, shape (n,). `short` is the shorter length; `mean` and `longest` are histories."""
+
+    mixed: NDArray[np.bool_]
+    decodes: NDArray[np.int64]
+    short: NDArray[np.int64]
+    mean: Floats
+    longest: Floats
+    at_mean: Floats
+    at_longest: Floats
+    time: Floats
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def where(self, rows: NDArray[np.bool_]) -> SkewShots:
+        """The shots that a mask of shape (n,) selects."""
+        return SkewShots(**{name: column[rows] for name, column in vars(self).items()})
+
+    @property
+    def skewness(self) -> Floats:
+        """Skewness s of each shot, shape (n,)."""
+        return 1 - self.mean / self.longest
+
+
+def fit_skew(shots: SkewShots) -> SkewFit | None:
+    """Fit α to shots; None where no shot has a longest history above its mean."""
+    shots = shots.where((shots.at_longest > shots.at_mean) & (shots.longest > shots.mean))
+    if not len(shots):
+        return None
+    predicted = np.array(shots.at_mean)
+    for short in np.unique(shots.short):
+        held = shots.short == short
+        others = shots.where(~held)
+        levels = {False: _levels(others.where(~others.mixed)), True: _levels(others.where(others.mixed))}
+        predicted[held] = _predict(shots.where(held), levels)
+    errors = np.abs(predicted - shots.time) / shots.time
+    without = np.abs(shots.at_mean - shots.time) / shots.time
+    return SkewFit(
+        pure=_levels(shots.where(~shots.mixed)),
+        mixed=_levels(shots.where(shots.mixed)),
+        shots=len(shots),
+        heldout_median_error=float(np.median(errors)),
+        heldout_p90_error=float(np.percentile(errors, 90)),
+        uncorrected_median_error=float(np.median(without)),
+        uncorrected_p90_error=float(np.percentile(without, 90)),
+    )
+
+
+def _levels(shots: SkewShots) -> SkewLevels | None:
+    if not len(shots):
+        return None
+    gap = shots.at_longest - shots.at_mean
+    alpha, weight = (shots.time - shots.at_mean) / gap, gap / shots.time
+    knots = np.array(KNOTS)
+    nearest = np.abs(shots.skewness[:, None] - knots).argmin(axis=1)
+    counts, rows = [], []
+    for decodes in np.unique(shots.decodes):
+        here = shots.decodes == decodes
+        cells = [here & (nearest == knot) for knot in range(len(knots))]
+        known = [knot for knot, cell in enumerate(cells) if cell.sum() >= MIN_SHOTS]
+        if known:
+            medians = [_weighted_median(alpha[cells[knot]], weight[cells[knot]]) for knot in known]
+            rows.append(tuple(np.interp(knots, knots[known], medians).tolist()))
+            counts.append(int(decodes))
+    return SkewLevels(n_decode=tuple(counts), alpha=tuple(rows)) if rows else None
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    """The a that minimises Σ weight · |value - a|."""
+    order = np.argsort(values)
+    total = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])
+
+
+def _predict(shots: SkewShots, levels: dict[bool, SkewLevels | None]) -> Floats:
+    alpha = np.zeros(len(shots))
+    for mixed, learnt in levels.items():
+        for decodes in np.unique(shots.decodes[shots.mixed == mixed]):
+            rows = (shots.mixed == mixed) & (shots.decodes == decodes)
+            alpha[rows] = np.interp(shots.skewness[rows], KNOTS, alphas_of(learnt, int(decodes)))
+    return shots.at_mean + alpha * (shots.at_longest - shots.at_mean)

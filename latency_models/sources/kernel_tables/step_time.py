@@ -1,0 +1,112 @@
+"""Step times from kernel tables: the kernels of one layer, added up to a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from latency_models.deployment.models import Model, load_model
+from latency_models.sources.kernel_tables.attention import AttentionTimes
+from latency_models.sources.kernel_tables.files import read_kernel_tables
+from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
+from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.tables import KernelTables
+from latency_models.sources.origin import Origin
+from latency_models.step_time import StepTimeModel
+from schedulers.batches import Batch
+from workloads.errors import BadInput
+
+
+class KernelTableStepTime(StepTimeModel):
+    """The sum of linear layers, attention, LM head and sampler, experts, collectives and overhead.
+
+    The head computes one row for every sequence in the step, including prompts that continue in the next step: vLLM
+    computes their logits too, and drops the token.
+
+    Tables leave out time between kernels and between steps; settings add it. They also leave out two things without a
+    setting: a clock that falls under sustained load, and kernels that a compiled engine fuses or chooses differently.
+
+    Args:
+        tables: kernel timings of one rank.
+        settings: how the deployment runs the model.
+        model: the measured model.
+
+    Raises:
+        BadInput: tables of another degree of tensor parallelism, or without what the model needs.
+    """
+
+    def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model) -> None:
+        if tables.tensor_parallel != settings.tensor_parallel:
+            expected = f"expected {tables.tensor_parallel}, for which the tables were measured"
+            raise BadInput(
+                expected, field="tensor_parallel", value=settings.tensor_parallel, file=tables.provenance.source
+            )
+        self.tables, self.settings, self.model = tables, settings, model
+        self._outside: dict[str, float] = {}
+        scale = model.layers * 1e-6 * settings.time_scale
+        self._attention = AttentionTimes(tables.attention, tables.skew, scale, self._flag)
+        self._rows = linear_layers(tables, settings, model, self._flag)
+        self._head = head(tables, settings, model, self._flag)
+        self._experts = ExpertTimes(tables, settings, model, self._flag) if moe_layers(model) else None
+        self._overhead = settings.overhead + settings.kernel_gap * kernels_a_step(tables, model)
+        self._peers = settings.data_parallel
+
+    @property
+    def origin(self) -> Origin:
+        """What the kernels were measured on, and the model and its split."""
+        return self.tables.origin
+
+    def seconds(self, batch: Batch) -> float:
+        """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
+        return self.rank_seconds(batch, batch.tokens * self._peers)
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        """As `StepTime.decode_seconds`."""
+        return self.rank_decode_seconds(decodes, kv, longest, decodes * self._peers, steps)
+
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        """As `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
+        if batch is None:
+            return self._rest(1, 0, gathered) if self._experts is not None else 0.0
+        chunks = batch.chunks
+        rest = self._rest(batch.n_decodes + batch.prefill_tokens, batch.n_decodes + len(chunks), gathered)
+        if chunks:
+            return rest + self._attention.mixed(batch)
+        return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        """As `StepTimeModel.rank_decode_seconds`."""
+        if not decodes:
+            return [self.rank_seconds(None, gathered)] * steps
+        rest, attention = self._rest(decodes, decodes, gathered), self._attention.decode
+        return [rest + attention(decodes, kv + decodes * i, longest + i) for i in range(steps)]
+
+    def outside(self) -> dict[str, float]:
+        """As `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
+        return dict(self._outside)
+
+    def _rest(self, rows: int, sequences: int, gathered: int) -> float:
+        """Seconds of everything except attention."""
+        seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
+        return seconds if self._experts is None else seconds + self._experts.at(gathered)
+
+    def _flag(self, axis: str, value: float) -> None:
+        if value > self._outside.get(axis, 0.0):
+            self._outside[axis] = float(value)
+
+
+def load_kernel_tables(
+    path: Path, settings: KernelTableSettings, model: Model | None = None, base: Path = Path()
+) -> KernelTableStepTime:
+    """Step times from a folder of tables, or from the file that `twin calibrate import` made of one.
+
+    Args:
+        path: the folder or file.
+        settings: how the deployment runs the model.
+        model: used in place of the model that the settings name.
+        base: the folder from which relative paths start.
+
+    Raises:
+        BadInput: a file that cannot be read or breaks its format, an unknown model, or tables that do not fit.
+    """
+    tables = read_kernel_tables(base / path)
+    return KernelTableStepTime(tables, settings, model or load_model(settings.model, base))

@@ -1,0 +1,1 @@
+"""Coefficients that the scenario states."""

@@ -1,0 +1,37 @@
+"""The scenario section of `source: linear`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat
+
+from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.sources.specification import SourceSpec, register
+
+
+@register
+class LinearSpec(SourceSpec):
+    """Coefficients of a line, stated in the scenario.
+
+    Attributes:
+        overhead: seconds of every step.
+        per_token: seconds a row (a prompt token or a decode).
+        per_kv_token: seconds a cached token that a decode attends to.
+        per_prefill_kv_token: seconds a cached token that a prompt token attends to.
+    """
+
+    source: Literal["linear"]
+    overhead: NonNegativeFloat
+    per_token: NonNegativeFloat = 0.0
+    per_kv_token: NonNegativeFloat = 0.0
+    per_prefill_kv_token: NonNegativeFloat = 0.0
+
+    def build(self, base: Path) -> LinearStepTime:
+        """As `SourceSpec.build`."""
+        return LinearStepTime(self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token)
+
+    def provenance(self) -> dict[str, Any]:
+        """As `SourceSpec.provenance`."""
+        return {"source": self.source, "note": "coefficients stated in the scenario"}

@@ -1,0 +1,68 @@
+"""What imported kernel timings were measured on: recorded in the file, completed by flags, compared with a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from workloads.errors import BadInput
+
+FLAGS = {"gpu": "--gpu", "engine": "--engine", "engine_version": "--engine-version", "model": "--model"}
+"""Of `twin calibrate import`: they say what the source does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What timings were measured on. Empty text, or None: not known.
+
+    Attributes:
+        engine: whose kernels, for example vllm. model: whose layers. tensor_parallel: ranks that share each of them.
+    """
+
+    gpu: str = ""
+    engine: str = ""
+    engine_version: str = ""
+    model: str = ""
+    tensor_parallel: int | None = None
+
+    def completed(self, stated: Origin) -> Origin:
+        """This origin, with what is `stated` where it does not know.
+
+        Raises:
+            BadInput: something is stated that differs from what the source says.
+        """
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in asdict(stated).items():
+            if known[name] and value and plain_name(str(known[name])) != plain_name(str(value)):
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"expected {known[name]}, as the tables say", field=flag, value=value)
+            known[name] = known[name] or value
+        return replace(self, **known)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Notes on what is still not known, each with the flag that says it."""
+        return [
+            f"the tables do not say their {name.replace('_', ' ')}; {flag} records it"
+            for name, flag in FLAGS.items()
+            if not getattr(self, name)
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """The fields that are known, as plain values."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Origin:
+        """What `document` wrote down.
+
+        Raises:
+            TypeError: it has other fields.
+        """
+        return cls(**document)
+
+
+def plain_name(text: str) -> str:
+    """A name without its owner, case and punctuation: meta-llama/Llama-3.1-8B is llama318b."""
+    return "".join(character for character in text.rsplit("/", 1)[-1].lower() if character.isalnum())

@@ -1,0 +1,28 @@
+"""Which source a folder of tables is of, told by the names of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+KERNEL_TABLES = "kernel_tables"
+AICONFIGURATOR = "aiconfigurator"
+
+_FILES = {
+    AICONFIGURATOR: "*_perf.txt*",
+    KERNEL_TABLES: "attention.csv*",
+    "measured_steps": "*steps.csv*",
+    "engine_steps": "engine-steps*.yaml",
+}
+
+
+def source_of(folder: Path) -> str | None:
+    """The source whose files are in a folder; None where there are none."""
+    return next((source for source, pattern in _FILES.items() if any(folder.glob(pattern))), None)
+
+
+def other_source(folder: Path, expected: str) -> str:
+    """What to add to a message about a missing file, where a folder is of another source than `expected`."""
+    found = source_of(folder)
+    if found is None or found == expected:
+        return ""
+    return f"; the folder looks like one of source {found}"

@@ -1,0 +1,67 @@
+"""What a step-time source is to a scenario: a section of fields that builds a model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+from latency_models.io.config_io import Strict
+from latency_models.step_time import StepTime
+
+
+class SourceSpec(Strict):
+    """Base class of the `step_time` sections of a scenario.
+
+    A subclass has a field `source: Literal["its name"]`, fields for its settings, and is registered with `register`.
+    """
+
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "source": {
+            "measured_steps": "vllm_step_log",
+            "engine_steps": "engine_regression",
+            "calibration": "calibration_file",
+        }
+    }
+
+    @abstractmethod
+    def build(self, base: Path) -> StepTime:
+        """The model; relative paths start from `base`.
+
+        Raises:
+            BadInput: settings or files that no model can be built from.
+        """
+
+    @abstractmethod
+    def provenance(self) -> dict[str, Any]:
+        """The source's name, and where its figures come from, for the documents of a run."""
+
+    def check_ranks(self, data_parallel: int) -> None:
+        """Compare settings with the engine's data-parallel ranks. The default accepts any number.
+
+        Raises:
+            BadInput: settings for another number of ranks.
+        """
+
+    @classmethod
+    def name(cls) -> str:
+        """The value of `source` that stands for this class."""
+        (name,) = get_args(cls.model_fields["source"].annotation)
+        return str(name)
+
+
+SOURCES: dict[str, type[SourceSpec]] = {}
+"""Registered sources by name."""
+
+
+def register(spec: type[SourceSpec]) -> type[SourceSpec]:
+    """Class decorator: let scenarios use a source by its name.
+
+    Raises:
+        ValueError: another class has the same name.
+    """
+    name = spec.name()
+    if SOURCES.setdefault(name, spec) is not spec:
+        raise ValueError(f"expected a name that is not taken, found {name}")
+    return spec

@@ -1,0 +1,1 @@
+"""A regression on logged engine steps of vLLM."""

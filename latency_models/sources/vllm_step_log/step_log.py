@@ -1,0 +1,140 @@
+"""Logged engine steps: the batch of each, and its duration.
+
+An engine that schedules asynchronously logs one step late. Step i is scheduled while step i - 1 runs on the GPU, so
+"start of the next step minus start of this one" is the duration of step i - 1. vLLM 0.15.1's log shows it: a step with
+581 prompt tokens took no longer than its neighbours without any, and long intervals stand in rows whose requests have
+just been prefilled. `StepLog.executed` moves each interval to the batch that ran in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.fitting.estimator import Floats
+from latency_models.io.tables import Columns, read_columns
+from workloads.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class StepLog:
+    """Steps of one or more runs, in columns of shape (n,), in the order of each run.
+
+    Attributes:
+        run: the source's name of an experiment.
+        workload: the requests that it sent.
+        step: number of the step in its run, rising; a log may contain a sample of all steps.
+        seconds: start of the next step minus start of this one.
+        prompts: requests with prompt tokens in the step.
+        prompt_tokens: those tokens.
+        decodes: requests that get one token each.
+        kv_tokens: tokens in the KV cache.
+    """
+
+    run: NDArray[np.str_]
+    workload: NDArray[np.str_]
+    step: NDArray[np.int64]
+    seconds: Floats
+    prompts: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    decodes: NDArray[np.int64]
+    kv_tokens: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def where(self, rows: NDArray[np.bool_]) -> StepLog:
+        """The rows that a mask of shape (n,) selects."""
+        return StepLog(**{name: column[rows] for name, column in vars(self).items()})
+
+    def split(self, share: float = 0.5) -> tuple[StepLog, StepLog]:
+        """Split the rows of each run: the first `share` of them, and the rest.
+
+        Raises:
+            BadInput: a share that is not above 0 and below 1.
+        """
+        if not 0 < share < 1:
+            raise BadInput("expected a share above 0 and below 1", field="share", value=share)
+        early = np.zeros(len(self), dtype=np.bool_)
+        for run in np.unique(self.run):
+            rows = np.flatnonzero(self.run == run)
+            early[rows[: round(share * len(rows))]] = True
+        return self.where(early), self.where(~early)
+
+    @property
+    def decode_only(self) -> NDArray[np.bool_]:
+        """Mask of the rows without prompt tokens."""
+        without: NDArray[np.bool_] = self.prompt_tokens == 0
+        return without
+
+    def executed(self, typical_prompt: int | None = None) -> StepLog:
+        """The same intervals beside the batches that ran in them, for the log of an asynchronous scheduler.
+
+        Each interval belongs to the batch of the step before. Where that step was not logged, its batch is taken to be
+        this row's without prompts, since decodes change little from step to step.
+
+        A row with one prompt token per prompt says more. A request counts as prefilling until its first token is known,
+        which is also one step late. So its requests decode in this step, and their prompts ran in the step before, with
+        a length that was not logged.
+
+        Args:
+            typical_prompt: tokens to assume for those prompts; without it, such rows are left out.
+        """
+        follows = np.zeros(len(self), dtype=np.bool_)
+        follows[1:] = (self.run[1:] == self.run[:-1]) & (self.step[1:] == self.step[:-1] + 1)
+        before = np.maximum(np.arange(len(self)) - 1, 0)
+        first_tokens = (self.prompt_tokens == self.prompts) & (self.prompts > 0)
+        prompts = np.where(first_tokens, self.prompts, 0)
+        ran = replace(
+            self,
+            decodes=np.where(follows, (self.decodes + prompts)[before], self.decodes),
+            kv_tokens=np.where(follows, self.kv_tokens[before], self.kv_tokens),
+            prompts=np.where(follows, (self.prompts - prompts)[before], prompts),
+            prompt_tokens=np.where(
+                follows, np.where(first_tokens, 0, self.prompt_tokens)[before], prompts * (typical_prompt or 0)
+            ),
+        )
+        return ran if typical_prompt else ran.where(follows | ~first_tokens)
+
+
+def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
+    """Steps from a CSV file, gzipped or not, in the columns that the inference-sim project logs from vLLM.
+
+    Args:
+        block_tokens: tokens of a KV block; the file counts blocks.
+
+    Raises:
+        BadInput: a file that cannot be read, a missing column, a cell that is not the number it should be, or a run
+            whose steps do not rise, with file, line and column.
+    """
+    table = read_columns(path)
+    usage = table.numbers("kv.usage_gpu_ratio")
+    for row, share in enumerate(usage):
+        if not 0 <= share <= 1:
+            raise table.fault("expected a share from 0 to 1", row, "kv.usage_gpu_ratio")
+    blocks = np.rint(np.array(usage) * np.array(table.wholes("kv.blocks_total_gpu", low=1)))
+    steps = StepLog(
+        run=np.array(table.text("experiment_id")),
+        workload=np.array(table.text("workload")),
+        step=np.array(table.wholes("step.id", low=0)),
+        seconds=np.array(table.numbers("step_time_us", above=0.0)) * 1e-6,
+        prompts=np.array(table.wholes("batch.num_prefill_reqs", low=0)),
+        prompt_tokens=np.array(table.wholes("batch.prefill_tokens", low=0)),
+        decodes=np.array(table.wholes("batch.num_decode_reqs", low=0)),
+        kv_tokens=blocks.astype(np.int64) * block_tokens,
+    )
+    _check_order(steps, table)
+    return steps
+
+
+def _check_order(steps: StepLog, table: Columns) -> None:
+    latest: dict[str, int] = {}
+    for row, (run, step) in enumerate(zip(steps.run.tolist(), steps.step.tolist(), strict=True)):
+        if step <= latest.get(run, -1):
+            raise table.fault(
+                f"expected steps that rise within a run (the one before is {latest[run]})", row, "step.id"
+            )
+        latest[run] = step

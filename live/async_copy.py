@@ -1,0 +1,32 @@
+"""Copies from device to host that run while the host goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+
+class PendingHostCopy:
+    """A copy of a tensor to the host, started when this object is made.
+
+    The tensor may be overwritten by later work on the same stream: the copy holds the values of this moment.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if not tensor.is_cuda:
+            self._host = tensor
+            return
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The values; waits until they have been copied."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values: npt.NDArray[Any] = self._host.numpy()
+        return values

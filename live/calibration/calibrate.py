@@ -1,0 +1,83 @@
+"""`twin calibrate run` without its command line: plan, measure, write the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from latency_models.deployment.hugging_face import model_from_config, read_config
+from latency_models.sources.calibration_file.file_format import MeasuredCalibration
+from live.calibration.assembling import assemble, pictures
+from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
+from live.calibration.journal import Journal
+from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
+from live.device import DEFAULT_DTYPE, device_name
+from live.device import use_threads as set_threads
+from live.memory import keep_freed_memory
+from reports.records.run_directory import write_text
+from workloads.errors import BadInput
+
+__all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]
+
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
+
+
+def make_plan(
+    config: Path, device: str, dtype: str | None = None, groups: Sequence[str] | None = None, *, quick: bool = False
+) -> Plan:
+    """What to measure.
+
+    Raises:
+        BadInput: a config.json that cannot be used, or an unknown device, type or group.
+    """
+    if device not in DEFAULT_DTYPE:
+        raise BadInput("expected cpu or cuda", field="--device", value=device)
+    device_name(device)
+    dtype = dtype or DEFAULT_DTYPE[device]
+    if dtype not in DTYPES:
+        raise BadInput(f"expected one of {', '.join(DTYPES)}", field="--dtype", value=dtype)
+    for group in groups or ():
+        if group not in GROUPS:
+            raise BadInput(f"expected one of {', '.join(GROUPS)}", field="--ops", value=group)
+    grid = QUICK if quick else {"cpu": CPU, "cuda": CUDA}[device]
+    epsilon = read_config(config).number("rms_norm_eps", 1e-6)
+    return Plan(model_from_config(config), device, dtype, grid, tuple(groups or DEFAULT_GROUPS), epsilon)
+
+
+def use_threads(device: str, threads: int | None) -> None:
+    """Set the CPU threads that PyTorch uses; by default 1, whose processor time excludes other programs.
+
+    On a CPU, freed memory is kept as in the live engine.
+
+    Raises:
+        BadInput: fewer than 1, or more than the machine has processors.
+    """
+    if device == "cpu":
+        set_threads(1 if threads is None else threads, "--threads")
+        keep_freed_memory()
+
+
+def journal_of(output: Path) -> Path:
+    """The journal beside a calibration file."""
+    return output.with_name(output.name + ".measurements.jsonl")
+
+
+def open_journal(plan: Plan, output: Path, *, fresh: bool = False) -> Journal:
+    """The measurements that exist for this plan and this file. The file's folder is made if needed."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return Journal(journal_of(output), plan.about(), fresh=fresh)
+
+
+def calibrate(
+    plan: Plan, journal: Journal, output: Path, advance: Callable[[str], None], timer: Measure | None = None
+) -> MeasuredCalibration:
+    """Measure what the journal does not have, and write the file.
+
+    Args:
+        advance: called with the name of each measurement.
+        timer: replaces the clock.
+    """
+    measure_all(plan, journal, advance, timer)
+    calibration = assemble(plan, journal, output.stem)
+    write_text(output, calibration.to_yaml())
+    return calibration

@@ -1,0 +1,74 @@
+"""Buffers that stay on the device from step to step: block tables of the decoding sequences, and sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from live.input_batch import InputBatch, Ints
+from schedulers.sequence import Sequence
+
+
+class DeviceBuffers:
+    """Block tables and sampled tokens of one engine on its device, with the host's record of which row is whose.
+
+    Attributes:
+        tables: (rows + 1, blocks) int32, block ids. The last row belongs to no sequence: padding rows read it.
+        sampled: (rows + chunks,) int64, the tokens of the latest step: of its decodes first, and from index `rows` on
+            of its chunks.
+        decode_rows: rows of `tables`, one for each decode of the step to come.
+    """
+
+    def __init__(self, rows: int, chunks: int, blocks: int, device: torch.device) -> None:
+        self.rows = rows
+        self.tables = torch.zeros(rows + 1, blocks, dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(rows + chunks, dtype=torch.int64, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Free all rows and forget the sampled tokens."""
+        self.decode_rows: Ints = np.zeros(0, dtype=np.int64)
+        self._row_of: dict[Sequence, int] = {}
+        self._free = list(range(self.rows - 1, -1, -1))
+        self._latest: tuple[tuple[Sequence, ...], Many[Sequence | None]] = (), ()
+
+    def update(self, decodes: InputBatch) -> None:
+        """Free the rows of sequences that no longer decode; give new ones a row, and send their block tables."""
+        sequences = decodes.sequences
+        staying = set(sequences)
+        for sequence in [each for each in self._row_of if each not in staying]:
+            self._free.append(self._row_of.pop(sequence))
+        new = [i for i, sequence in enumerate(sequences) if sequence not in self._row_of]
+        for i in new:
+            self._row_of[sequences[i]] = self._free.pop()
+        self.decode_rows = np.array([self._row_of[sequence] for sequence in sequences], dtype=np.int64)
+        if new:
+            rows, tables = self._sent(self.decode_rows[new]), self._sent(decodes.tables[new, : decodes.width])
+            self.tables[:, : decodes.width].index_copy_(0, rows, tables)
+
+    def token_sources(self, sequences: tuple[Sequence, ...]) -> Ints:
+        """The index in `sampled` of each decode's input token; −1 if the latest step did not sample it."""
+        decoded, completed = self._latest
+        if sequences == decoded:
+            return np.arange(len(sequences))
+        index = {sequence: row for row, sequence in enumerate(decoded)}
+        index |= {each: self.rows + i for i, each in enumerate(completed) if each is not None}
+        return np.array([index.get(sequence, -1) for sequence in sequences], dtype=np.int64)
+
+    def set_latest(self, decodes: tuple[Sequence, ...], completed: Many[Sequence | None]) -> None:
+        """Record the sequences of the step just launched: its decodes, and by chunk the sequence it completes."""
+        self._latest = decodes, completed
+
+    def keep(self, tokens: torch.Tensor, decodes: int) -> None:
+        """Store a step's tokens: of its (padded) decodes, then of its chunks."""
+        self.sampled[:decodes].copy_(tokens[:decodes])
+        self.sampled[self.rows : self.rows + len(tokens) - decodes].copy_(tokens[decodes:])
+
+    def _sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """A copy on the device, made without waiting for its current work."""
+        tensor, device = torch.from_numpy(array), self.sampled.device
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,185 @@
+"""HTTP/1.1 connections with limits on how long a client may take, which uvicorn does not have.
+
+uvicorn's only time limit is for a connection that is idle between two requests. A `Connection` also ends when a
+request's head does not arrive in time, when the rest of an already answered request's body does not, and when the
+client does not read its response. The time limit for a body that is still needed is in `HttpExchange.body`, which can
+then respond with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from live.server.asgi import JSON, Application, to_bytes
+from live.server.errors import ApiError
+from live.server.limits import Limits
+
+MAX_HEAD = 64 << 10
+"""Maximum size of a request's line and headers, bytes."""
+
+
+class ConnectionConfig(uvicorn.Config):
+    """uvicorn's configuration, with connections that have these limits."""
+
+    def __init__(self, app: Application, limits: Limits) -> None:
+        super().__init__(
+            app, http=Connection, ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
+            log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self.limits = limits
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection.
+
+    The head of a request must be complete `header_seconds` after the connection was made, or after the head's first
+    byte on a reused connection; otherwise the server responds with 408. A client that does not read is disconnected,
+    and its request sees the disconnect. A client does not read if bytes of a response wait, and `write_seconds` later
+    neither all of them nor `HIGH_WATER_LIMIT` of them have gone.
+    """
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = config.limits
+        self._heads, self._head_bytes = 0, 0  # heads begun; bytes of a head that came in parts
+        self._in_head = self._in_body = False
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """Whether a request has begun whose response is not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    # -- what the client sends ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """asyncio.Protocol's callback."""
+        super().connection_made(transport)
+        self._read_within(self._limits.header_seconds, self._head_overdue)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio.Protocol's callback."""
+        self._stop_reading_timer()
+        self._stop_writing_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio.Protocol's callback."""
+        if not self._in_body and self._reading is None:  # also for bytes that begin no head, such as empty lines
+            self._read_within(self._limits.header_seconds, self._head_overdue)
+        continues, heads = self._in_head, self._heads
+        super().data_received(data)
+        if continues and self._in_head and heads == self._heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self._refuse(ApiError(431, f"expected a request line and headers of at most {MAX_HEAD} bytes"))
+
+    def on_message_begin(self) -> None:
+        """httptools' callback."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._heads += 1
+        if self._reading is None:
+            self._read_within(self._limits.header_seconds, self._head_overdue)
+
+    def on_headers_complete(self) -> None:
+        """httptools' callback."""
+        self._in_head, self._in_body = False, True
+        self._stop_reading_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """httptools' callback."""
+        self._in_body = False
+        self._stop_reading_timer()
+        super().on_message_complete()
+
+    def _read_within(self, seconds: float, overdue: Callable[[], None]) -> None:
+        self._reading = self.loop.call_later(seconds, overdue)
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _head_overdue(self) -> None:
+        self._reading = None
+        if self.answering:  # the head belongs to the next request, which cannot be answered yet
+            self._read_within(self._limits.header_seconds, self._head_overdue)
+        elif self._in_head:
+            self._refuse(ApiError(408, f"expected the headers within {self._limits.header_seconds:g} seconds"))
+        else:
+            self.transport.close()
+
+    def _body_overdue(self) -> None:
+        self._reading = None
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the connection with an error about a head, of which the application does not know."""
+        if self.transport.is_closing():
+            return
+        body = to_bytes(error.document())
+        lines = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.status] + lines.encode() + body)
+        self.transport.close()
+        self._watch_writing()
+
+    # -- what the client reads ---------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """uvicorn's callback when the application has sent its last byte."""
+        super().on_response_complete()
+        if self._in_body and not self.answering and not self.transport.is_closing():
+            self._stop_reading_timer()
+            self._read_within(self._limits.body_seconds, self._body_overdue)
+        self._watch_writing()
+
+    def pause_writing(self) -> None:
+        """asyncio.Protocol's callback."""
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio.Protocol's callback."""
+        super().resume_writing()
+        if self.answering:
+            self._stop_writing_timer()
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _watch_writing(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting and self._writing is None:
+            self._writing = self.loop.call_later(self._limits.write_seconds, self._check_writing, waiting)
+
+    def _check_writing(self, waiting: int) -> None:
+        self._writing = None
+        if self.transport.get_write_buffer_size() > max(waiting - HIGH_WATER_LIMIT, 0):
+            self.transport.abort()
+        else:
+            self._watch_writing()
+
+
+def cut_off(server: uvicorn.Server) -> None:
+    """Abort the connections that have an incomplete response; the application sees the clients disconnect."""
+    for connection in list(server.server_state.connections):
+        if isinstance(connection, Connection) and connection.answering:
+            connection.transport.abort()

@@ -1,0 +1,167 @@
+"""The life of the server: from a socket to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from live.engine import Engine
+from live.memory import freeze_loaded_objects
+from live.server.app import App
+from live.server.asgi import Application
+from live.server.connection import ConnectionConfig, cut_off
+from live.server.errors import busy
+from live.server.limits import Limits
+from live.server.server_config import ServerConfig
+from live.server.service import Service
+from live.text.chat import ChatTemplate
+from live.text.tokenizer import Tokenizer
+from workloads.errors import BadInput
+
+CUT_OFF_SECONDS = 1.0
+"""Seconds in which clients that are cut off can still be told so."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which would stop accepting connections at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket to serve on; port 0 takes a free one.
+
+    Raises:
+        BadInput: no address, one that this machine does not have, or a port that is in use.
+    """
+    if not host:  # to the system this would be every address of the machine
+        raise BadInput(
+            "expected an address to listen on; 0.0.0.0 for all of this machine's", field="--host", value=host
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only for this: 40 ms less
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"expected an address to listen on ({reason})", field="--host, --port", value=f"{host}:{port}"
+        ) from None
+    return listener
+
+
+async def start_server(
+    app: Application, listener: socket.socket, limits: Limits
+) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+    """Start an ASGI application on a socket; returns the server, and a task that ends when the server does."""
+    server = _Server(ConnectionConfig(app, limits))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    return server, serving
+
+
+async def serve(
+    engine: Engine,
+    config: ServerConfig,
+    listener: socket.socket,
+    *,
+    tokenizer: Tokenizer | None = None,
+    template: ChatTemplate | None = None,
+    ready: Callable[[Service, GracefulShutdown], None] = lambda service, shutdown: None,
+    signals: bool = True,
+) -> int:
+    """Serve until a shutdown; returns 0 if all requests were answered, 1 if some were cut off.
+
+    Args:
+        listener: from `listen`. ready: called when requests are accepted.
+        signals: SIGTERM and SIGINT begin a graceful shutdown; a second signal ends it at once.
+    """
+    service = Service.build(config, engine, asyncio.get_running_loop(), tokenizer, template)
+    app = App(service)
+    server, serving = await start_server(app, listener, config.limits)
+    shutdown = GracefulShutdown(app, server, config.drain_seconds)
+    if signals:
+        shutdown.listen()
+    ready(service, shutdown)
+    try:
+        await serving
+    finally:
+        service.offload.close()
+    return shutdown.code
+
+
+class GracefulShutdown:
+    """The shutdown of a server: running requests finish, new ones are refused, then the connections close.
+
+    Attributes:
+        code: the exit code: 0 unless requests were cut off.
+    """
+
+    def __init__(self, app: App, server: uvicorn.Server, seconds: float) -> None:
+        self.app, self.server, self.seconds, self.code = app, server, seconds, 0
+        self._hurry = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+
+    def listen(self) -> None:
+        """Handle SIGTERM and SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    def stop(self) -> None:
+        """Begin the shutdown; a second call ends it at once."""
+        if self._draining is None:
+            self.app.service.draining = True
+            self._draining = asyncio.ensure_future(self._drain())
+        else:
+            self._hurry.set()
+
+    async def _drain(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.seconds
+        while self.app.in_flight and not self._hurry.is_set() and loop.time() < end:
+            await asyncio.sleep(0.02)
+        if self.app.in_flight:
+            self.code = 1
+            self.app.service.async_engine.fail_all(busy(503, "the server stopped before the response was complete"))
+            end = loop.time() + CUT_OFF_SECONDS
+            while self.app.in_flight and loop.time() < end:
+                await asyncio.sleep(0.02)
+        cut_off(self.server)  # also clients that do not read, or do not send their bodies
+        self.server.should_exit = True
+
+
+def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> int:
+    """Serve until a shutdown, and print one line when requests are accepted. Returns as `serve`.
+
+    Raises:
+        BadInput: an address that cannot be listened on.
+    """
+    listener = listen(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+
+    def ready(service: Service, shutdown: GracefulShutdown) -> None:
+        settings = engine.core.config
+        text = "" if tokenizer is not None else "; token ids only"
+        print(
+            f"http://{shown}:{port} serves {service.model.name}: {settings.num_gpu_blocks} blocks of "
+            f"{settings.block_size} tokens, contexts of up to {service.model.max_model_len}{text}",
+            flush=True,
+        )
+
+    freeze_loaded_objects()
+    logging.basicConfig(format="live.server: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    return asyncio.run(serve(engine, config, listener, tokenizer=tokenizer, template=template, ready=ready))

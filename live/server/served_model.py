@@ -1,0 +1,56 @@
+"""The model behind the endpoints: its name and the sizes that limit requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from live.engine import Engine
+from live.server.errors import bad_request
+from live.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The served model.
+
+    Attributes:
+        name: the model's name for clients. labels: names of the classes of a classification model, empty for others.
+        hidden_size: of its hidden states. vocab_size: token ids that it accepts.
+        max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
+        end_tokens: ids that end an output, of the model's config and its tokenizer.
+        prefix_block_size: prompt tokens that one prefix id stands for.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    end_tokens: frozenset[int]
+    prefix_block_size: int
+
+    @classmethod
+    def of(cls, name: str, engine: Engine, tokenizer: Tokenizer | None) -> Self:
+        """The model of an engine."""
+        config, limits = engine.executor.decoder.config, engine.core.config
+        of_tokenizer = tokenizer.end_tokens if tokenizer is not None else frozenset()
+        return cls(
+            name=name,
+            labels=config.labels,
+            hidden_size=config.shape.hidden,
+            vocab_size=config.shape.vocabulary,
+            max_model_len=min(config.max_position_embeddings, limits.num_gpu_blocks * limits.block_size),
+            end_tokens=frozenset([*config.end_tokens, *(each for each in of_tokenizer if each is not None)]),
+            prefix_block_size=limits.prefix_id_tokens,
+        )
+
+    def check_generates(self) -> None:
+        """Refuse to generate tokens with a classification model.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.labels:
+            message = f"{self.name} is a classification model and generates no tokens: see /classify, /score, /rerank"
+            raise bad_request("model", message)

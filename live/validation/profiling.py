@@ -1,0 +1,170 @@
+"""Timed steps of random requests, for fitting a step-time model.
+
+The engine runs through rounds. A round begins with a number of requests of random lengths, and replaces each request
+that finishes, so that it has steps with prompts only, with prompts beside decodes, and with decodes only. In the second
+half of a round the sequences leave one after the other. The number of sequences and the limits of their lengths are
+spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload to be predicted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.speed_probes import Reading
+from live.engine import Engine
+from live.generation import make_generation
+from live.validation.clock import RunClock
+from live.validation.prompts import GREEDY
+from live.validation.replay import no_garbage_collection
+from schedulers.batches import Batch
+
+WARM_UP_STEPS = 40
+"""Steps before the first round, which are discarded."""
+
+
+@dataclass(frozen=True)
+class ProfilingLimits:
+    """How many steps are timed, and how large they become.
+
+    Attributes:
+        max_prompt_tokens, max_output_tokens: of a request.
+        max_num_seqs: sequences that run at once.
+        rounds: number of rounds. max_steps: steps of a round.
+    """
+
+    max_prompt_tokens: int
+    max_output_tokens: int
+    max_num_seqs: int
+    rounds: int = 120
+    max_steps: int = 120
+
+
+@dataclass(frozen=True)
+class ProfilingResult:
+    """Timed steps of several rounds. Times are seconds since the start.
+
+    Attributes:
+        rounds: of each round, its steps in order, each with the time at which it began.
+        readings: of the speed probes, in order.
+    """
+
+    rounds: list[list[tuple[float, Step]]]
+    readings: list[Reading]
+
+
+class Round(NamedTuple):
+    """The number of sequences that run together in a round, and the limits of their lengths."""
+
+    num_seqs: int
+    max_prompt_tokens: int
+    max_output_tokens: int
+
+
+def profile(
+    make_engine: Callable[[], Engine],
+    limits: ProfilingLimits,
+    vocabulary: int,
+    seed: int,
+    make_clock: Callable[[], RunClock] = RunClock,
+) -> ProfilingResult:
+    """Run all rounds. A step lasts from its begin to the begin of the next step.
+
+    Args:
+        make_engine: makes an empty engine with the scenario's settings.
+        make_clock: called before the first step; the clock may pause between steps.
+    """
+    rng = np.random.default_rng([seed, 23])
+    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs)
+    prompts = stratified_sizes(rng, limits.rounds, limits.max_prompt_tokens, power=2)
+    outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
+    engine = make_engine()
+    engine.clock = clock = make_clock()
+    profiler = _Profiler(engine, clock, vocabulary, rng)
+    warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
+    profiler.run(warm_up, WARM_UP_STEPS)
+    sizes = map(Round, num_seqs, prompts, outputs)
+    rounds = [profiler.run(each, limits.max_steps) for each in sizes]
+    return ProfilingResult(rounds, clock.readings)
+
+
+def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
+    """A number from 1 to `largest` for each round, one from each of `rounds` equal strata, in random order.
+
+    With `power` 2 the strata are equal in the square root: half of the numbers lie below a quarter of `largest`,
+    because small sizes differ more in relative terms, and large ones take longer to run.
+    """
+    shares = (rng.permutation(rounds) + rng.random(rounds)) / rounds
+    sizes: list[int] = np.maximum(np.ceil(largest * shares**power), 1).astype(int).tolist()
+    return sizes
+
+
+def sequences_left(num_seqs: int, step: int, max_steps: int) -> int:
+    """Number of sequences that go on after `step` of `max_steps` steps: all until the middle, then fewer, down to 1.
+
+    Thus every number of decodes occurs in many rounds. Otherwise a machine that is a few per cent slower during one
+    round would be fitted as a property of that round's number of decodes.
+    """
+    return min(max(-(-2 * num_seqs * (max_steps - step) // max_steps), 1), num_seqs)
+
+
+class _Profiler:
+    """Runs rounds on one engine.
+
+    Args:
+        rng: draws token ids and lengths.
+    """
+
+    def __init__(self, engine: Engine, clock: RunClock, vocabulary: int, rng: np.random.Generator) -> None:
+        self._engine, self._clock, self._vocabulary, self._rng = engine, clock, vocabulary, rng
+        self._ids = itertools.count()
+        self._block_size = engine.core.config.block_size
+
+    def run(self, size: Round, max_steps: int) -> list[tuple[float, Step]]:
+        """Steps of one round, each with the time at which it began. Leaves the engine empty."""
+        engine = self._engine
+        spans: list[tuple[Batch, float, float]] = []
+        sequences = engine.core.sequences
+        engine.watch = lambda batch, begin, end: spans.append((batch, begin, end))
+        with no_garbage_collection():
+            for _ in range(size.num_seqs):
+                self._submit(size)
+            for i in range(1, max_steps + 1):
+                result = engine.step()
+                if result is None:
+                    break
+                self._clock.after_step(spans[-1][0].tokens)
+                left = sequences_left(size.num_seqs, i, max_steps)
+                for _ in result.finished:
+                    if len(sequences) < left:
+                        self._submit(size)
+                while len(sequences) > left:
+                    engine.abort(next(reversed(sequences)))
+        engine.watch = None
+        self._drain()
+        ends = [*(begin for _, begin, _ in spans[1:]), *(end for _, _, end in spans[-1:])]
+        return [
+            (begin, describe(batch, self._block_size, end - begin))
+            for (batch, begin, _), end in zip(spans, ends, strict=True)
+        ]
+
+    def _submit(self, size: Round) -> None:
+        """Submit a request of random length within the round's limits."""
+        rng = self._rng
+        prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
+        output = int(rng.integers(1, size.max_output_tokens + 1))
+        self._engine.submit(
+            make_generation(next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size)
+        )
+
+    def _drain(self) -> None:
+        """Abort all sequences, and end the steps that were launched ahead."""
+        for number in list(self._engine.core.sequences):
+            self._engine.abort(number)
+        while self._engine.step() is not None:
+            pass

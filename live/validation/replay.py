@@ -1,0 +1,138 @@
+"""Replays a workload on an engine in real time."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latency_models.speed_probes import Reading
+from live.engine import Engine
+from live.generation import Generation
+from live.validation.clock import RunClock
+from schedulers.batches import Batch
+
+SPIN_SECONDS = 1e-3
+"""Seconds before an arrival at which waiting turns from sleeping to polling: a sleep can end that late."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A measured step: its batch, its begin and its end, seconds since the start."""
+
+    batch: Batch
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """A replayed workload. Times are seconds since the start.
+
+    Attributes:
+        generations: in the order given. sent: in order of arrival.
+        noticed: when the engine took in each of `sent`: after its arrival, if a step was running.
+        steps: in order.
+        followed: of each step, whether the engine began the next one without waiting for an arrival.
+        readings: of the speed probes, in order.
+    """
+
+    generations: list[Generation]
+    sent: list[Generation]
+    noticed: list[float]
+    steps: list[TimedStep]
+    followed: list[bool]
+    readings: list[Reading]
+
+    @property
+    def spans(self) -> list[tuple[Batch, float, float]]:
+        """Every step: its batch, its begin, and its end or the begin of the next step where that follows at once."""
+        ends = [step.end for step in self.steps]
+        for i, followed in enumerate(self.followed[:-1]):
+            if followed:
+                ends[i] = self.steps[i + 1].begin
+        return [(step.batch, step.begin, end) for step, end in zip(self.steps, ends, strict=True)]
+
+    @property
+    def token_times(self) -> list[list[float]]:
+        """Of each request, the times of its output tokens, seconds since the start."""
+        return [each.times for each in self.generations]
+
+    def columns(self) -> dict[str, npt.NDArray[np.float64]]:
+        """One entry a request: arrival, noticed, first_token, last_token (seconds since the start), output_tokens."""
+        generations = self.generations
+        noticed = {each.request.id: now for now, each in zip(self.noticed, self.sent, strict=True)}
+        return {
+            "arrival": np.array([each.request.arrival for each in generations]),
+            "noticed": np.array([noticed[each.request.id] for each in generations]),
+            "first_token": np.array([each.first_token for each in generations]),
+            "last_token": np.array([each.last_token for each in generations]),
+            "output_tokens": np.array([float(len(each.output)) for each in generations]),
+        }
+
+
+def replay(
+    engine: Engine, generations: Sequence[Generation], make_clock: Callable[[], RunClock] = RunClock
+) -> ReplayResult:
+    """Send each request at its arrival time, and step the engine until all are finished.
+
+    As in the simulated engine, arrivals are noticed between steps. `submitted` of each generation becomes its arrival
+    time, from which its waiting time counts.
+
+    Args:
+        make_clock: called when the replay begins; the clock may pause between steps.
+
+    Raises:
+        ValueError: a request that does not fit even alone.
+    """
+    steps: list[TimedStep] = []
+    noticed: list[float] = []
+    followed: list[bool] = []
+    waiting = sorted(generations, key=lambda generation: generation.request.arrival)
+    engine.keep_times = True
+    engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
+    with no_garbage_collection():
+        engine.clock = clock = make_clock()
+        sent = 0
+        while True:
+            now = clock()
+            while sent < len(waiting) and waiting[sent].request.arrival <= now:
+                noticed.append(now)
+                engine.submit(waiting[sent])
+                waiting[sent].submitted = waiting[sent].request.arrival
+                sent += 1
+            if engine.step() is not None:
+                followed.append(True)
+                clock.after_step(steps[-1].batch.tokens)
+            else:
+                if followed:
+                    followed[-1] = False
+                if sent == len(waiting):
+                    break
+                _wait(clock, waiting[sent].request.arrival)
+    engine.watch = None
+    return ReplayResult(list(generations), waiting, noticed, steps, followed, clock.readings)
+
+
+def _wait(clock: RunClock, until: float) -> None:
+    while (left := until - clock()) > 0:
+        if left > SPIN_SECONDS:
+            time.sleep(left - SPIN_SECONDS)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the garbage collector from pausing a step."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

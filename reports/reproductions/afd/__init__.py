@@ -1,0 +1,1 @@
+"""The AFD ratio paper: published and computed values, as tables."""

@@ -1,0 +1,1 @@
+"""The Prelude paper: published and computed values, as tables and figures."""

@@ -1,0 +1,1 @@
+"""The SPEAR paper: published and computed values, as tables and figures."""

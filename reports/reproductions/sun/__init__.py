@@ -1,0 +1,1 @@
+"""The SUN paper: published and computed values, as tables and figures."""

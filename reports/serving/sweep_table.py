@@ -1,0 +1,100 @@
+"""The table of a serving sweep, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from reports.fitting_table import Column, FittingTable
+from reports.serving.table import at, change, milliseconds, number, sweep_footnote, warnings
+from reports.settings import fixed, short_names, varying
+
+Document = dict[str, Any]
+
+
+MEANING = "user tok/s: 1 / mean TPOT. Δ: against the first row."
+INTERVALS = "±: half a 95 % interval of the mean, relative to it."
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column: its title, the metric's dotted name in a summary, how it is shown, and `Column.rank`.
+
+    `is_change`: the change against the first row is shown in place of the value.
+    """
+
+    title: str
+    name: str
+    rank: int
+    show: Callable[[float | None], str] = milliseconds
+    invert: bool = False
+    is_change: bool = False
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.3g} %"
+
+
+METRICS = (
+    Metric("TTFT mean", "ttft.mean", 2),
+    Metric("TTFT P99", "ttft.p99", 1),
+    Metric("TPOT mean", "tpot.mean", 1),
+    Metric("TPOT P99", "tpot.p99", 2),
+    Metric("ITL P99", "itl.p99", 6),
+    Metric("user tok/s", "tpot.mean", 4, number, invert=True),
+    Metric("Δ user", "tpot.mean", 6, invert=True, is_change=True),
+    Metric("output tok/s", "output_throughput", 0, number),
+    Metric("Δ output", "output_throughput", 4, is_change=True),
+    Metric("goodput/s", "goodput", 1, number),
+    Metric("load", "load", 3, _share),
+)
+
+
+def sweep_table(document: Document) -> RenderableType:
+    """What all rows share, then one row a configuration with what varies; intervals where there are several runs."""
+    points = document["points"]
+    settings = [point["settings"] for point in points]
+    shared = fixed(settings)
+    keys = varying(settings)
+    columns = [
+        Column(title, [str(each[key]) for each in settings]) for key, title in zip(keys, short_names(keys), strict=True)
+    ]
+    shown = [metric for metric in METRICS if any(at(point["summary"], metric.name) is not None for point in points)]
+    columns += [Column(metric.title, _cells(metric, points), metric.rank) for metric in shown]
+    found = [text for point in points for text in warnings(point)]
+    notes = [Text(text, style="bold red") for text in dict.fromkeys(found)]
+    title = Text(f"{document['name']} with {shared}" if shared else document["name"], style="bold")
+    footnote = f"{sweep_footnote(points)} {MEANING}"
+    if any(point["intervals"] for point in points):
+        footnote += f" {INTERVALS}"
+    return Group(title, FittingTable(columns), Text(footnote, style="dim"), *notes)
+
+
+def _cells(metric: Metric, points: Sequence[Document]) -> list[str]:
+    values = [_value(metric, point) for point in points]
+    if metric.is_change:
+        return ["–" if value is None else change(value, values[0]) for value in values]
+    return [
+        metric.show(value) + ("" if metric.invert else _half_interval(point, metric.name))
+        for value, point in zip(values, points, strict=True)
+    ]
+
+
+def _value(metric: Metric, point: Document) -> float | None:
+    value = at(point["summary"], metric.name)
+    if not metric.invert or value is None:
+        return value
+    return 1 / value if value else None
+
+
+def _half_interval(point: Document, name: str) -> str:
+    """Half the 95 % interval of a metric's expectation, relative to it."""
+    interval, value = point["intervals"].get(name), at(point["summary"], name)
+    if interval is None or not value:
+        return ""
+    low, high = interval["confidence"]
+    return f" ±{100 * (high - low) / 2 / abs(value):.2g} %"

@@ -1,0 +1,39 @@
+"""Settings of a sweep's configurations: those that vary tell rows apart, those that are fixed are said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+def varying(configurations: Sequence[Settings]) -> list[str]:
+    """Keys that have more than one value, in the order given."""
+    first = configurations[0]
+    return [key for key in first if any(each[key] != first[key] for each in configurations)]
+
+
+def fixed(configurations: Sequence[Settings]) -> str:
+    """In words, the settings that all configurations share; empty where there are none."""
+    keys = varying(configurations)
+    return in_words(configurations[0], [key for key in configurations[0] if key not in keys])
+
+
+def in_words(settings: Settings, keys: Iterable[str]) -> str:
+    """For instance `batch_size=128, seed=2`."""
+    return ", ".join(f"{key}={settings[key]}" for key in keys)
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The last parts of dotted keys, as many as it takes to tell them apart."""
+    return [_short(key, [other for other in keys if other != key]) for key in keys]
+
+
+def _short(key: str, others: Sequence[str]) -> str:
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        ending = ".".join(parts[-count:])
+        if not any(f".{other}".endswith(f".{ending}") for other in others):
+            return ending
+    return key

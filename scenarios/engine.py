@@ -1,0 +1,139 @@
+"""The `engine` section of a scenario: the settings of one engine, and what its scheduler is built from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from latency_models.io.config_io import Strict
+from latency_models.step_time import StepTime
+from scenarios.chunking import ChunkingSpec
+from scenarios.kv_memory import KVMemorySpec
+from scenarios.limits import BlockTokens, Engines, KVBlocks, Sequences, StepTokens
+from scenarios.registered import registered
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
+from schedulers.engine_core import EngineCore
+from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.waiting_queue import SCHEDULING_POLICIES
+from workloads.errors import BadInput
+
+
+class OneShotSpec(Strict):
+    """Budgets of one-shot work a step (Prelude 3): prompt tokens, prompts, and bytes of activations (default: any)."""
+
+    tokens: StepTokens = 8192
+    sequences: Sequences = 256
+    activation_bytes: PositiveFloat | None = None
+    bytes_per_token: NonNegativeFloat = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerPlan:
+    """What both backends build an engine's scheduler from.
+
+    Attributes:
+        config: the scheduler's settings.
+        chunking: the chunk policy beside them, or None. step_time: the model whose table it may use.
+        depth: steps that may be under way at a time: 2 with async scheduling, else 1.
+    """
+
+    config: EngineConfig
+    chunking: ChunkingSpec | None = None
+    step_time: StepTime | None = None
+    depth: int = 1
+
+    def chunk_policy(self) -> ChunkPolicy | None:
+        """A new chunk policy: each engine has its own.
+
+        Raises:
+            BadInput: parameters that it does not take.
+        """
+        return self.chunking.build(self.step_time) if self.chunking else None
+
+    def make_core(self) -> EngineCore:
+        """A new scheduler."""
+        return EngineCore(self.config, self.chunk_policy())
+
+
+class EngineSpec(Strict):
+    """One engine; names and defaults are vLLM's. What is not said here: `schedulers.engine_config`.
+
+    Attributes:
+        num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two.
+        data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
+            attention of a mixture of experts whose experts are spread over all of them. 1: none.
+        async_scheduling: decide a step while the one before still runs.
+        chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without, one-shot
+            requests go down the decode-shaped path.
+        preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
+            newest.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "kv_blocks": "num_gpu_blocks",
+        "block_tokens": "block_size",
+        "prefix_caching": "enable_prefix_caching",
+        "share": "cache_blocks_on",
+        "lead_cold_prefixes": "in_batch_prefix_caching",
+        "order": "scheduling_policy",
+        "reserve": "kv_reservation",
+        "data_parallel": "data_parallel_size",
+    }
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"kv_reservation": {"answer": "max_tokens"}}
+
+    num_gpu_blocks: KVBlocks | None = None
+    kv_memory: KVMemorySpec | None = None
+    block_size: BlockTokens = 16
+    max_num_batched_tokens: StepTokens = 2048
+    max_num_seqs: Sequences = 128
+    max_table_blocks: int = Field(default=0, ge=0)
+    enable_prefix_caching: bool = True
+    cache_blocks_on: CacheBlocksOn = "scheduled"
+    in_batch_prefix_caching: bool = False
+    scheduling_policy: Annotated[str, registered(SCHEDULING_POLICIES)] = "fcfs"
+    preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
+    kv_reservation: KVReservation = "chunk"
+    data_parallel_size: Engines = 1
+    async_scheduling: bool = False
+    chunking: ChunkingSpec | None = None
+    one_shot: OneShotSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> EngineSpec:
+        if (self.num_gpu_blocks is None) == (self.kv_memory is None):
+            raise ValueError("expected either num_gpu_blocks or kv_memory")
+        return self
+
+    def build(
+        self, base: Path, prefix_id_tokens: int | None = None, step_time: StepTime | None = None
+    ) -> SchedulerPlan:
+        """What an engine's scheduler is built from.
+
+        Args:
+            base: relative paths start from it.
+            prefix_id_tokens: prompt tokens that one id of a request's `prefix_blocks` stands for; None: one block.
+            step_time: the model whose table a chunk policy may use.
+
+        Raises:
+            BadInput: settings that contradict each other.
+        """
+        blocks = self.num_gpu_blocks
+        if blocks is None:
+            assert self.kv_memory is not None
+            blocks = self.kv_memory.blocks(self.block_size, base)
+        of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_gpu_blocks", "one_shot"}
+        settings = {name: value for name, value in self if name in of_scheduler}
+        try:
+            one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
+            ids = prefix_id_tokens or self.block_size
+            config = EngineConfig(num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, **settings)
+        except ValueError as error:
+            raise BadInput(str(error), field="engine") from None
+        plan = SchedulerPlan(config, self.chunking, step_time, 2 if self.async_scheduling else 1)
+        plan.chunk_policy()  # whose parameters may be refused
+        return plan

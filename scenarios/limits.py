@@ -1,0 +1,93 @@
+"""How large a scenario may be.
+
+What exhausts memory is refused while the scenario is checked, before anything is built. The message says what was
+requested, what that would take, and the limit. The limits are far above any system that this simulator is meant for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, PositiveInt
+
+from workloads.checks import MAX_TOKENS
+from workloads.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest number of a kind of thing.
+
+    Attributes:
+        most: the limit. things: their name, in the plural.
+        each: bytes that one takes, as measured; 0 where the limit has another reason.
+    """
+
+    most: int
+    things: str
+    each: int = 0
+
+    def check(self, value: int) -> int:
+        """`value`, if it is within the limit.
+
+        Raises:
+            BadInput: it is above the limit.
+        """
+        if value > self.most:
+            raise BadInput(self.expectation(value), value=value)
+        return value
+
+    def expectation(self, value: int) -> str:
+        """What was expected in place of `value`."""
+        expected = f"expected at most {self.most:,} {self.things}"
+        return f"{expected}: so many would take {_size(value * self.each)} of memory" if self.each else expected
+
+
+def _size(count: int) -> str:
+    """So many bytes, with the unit that suits it."""
+    for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB")):
+        if count >= 10**power:
+            return f"some {count // 10**power:,} {unit}" if count < 10 ** (power + 6) else f"over a million {unit}"
+    return f"some {count // 10**6:,} MB"
+
+
+ENGINES = Limit(100_000, "engines", 6_500)
+MODELS = Limit(100_000, "models")
+REQUESTS = Limit(10_000_000, "requests", 220)
+CLIENTS = Limit(1_000_000, "clients", 900)
+KV_BLOCKS = Limit(10**9, "KV blocks")
+BLOCK_TOKENS = Limit(10**6, "tokens a block")
+STEP_TOKENS = Limit(10**8, "tokens a step")
+SEQUENCES = Limit(10**6, "sequences")
+PREFIX_IDS = Limit(10_000_000, "ids of prompt blocks", 40)
+PREFIX_GROUPS = Limit(10**7, "rubrics", 16)
+SLOTS = Limit(10_000_000, "slots of a bundle", 600)
+BUNDLE_REQUESTS = Limit(50_000_000, "requests of a bundle", 230)
+MICROBATCHES = Limit(1_000, "microbatches")
+LAYERS = Limit(10_000, "layers")
+REPLICATIONS = Limit(10_000, "replications")
+DRAWS = Limit(10_000, "draws")
+SWEEP_POINTS = Limit(10_000, "combinations of values")
+RUNS = Limit(100_000, "runs")
+REPEATS = Limit(1_000, "repeats")
+PROBES = Limit(100_000, "rounds or steps")
+THREADS = Limit(1_024, "threads")
+
+Engines = Annotated[PositiveInt, AfterValidator(ENGINES.check)]
+Models = Annotated[PositiveInt, AfterValidator(MODELS.check)]
+Requests = Annotated[PositiveInt, AfterValidator(REQUESTS.check)]
+Clients = Annotated[PositiveInt, AfterValidator(CLIENTS.check)]
+KVBlocks = Annotated[PositiveInt, AfterValidator(KV_BLOCKS.check)]
+BlockTokens = Annotated[PositiveInt, AfterValidator(BLOCK_TOKENS.check)]
+StepTokens = Annotated[PositiveInt, AfterValidator(STEP_TOKENS.check)]
+Sequences = Annotated[PositiveInt, AfterValidator(SEQUENCES.check)]
+PrefixGroups = Annotated[PositiveInt, AfterValidator(PREFIX_GROUPS.check)]
+Slots = Annotated[PositiveInt, AfterValidator(SLOTS.check)]
+Microbatches = Annotated[PositiveInt, AfterValidator(MICROBATCHES.check)]
+Layers = Annotated[PositiveInt, AfterValidator(LAYERS.check)]
+Repeats = Annotated[int, AfterValidator(REPEATS.check)]
+Probes = Annotated[int, AfterValidator(PROBES.check)]
+Threads = Annotated[PositiveInt, AfterValidator(THREADS.check)]
+Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+PositiveTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

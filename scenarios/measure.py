@@ -1,0 +1,33 @@
+"""What a serving scenario measures, and a real run to set beside it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from latency_models.io.config_io import Strict
+from latency_models.io.paths import FilePath
+
+
+class MeasureSpec(Strict):
+    """What is measured.
+
+    Attributes:
+        start: when a request's TTFT and E2E begin: `submitted` by the client, or `queued` by the engine (vLLM's
+            `queued_ts`: an engine notices arrivals between steps).
+        after, before: only requests that end between these times count, seconds. Default: all.
+        slo: goals in seconds for goodput: a request counts when it meets all that are given.
+    """
+
+    start: Literal["submitted", "queued"] = "submitted"
+    after: NonNegativeFloat = 0.0
+    before: PositiveFloat | None = None
+    slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
+
+
+class MeasuredSpec(Strict):
+    """A real run to set beside the prediction: JSON lines with times of each request. Nothing is fitted to it."""
+
+    requests: FilePath
+    timeseries: FilePath | None = None

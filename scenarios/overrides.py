@@ -1,0 +1,138 @@
+"""`--set a.b=1,2,4`: change any field of a scenario, or try several values of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+
+from latency_models.io.config_io import read_yaml_text
+from latency_models.io.paths import from_command_line
+from latency_models.io.yaml_limits import MAX_DEPTH
+from scenarios.limits import SWEEP_POINTS
+from workloads.errors import BadInput
+
+Settings = dict[str, Any]
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Each `key=v1,v2` as a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
+
+    Raises:
+        BadInput: no `=`, an empty key or value, a key given twice or of too many sections, or a value that is not YAML
+            or exceeds a limit of `latency_models.io.yaml_limits`.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")) or not values.strip():
+            raise BadInput("expected key=value or key=v1,v2", field="--set", value=text)
+        if key.count(".") > MAX_DEPTH:
+            raise BadInput(f"expected a key of at most {MAX_DEPTH} sections", field="--set", value=text)
+        if key in found:
+            raise BadInput("expected each key once; give several values as key=v1,v2", field="--set", value=text)
+        found[key] = [_value(value, text) for value in _split(values)]
+    return found
+
+
+def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
+    """As `parse_overrides`, for a command that takes one value a key; `hint` says where several would do.
+
+    Raises:
+        BadInput: several values, or what `parse_overrides` refuses.
+    """
+    found = parse_overrides(texts)
+    for key, values in found.items():
+        if len(values) > 1:
+            raise BadInput(f"expected one value a key{hint}", field=f"--set {key}", value=values)
+    return {key: value for key, (value,) in found.items()}
+
+
+def combinations(overrides: dict[str, list[Any]]) -> Iterator[Settings]:
+    """Every combination of one value a key, in order; one empty combination when there are no overrides.
+
+    Raises:
+        BadInput: more combinations than a sweep may have.
+    """
+    count = math.prod(map(len, overrides.values()))
+    if count > SWEEP_POINTS.most:
+        raise BadInput(SWEEP_POINTS.expectation(count), field="--set", value=count)
+    for values in itertools.product(*overrides.values()):
+        yield dict(zip(overrides, values, strict=True))
+
+
+def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """A copy of `document` with each dotted key set; sections on the way are made when absent.
+
+    An item of a list is told by its number or, where it has one, by its `name`: `system.pools.decode.replicas`.
+
+    Paths among the values will start from the current folder, where those in `document` start from the file's.
+
+    Raises:
+        BadInput: the way to a key leads through something that is not a section, or to an item that is not there.
+    """
+    result = dict(document)
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        section: Any = result
+        for depth, name in enumerate(path):
+            place = _place(section, name, key)
+            inner = section.get(place) if isinstance(section, dict) else section[place]
+            if inner is not None and not isinstance(inner, dict | list):
+                dotted = ".".join(path[: depth + 1])
+                raise BadInput(f"expected a section at {dotted!r}, found {inner!r}", field="--set", value=key)
+            section[place] = section = {} if inner is None else inner.copy()
+        section[_place(section, last, key)] = from_command_line(value)
+    return result
+
+
+def _place(section: dict[str, Any] | list[Any], name: str, key: str) -> Any:
+    """Where `name` stands in a section, or in a list of which it tells an item."""
+    if isinstance(section, dict):
+        return name
+    names = [item.get("name") if isinstance(item, dict) else None for item in section]
+    if name in names:
+        return names.index(name)
+    if name.isdecimal() and int(name) < len(section):
+        return int(name)
+    known = ", ".join(str(each) for each in names if each) or f"a number below {len(section)}"
+    raise BadInput(f"expected an item of the list ({known}), found {name!r}", field="--set", value=key)
+
+
+def in_words(settings: Settings) -> str:
+    """For instance `batch_size=128, seed=2`."""
+    return ", ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def _split(values: str) -> list[str]:
+    """Split at commas that stand outside brackets, braces and quotes."""
+    parts, depth, quote, current = [], 0, "", ""
+    for character in values:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth -= 1
+        if character == "," and depth == 0 and not quote:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    return [*parts, current]
+
+
+def _value(text: str, whole: str) -> Any:
+    if not text.strip():
+        raise BadInput("expected a value between commas", field="--set", value=whole)
+    try:
+        return read_yaml_text(text)
+    except yaml.YAMLError as error:
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+        raise BadInput(f"expected a YAML value: {problem}", field="--set", value=whole) from None

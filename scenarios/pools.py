@@ -1,0 +1,86 @@
+"""Pools of engines: what every system consists of, whatever form its section has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from latency_models.io.config_io import Strict
+from latency_models.sources.registry import StepTimeSpec
+from scenarios.engine import EngineSpec
+from scenarios.limits import Engines
+
+Role = Literal["both", "prefill", "decode"]
+Serves = Literal["each", "all"]
+
+
+class DeviceSpec(Strict):
+    """What one engine of a pool runs on.
+
+    Attributes:
+        type: a name, such as that of a GPU. count: devices of one engine. price_per_hour: of one device, in any
+            currency.
+    """
+
+    type: str
+    count: PositiveInt = 1
+    price_per_hour: NonNegativeFloat | None = None
+
+
+class PoolSpec(Strict):
+    """Engines that are alike.
+
+    Attributes:
+        role: `prefill` engines send their caches to `decode` engines; `both`: each engine does both.
+        replicas: engines. models: `all`: they serve every model; `each`: there are so many for each model; or a list of
+            the models that they serve.
+        engine, step_time: settings and durations of their own. In a file, fields and sections that are left out are
+            those of the scenario.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    role: Role = "both"
+    replicas: Engines = 1
+    models: Serves | Annotated[list[str], Field(min_length=1)] = "each"
+    engine: EngineSpec
+    step_time: StepTimeSpec
+    device: DeviceSpec | None = None
+
+    def engine_names(self, models: list[str]) -> dict[str, list[str]]:
+        """Names of the engines that serve each of the scenario's `models`, for those that it serves."""
+
+        def numbered(prefix: str) -> list[str]:
+            return [f"{prefix}{self.name}-{i}" for i in range(self.replicas)]
+
+        if self.models == "each" and len(models) > 1:
+            return {model: numbered(f"{model}/") for model in models}
+        served = self.models if isinstance(self.models, list) else models
+        return dict.fromkeys(served, numbered(""))
+
+    def num_engines(self, models: int) -> int:
+        """How many engines there are in a scenario of so many models."""
+        return self.replicas * (models if self.models == "each" else 1)
+
+
+def fill_pools(document: Any) -> Any:
+    """A scenario's document in which pools have the settings of the scenario where they have none of their own.
+
+    `num_gpu_blocks` and `kv_memory` of a pool replace both of the scenario's.
+    """
+    system = document.get("system") if isinstance(document, dict) else None
+    if not isinstance(system, dict) or not isinstance(pools := system.get("pools"), list):
+        return document
+    common = {name: document[name] for name in ("engine", "step_time") if name in document}
+    filled = [_filled(pool, common) if isinstance(pool, dict) else pool for pool in pools]
+    return {**document, "system": {**system, "pools": filled}}
+
+
+def _filled(pool: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+    filled = {**common, **pool}
+    own, inherited = pool.get("engine"), common.get("engine")
+    if isinstance(own, dict) and isinstance(inherited, dict):
+        memory = {"num_gpu_blocks", "kv_memory"}
+        dropped = memory if memory & {name for name, value in own.items() if value is not None} else set()
+        filled["engine"] = {name: value for name, value in inherited.items() if name not in dropped} | own
+    return filled

@@ -1,0 +1,57 @@
+"""From a document and `--set` to a checked scenario, whatever names of fields they use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from latency_models.io.config_io import Strict, checked
+from latency_models.io.earlier_names import Notes, present_key, present_names, print_notes
+from scenarios.overrides import Settings, apply
+from scenarios.plugins import load_plugins
+from workloads.errors import BadInput
+
+_Scenario = TypeVar("_Scenario", bound=Strict)
+
+
+def check(
+    model: type[_Scenario], document: dict[str, Any], settings: Settings, path: Path, notes: Notes | None = None
+) -> _Scenario:
+    """The document with `settings` applied, checked.
+
+    Its plug-ins are imported first. What has an earlier name is read, and listed in one note on stderr.
+
+    Args:
+        notes: of earlier names that have been replaced already.
+
+    Raises:
+        BadInput: naming the file, the field, the value and what was expected.
+    """
+    notes = {} if notes is None else notes
+    present = present_settings(model, settings, notes)
+    try:
+        document = present_names(model, apply(present_names(model, document, notes), present), notes)
+    except BadInput as error:
+        if error.file or error.field == "--set":
+            raise
+        raise BadInput(error.expected, value=error.value, field=error.field, file=path) from None
+    load_plugins(document, path)
+    scenario = checked(model, document, path)
+    print_notes(notes)
+    return scenario
+
+
+def present_settings(model: type[Strict], settings: Settings, notes: Notes | None = None) -> Settings:
+    """`settings` by the present names of their fields.
+
+    Raises:
+        BadInput: a field is set under two names.
+    """
+    notes = {} if notes is None else notes
+    present: Settings = {}
+    for key, value in settings.items():
+        name = present_key(model, key, notes)
+        if name in present:
+            raise BadInput(f"expected {name} alone: {key} is another name of it", field="--set", value=key)
+        present[name] = value
+    return present

@@ -1,0 +1,102 @@
+"""Scenario files of serving systems: `kind: serving`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from latency_models.io.config_io import Strict
+from latency_models.sources.registry import StepTimeSpec
+from scenarios.engine import EngineSpec
+from scenarios.limits import ENGINES
+from scenarios.measure import MeasuredSpec, MeasureSpec
+from scenarios.overrides import Settings
+from scenarios.plugins import Plugin
+from scenarios.pools import PoolSpec, fill_pools
+from scenarios.reading import check
+from scenarios.serving_workload import ServingWorkloadSpec
+from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
+from workloads.errors import BadInput
+
+
+class ServingScenario(Strict):
+    """A serving system and what arrives.
+
+    Attributes:
+        plugins: Python files or modules that register what the scenario names; imported when it is read.
+        step_time: where durations of steps come from. system: engines, and how requests get to them.
+        measure: what is measured. measured: a real run to compare with.
+        fast_forward: pass over steps in which nothing changes; the same records, sooner.
+        detail: keep every step and request for the report, the trace and `requests.parquet`.
+    """
+
+    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
+    kind: Literal["serving"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    description: str = ""
+    plugins: list[Plugin] = Field(default_factory=list)
+    seed: int = Field(default=0, ge=0)
+    workload: ServingWorkloadSpec
+    engine: EngineSpec
+    step_time: StepTimeSpec
+    system: AnySystemSpec = ColocatedSpec()
+    failures: list[FailureSpec] = Field(default_factory=list)
+    measure: MeasureSpec = MeasureSpec()
+    measured: MeasuredSpec | None = None
+    fast_forward: bool = True
+    detail: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_pools(cls, document: Any) -> Any:
+        return fill_pools(document)
+
+    @model_validator(mode="after")
+    def _pools_serve_all_models(self) -> ServingScenario:
+        models = set(self.model_names)
+        unserved = {"prefill": set(models), "decode": set(models)}
+        for i, pool in enumerate(self.pools):
+            served = set(pool.models) if isinstance(pool.models, list) else models
+            if unknown := served - models:
+                expected = f"expected models of the workload ({', '.join(sorted(models)[:10])})"
+                raise BadInput(expected, field=self.system.section(i, "models"), value=sorted(unknown)[0])
+            for side in ("prefill", "decode") if pool.role == "both" else (pool.role,):
+                unserved[side] -= served
+        for side, missing in unserved.items():
+            if missing:
+                expected = f"expected a pool that serves {sorted(missing)[0]}, for {side}"
+                raise BadInput(expected, field="system.pools")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_in_all(self) -> ServingScenario:
+        models, pools = self.workload.models.count, self.pools
+        total = sum(pool.num_engines(models) * pool.engine.data_parallel_size for pool in pools)
+        if total > ENGINES.most:
+            each = sum(pool.replicas for pool in pools if pool.models == "each")
+            shared = sum(pool.replicas for pool in pools if pool.models != "each")
+            ranks = max(pool.engine.data_parallel_size for pool in pools)
+            found = f"found {models:,} models, {each:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
+            raise BadInput(f"{ENGINES.expectation(total)}; {found}", value=total, field="system")
+        return self
+
+    @property
+    def pools(self) -> list[PoolSpec]:
+        """The pools of engines, those that prefill first: what every form of the `system` section comes to."""
+        return self.system.expand(self.engine, self.step_time)
+
+    @property
+    def model_names(self) -> list[str]:
+        """The models that requests are for; a single one is called default."""
+        return self.workload.models.names if self.workload.models.count > 1 else ["default"]
+
+
+def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> ServingScenario:
+    """The document with `settings` applied, checked.
+
+    Raises:
+        BadInput: naming the file, the field, the value and what was expected.
+    """
+    return check(ServingScenario, document, settings, path)

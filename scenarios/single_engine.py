@@ -1,0 +1,33 @@
+"""The one engine of a serving scenario, for a backend that runs a single engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scenarios.engine import SchedulerPlan
+from scenarios.overrides import Settings
+from scenarios.serving import check_scenario
+from workloads.errors import BadInput
+
+
+def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> SchedulerPlan:
+    """What the scheduler of a scenario's engine is built from: the same in the simulator and in a live server.
+
+    Files that the scenario names are read where the scheduler depends on them: a trace for the length of its prefix
+    blocks, step times for a chunk policy that uses their table.
+
+    Raises:
+        BadInput: the scenario cannot be used, or describes more than replicas of one engine.
+    """
+    scenario = check_scenario(document, settings, path)
+    if len(pools := scenario.pools) > 1:
+        expected = "expected one pool: a server runs one engine, which prefills and decodes"
+        raise BadInput(f"{expected}; found {', '.join(pool.name for pool in pools)}", field="system", file=path)
+    engine, base = pools[0].engine, path.parent
+    if engine.data_parallel_size > 1:
+        expected = "expected 1: a server runs one engine, without data-parallel ranks"
+        raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
+    workload = scenario.workload.build(scenario.workload.read_trace(base))
+    step_time = pools[0].step_time.build(base) if engine.chunking else None
+    return engine.build(base, workload.prefix_block_tokens, step_time)

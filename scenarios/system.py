@@ -1,0 +1,220 @@
+"""The `system` section of a serving scenario: pools of engines, how requests get to them, and which engines fail."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    SerializeAsAny,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from latency_models.io.config_io import Strict, checked
+from latency_models.sources.registry import StepTimeSpec
+from scenarios.engine import EngineSpec
+from scenarios.limits import Engines
+from scenarios.pools import PoolSpec, Serves
+from scenarios.registered import registered
+from schedulers.routing import ROUTERS
+from workloads.errors import BadInput
+from workloads.registry import Registry
+
+Routing = Annotated[str, registered(ROUTERS)]
+
+
+class LinkSpec(Strict):
+    """What a KV cache crosses between prefill and decode: bytes/s, seconds, bytes of cache a token.
+
+    `shared`: one link for all prefill engines, rather than one each.
+    """
+
+    bandwidth: PositiveFloat
+    latency: NonNegativeFloat = 0.0
+    bytes_per_token: NonNegativeFloat
+    shared: bool = False
+
+
+class SystemSpec(Strict):
+    """Base class of the forms that a `system` section may have.
+
+    A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`. Whatever its form, it comes to
+    a list of pools.
+    """
+
+    layout: str
+    routing: Routing = "least_loaded"
+
+    @abstractmethod
+    def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """The pools; `engine` and `step_time` are the scenario's own."""
+
+    @property
+    def topology(self) -> str:
+        """The name of the topology that the simulator builds of the pools (`twin.serving.topologies`)."""
+        return self.layout
+
+    @property
+    def kv_link(self) -> LinkSpec | None:
+        """The link from prefill to decode engines; None where there is none."""
+        return None
+
+    def section(self, pool: int, field: str) -> str:
+        """The dotted name of the section that gave a field of a pool, `engine` or `step_time`."""
+        return field
+
+
+LAYOUTS: Registry[type[SystemSpec]] = Registry()
+"""Forms of the `system` section by the value of `layout`."""
+
+
+@LAYOUTS.register("colocated")
+class ColocatedSpec(SystemSpec):
+    """Engines that prefill and decode. With several models, `replicas` engines for each."""
+
+    layout: Literal["colocated"] = "colocated"
+    replicas: Engines = 1
+
+    def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """As `SystemSpec.expand`."""
+        return [PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time)]
+
+
+@LAYOUTS.register("disaggregated")
+class DisaggregatedSpec(SystemSpec):
+    """Prefill engines for each model, decode engines for each (`isolated`) or for all together (`shared`; SUN 3.2.3).
+
+    Attributes:
+        prefill_replicas: prefill engines of each model. decode_replicas: decode engines of each model when isolated, of
+            all together when shared. decode_step_time: another latency model for decode engines (quantised weights).
+    """
+
+    layout: Literal["disaggregated"]
+    prefill_replicas: Engines = 1
+    decode: Literal["isolated", "shared"] = "isolated"
+    decode_replicas: Engines = 1
+    link: LinkSpec
+    decode_step_time: StepTimeSpec | None = None
+
+    def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """As `SystemSpec.expand`."""
+        serves: Serves = "all" if self.decode == "shared" else "each"
+        decode_time = self.decode_step_time or step_time
+        prefill, decode = self.prefill_replicas, self.decode_replicas
+        return [
+            PoolSpec(name="prefill", role="prefill", replicas=prefill, engine=engine, step_time=step_time),
+            PoolSpec(
+                name="decode", role="decode", replicas=decode, models=serves, engine=engine, step_time=decode_time
+            ),
+        ]
+
+    @property
+    def kv_link(self) -> LinkSpec | None:
+        """As `SystemSpec.kv_link`."""
+        return self.link
+
+    def section(self, pool: int, field: str) -> str:
+        """As `SystemSpec.section`."""
+        own = pool == 1 and field == "step_time" and self.decode_step_time is not None
+        return "system.decode_step_time" if own else field
+
+
+@LAYOUTS.register("pools")
+class PoolsSpec(SystemSpec):
+    """A list of pools, each with settings of its own. Several pools may serve a model: the router sees all of them.
+
+    Attributes:
+        link: from prefill to decode engines, where pools have these roles.
+    """
+
+    layout: Literal["pools"] = "pools"
+    pools: list[PoolSpec] = Field(min_length=1, max_length=1000)
+    link: LinkSpec | None = None
+
+    @model_validator(mode="after")
+    def _roles(self) -> PoolsSpec:
+        names = [pool.name for pool in self.pools]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise BadInput("expected a name that no other pool has", field=f"pools[{i}].name", value=name)
+        roles = {pool.role for pool in self.pools}
+        if roles not in ({"both"}, {"prefill", "decode"}):
+            found = " and ".join(sorted(roles))
+            raise BadInput(f"expected pools of role both, or of prefill and decode, found {found}", field="pools")
+        if ("prefill" in roles) != (self.link is not None):
+            expected = "expected a link from prefill to decode engines" if "prefill" in roles else "expected none"
+            raise BadInput(f"{expected}, since pools have the role {' and '.join(sorted(roles))}", field="link")
+        return self
+
+    def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """As `SystemSpec.expand`: prefill pools first."""
+        return sorted(self.pools, key=lambda pool: pool.role == "decode")
+
+    @property
+    def topology(self) -> str:
+        """As `SystemSpec.topology`."""
+        return "colocated" if self.link is None else "disaggregated"
+
+    @property
+    def kv_link(self) -> LinkSpec | None:
+        """As `SystemSpec.kv_link`."""
+        return self.link
+
+    def section(self, pool: int, field: str) -> str:
+        """As `SystemSpec.section`."""
+        expanded = sorted(range(len(self.pools)), key=lambda i: self.pools[i].role == "decode")
+        return f"system.pools[{expanded[pool]}].{field}"
+
+
+def _with_layout(system: Any) -> Any:
+    """Add the layout to a section that names none: `pools` where there are some, else the default one.
+
+    A section with fields that only another layout has keeps none, so that the error says so.
+    """
+    if not isinstance(system, dict) or "layout" in system:
+        return system
+    if "pools" in system:
+        return {"layout": "pools", **system}
+    foreign = DisaggregatedSpec.model_fields.keys() - ColocatedSpec.model_fields.keys()
+    return system if foreign & system.keys() else {"layout": "colocated", **system}
+
+
+_BUILT_IN = dict(LAYOUTS)
+
+
+def _check(section: Any, check_union: ValidatorFunctionWrapHandler) -> SystemSpec:
+    """Read sections without a layout, and layouts that a plug-in has registered."""
+    if isinstance(section, SystemSpec):
+        return section
+    section = _with_layout(section)
+    name = section.get("layout") if isinstance(section, dict) else None
+    if isinstance(name, str) and name in LAYOUTS and name not in _BUILT_IN:
+        return checked(LAYOUTS[name], section, None)
+    spec: SystemSpec = check_union(section)
+    return spec
+
+
+if TYPE_CHECKING:
+    AnySystemSpec: TypeAlias = SystemSpec
+else:
+    AnySystemSpec = Annotated[
+        SerializeAsAny[functools.reduce(operator.or_, _BUILT_IN.values())],
+        Field(discriminator="layout"),
+        WrapValidator(_check),
+    ]
+    """The `system` section: a union of all layouts, told apart by their names."""
+
+
+class FailureSpec(Strict):
+    """An engine is down from `at` for `duration` seconds; what it had goes on elsewhere."""
+
+    engine: str
+    at: NonNegativeFloat
+    duration: PositiveFloat

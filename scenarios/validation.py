@@ -1,0 +1,176 @@
+"""Scenarios of `twin validate`: one engine, live and simulated, at several loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, field_validator, model_validator
+
+from latency_models.io.config_io import Strict
+from latency_models.io.earlier_names import Notes
+from latency_models.io.paths import FilePath
+from scenarios.engine import EngineSpec
+from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
+from scenarios.overrides import Settings
+from scenarios.plugins import Plugin
+from scenarios.reading import check
+from workloads.errors import BadInput
+
+Load = Annotated[float, Field(gt=0, lt=1)]
+
+
+class QuantiseSpec(Strict):
+    """Linear layers rounded to nearest when the model is loaded.
+
+    Attributes:
+        group: inputs that share a scale; -1 for a whole row. symmetric: without zero points.
+    """
+
+    bits: Literal[3, 4] = 4
+    group: Literal[-1, 128] = 128
+    symmetric: bool = True
+
+
+class LiveModelSpec(Strict):
+    """The model that is run.
+
+    Attributes:
+        path: a Hugging Face directory; or, with `weights: random`, a config.json.
+        threads: of the CPU that one operation may use. More than the machine has to itself makes steps erratic.
+    """
+
+    path: FilePath
+    weights: Literal["loaded", "random"] = "loaded"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    threads: Threads = 1
+    quantise: QuantiseSpec | None = None
+
+
+class ProfilingSpec(Strict):
+    """How the engine is profiled where no calibration is given.
+
+    Attributes:
+        rounds: number of rounds; every fifth is held out for evaluation.
+        max_steps, max_prompt_tokens, max_output_tokens: limits within a round.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "steps": "max_steps",
+        "prompt": "max_prompt_tokens",
+        "answer": "max_output_tokens",
+    }
+
+    rounds: Probes = Field(default=150, ge=10)
+    max_steps: Probes = Field(default=100, ge=10)
+    max_prompt_tokens: PositiveTokens
+    max_output_tokens: PositiveTokens
+
+
+class MachineSpeedSpec(Strict):
+    """How often the machine's speed is read.
+
+    Attributes:
+        share: largest share of the time that speed probes take; there is at most one reading a step.
+    """
+
+    share: float = Field(default=0.2, gt=0, le=0.5)
+
+
+class ValidationScenario(Strict):
+    """A workload and an engine, which are run live and simulated.
+
+    Attributes:
+        workload, engine: as in a scenario of kind serving; the arrivals have no rate, since `loads` give it.
+            `workload.requests` is the number at a load of 1; lower loads have fewer, so that all take equally long.
+        loads: requests per second, relative to the predicted capacity.
+        repeats: of each load, with other requests each time.
+        machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
+        calibration: a file of engine steps, as an earlier validation wrote it; without one the engine is profiled.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {"probe": "profiling"}
+
+    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
+    kind: Literal["validation"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    description: str = ""
+    plugins: list[Plugin] = Field(default_factory=list)
+    seed: int = Field(default=0, ge=0)
+    model: LiveModelSpec
+    workload: dict[str, Any]
+    engine: EngineSpec
+    loads: list[Load] = Field(min_length=1, max_length=1000)
+    repeats: Repeats = Field(default=3, ge=2)
+    profiling: ProfilingSpec
+    machine_speed: MachineSpeedSpec | None = None
+    calibration: FilePath | None = None
+    slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("machine_speed", mode="before")
+    @classmethod
+    def _switch(cls, given: object) -> object:
+        """Read `on` as the defaults, and `off` as nothing."""
+        return ({} if given else None) if isinstance(given, bool) else given
+
+    @model_validator(mode="after")
+    def _no_rate(self) -> ValidationScenario:
+        arrivals = self.workload.get("arrivals")
+        if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
+            raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
+        if (ranks := self.engine.data_parallel_size) > 1:
+            raise BadInput("expected 1: the live engine is alone", field="engine.data_parallel_size", value=ranks)
+        if "rate" in arrivals:
+            raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
+        if self.engine.async_scheduling and self.machine_speed:
+            expected = "expected off with engine.async_scheduling: no time is left between steps"
+            raise BadInput(expected, field="machine_speed")
+        return self
+
+    def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
+        """The scenario of kind serving at a rate; without one, `max_num_seqs` clients that always have a request."""
+        arrivals = dict(self.workload["arrivals"]) | {"rate": rate}
+        if rate is None:
+            arrivals = {"process": "closed_loop", "concurrency": self.engine.max_num_seqs}
+        return {
+            "schema": self.schema_,
+            "kind": "serving",
+            "name": self.name,
+            "plugins": self.plugins,
+            "seed": self.seed,
+            "workload": self.workload | {"arrivals": arrivals},
+            "engine": self.engine.model_dump(mode="json", by_alias=True),
+            "step_time": {"source": "engine_regression", "path": str(calibration.resolve())},
+            "measure": {"slo": self.slo},
+        }
+
+
+def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:
+    """Apply `settings` to a document, and check it. Earlier names of fields are read, with one note on stderr.
+
+    Raises:
+        BadInput: naming the file, the field, the value and what was expected.
+    """
+    notes: Notes = {}
+    document, settings = _machine_speed(document, settings, notes)
+    return check(ValidationScenario, document, settings, path, notes)
+
+
+def _machine_speed(document: dict[str, Any], settings: Settings, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Replace `probe.pace_share`, the earlier form of `machine_speed`, whose 0 is `off`."""
+    probe = document.get("probe")
+    if isinstance(probe, dict) and "pace_share" in probe and "machine_speed" not in document:
+        rest = {name: value for name, value in probe.items() if name != "pace_share"}
+        document = document | {"probe": rest, "machine_speed": _switched(probe["pace_share"])}
+        notes["probe.pace_share"] = "machine_speed.share"
+    if "probe.pace_share" in settings:
+        share = settings["probe.pace_share"]
+        rest = {name: value for name, value in settings.items() if name != "probe.pace_share"}
+        settings = rest | {"machine_speed": _switched(share)}
+        notes["probe.pace_share"] = "machine_speed.share"
+    return document, settings
+
+
+def _switched(share: object) -> dict[str, Any] | None:
+    return {"share": share} if share else None

@@ -1,0 +1,163 @@
+"""Scheduling policies: the order in which waiting sequences are admitted.
+
+An engine has one `SchedulingPolicy`, which makes its waiting queues. A fixed order needs only a sort key: see
+`KeyOrder`. An order that depends on what was scheduled, such as fair sharing, implements the two protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from schedulers.registry import Registry
+from schedulers.sequence import WAITING, Sequence
+
+SortKey = Callable[[Sequence], tuple[int, int]]
+
+
+class WaitingQueue(Protocol):
+    """Waiting sequences in the order of a policy."""
+
+    count: int
+    """Waiting sequences."""
+
+    def push(self, sequence: Sequence) -> None:
+        """Add a sequence that has arrived."""
+        ...
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Add a sequence that was in the queue before: preempted, or popped and not admitted."""
+        ...
+
+    def peek(self) -> Sequence | None:
+        """The next sequence, which stays in the queue; None when the queue is empty."""
+        ...
+
+    def peek_key(self) -> tuple[float, int]:
+        """The rank of the sequence that `peek` has just returned; the smallest of several queues goes first."""
+        ...
+
+    def pop(self) -> Sequence:
+        """Remove the sequence that `peek` has just returned."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a waiting sequence, whose state the caller changes afterwards."""
+        ...
+
+
+class SchedulingPolicy(Protocol):
+    """The order of one engine's waiting sequences.
+
+    Attributes:
+        follows_service: the order depends on tokens scheduled so far. The engine then calls the two methods below, and
+            considers the queues anew in every step in which a sequence waits. Otherwise neither is called.
+    """
+
+    follows_service: bool
+
+    def make_queue(self) -> WaitingQueue:
+        """A queue in this order. An engine with one-shot limits has two."""
+        ...
+
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that `num_tokens` prompt tokens of a sequence are computed by the step being scheduled."""
+        ...
+
+    def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
+        """Note that a sequence has `num_output_tokens` output tokens in all.
+
+        Called for each decode before waiting sequences are considered, and when a sequence is preempted or ends.
+        """
+        ...
+
+
+def fcfs(sequence: Sequence) -> tuple[int, int]:
+    """First come, first served. A preempted sequence precedes all that were submitted after it."""
+    return 0, sequence.seq_id
+
+
+def priority(sequence: Sequence) -> tuple[int, int]:
+    """Smallest `priority` value first; first come, first served among equals."""
+    return sequence.request.priority, sequence.seq_id
+
+
+def shortest_prompt(sequence: Sequence) -> tuple[int, int]:
+    """Shortest prompt first; first come, first served among equals."""
+    return sequence.request.prompt_tokens, sequence.seq_id
+
+
+class KeyOrder:
+    """Smallest sort key first. The key of a sequence must not change."""
+
+    follows_service = False
+
+    def __init__(self, sort_key: SortKey) -> None:
+        self.sort_key = sort_key
+
+    def make_queue(self) -> KeyQueue:
+        """As `SchedulingPolicy.make_queue`."""
+        return KeyQueue(self.sort_key)
+
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+        """As `SchedulingPolicy.on_scheduled`: without effect."""
+
+    def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
+        """As `SchedulingPolicy.on_output`: without effect."""
+
+
+class KeyQueue:
+    """A heap by sort key. Removed sequences stay in the heap and are skipped.
+
+    Attributes:
+        count: waiting sequences.
+    """
+
+    def __init__(self, sort_key: SortKey) -> None:
+        self.sort_key = sort_key
+        self.count = 0
+        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+
+    def push(self, sequence: Sequence) -> None:
+        """As `WaitingQueue.push`."""
+        self.count += 1
+        sort_key = self.sort_key  # Python 3.11 calls a function held by an instance attribute slowly
+        heappush(self._heap, (sort_key(sequence), sequence))
+
+    requeue = push
+
+    def peek(self) -> Sequence | None:
+        """As `WaitingQueue.peek`."""
+        heap = self._heap
+        while heap and heap[0][1].state != WAITING:
+            heappop(heap)
+        return heap[0][1] if heap else None
+
+    def peek_key(self) -> tuple[int, int]:
+        """As `WaitingQueue.peek_key`."""
+        return self._heap[0][0]
+
+    def pop(self) -> Sequence:
+        """As `WaitingQueue.pop`."""
+        self.count -= 1
+        return heappop(self._heap)[1]
+
+    def remove(self, sequence: Sequence) -> None:
+        """As `WaitingQueue.remove`."""
+        self.count -= 1
+        if len(self._heap) > 2 * self.count + 64:  # removed sequences must not pile up
+            self._heap = [entry for entry in self._heap if entry[1].state == WAITING and entry[1] is not sequence]
+            heapify(self._heap)
+
+    def sequences(self) -> Iterable[Sequence]:
+        """All waiting sequences, in no particular order."""
+        return [sequence for _, sequence in self._heap if sequence.state == WAITING]
+
+
+SCHEDULING_POLICIES: Registry[Callable[[], SchedulingPolicy]] = Registry(
+    fcfs=lambda: KeyOrder(fcfs),
+    priority=lambda: KeyOrder(priority),
+    shortest_prompt=lambda: KeyOrder(shortest_prompt),
+)
+"""Makes the policy of one engine."""

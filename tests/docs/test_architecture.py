@@ -1,0 +1,67 @@
+"""The architecture page: the files it names are there, and packages import what its table says, and no more."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+PACKAGES: list[str] = CONTRACTS["root_packages"]
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    named = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", PAGE))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_a_request_has_at_most_ten_steps_and_each_names_a_file_for_either_backend() -> None:
+    steps = re.findall(r"^\| \d+\. .*$", PAGE, re.M)
+    assert 5 <= len(steps) <= 10
+    for step in steps:
+        _, _, twin, live, _ = step.split("|")
+        assert re.search(r"`[\w/]+\.py`", twin)
+        assert re.search(r"`[\w/]+\.py`", live) or live.strip() == "the same"
+
+
+def allowed() -> dict[str, set[str]]:
+    """For each package, the packages that the table lets it import."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE, re.M)
+    return {package: set(re.findall(r"`(\w+)`", cell)) & set(PACKAGES) for package, cell in rows}
+
+
+def imported(package: str) -> set[str]:
+    """The other packages that a package's modules import. Commands that start the live backend are left out."""
+    commands = {f"twin/cli/{name}.py" for name in ("calibrate", "validate", "serve_live")}
+    found: set[str] = set()
+    for file in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names = {module.partition(".")[0] for module in modules}
+            found |= names - {"live"} if str(file.relative_to(ROOT)) in commands else names
+    return found & set(PACKAGES) - {package}
+
+
+def test_the_table_has_every_package() -> None:
+    assert allowed().keys() == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_the_table_allows(package: str) -> None:
+    assert imported(package) <= allowed()[package]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS["contracts"], ids=lambda contract: contract["name"])
+def test_the_table_allows_nothing_that_a_contract_forbids(contract: dict[str, list[str]]) -> None:
+    pairs = [(each, other) for each in contract.get("source_modules", []) for other in contract["forbidden_modules"]]
+    if contract["type"] == "independence":
+        pairs = [(each, other) for each in contract["modules"] for other in contract["modules"] if each != other]
+    for package, other in pairs:
+        assert other not in allowed()[package]

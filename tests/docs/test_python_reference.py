@@ -1,0 +1,87 @@
+"""The page of the Python surface has every function, argument, attribute and column, and no other."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import twin
+from latency_models.io.config_io import write_yaml
+from tests.docs.test_reference import REFERENCE, names, rows
+from tests.twin.serving.scenarios import scenario
+from twin.api.frames import UNITS
+
+PAGE = "python.md"
+TEXT = " ".join((REFERENCE / PAGE).read_text().split())
+INTERNAL = {"write"}
+"""Of `Result`, for the command line."""
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Cells of the rows below a heading, by the name in the first one."""
+    return {names(cells[0])[0]: cells for where, cells in rows(PAGE) if where == heading}
+
+
+def signature(function: Callable[..., Any]) -> str:
+    """Arguments and defaults, without annotations and `self`."""
+    parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
+    return str(inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters]))
+
+
+@pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep], ids=lambda function: function.__name__)
+def test_functions_and_their_arguments(function: Callable[..., Any]) -> None:
+    name = f"twin.{function.__name__}"
+    assert f"`{name}{signature(function)}`" in TEXT
+    assert list(table(name)) == list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("kind", [twin.Scenario, twin.Result, twin.SweepResult], ids=lambda kind: kind.__name__)
+def test_attributes_and_methods(kind: type) -> None:
+    public = {name for name in {*vars(kind), *kind.__annotations__} if not name.startswith("_")} - INTERNAL
+    methods = {name: vars(kind)[name] for name in public if inspect.isfunction(vars(kind).get(name))}
+    expected = {name + signature(methods[name]) if name in methods else name for name in public}
+    assert set(table(kind.__name__)) == expected
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> twin.Result:
+    file = tmp_path_factory.mktemp("python") / "s.yaml"
+    file.write_text(write_yaml(scenario()))
+    return twin.simulate(file)
+
+
+@pytest.mark.parametrize("name", ["summary", "requests", "steps", "engines", "timeseries"])
+def test_columns_of_a_result(result: twin.Result, name: str) -> None:
+    frames = {
+        "summary": result.summary, "requests": result.requests, "steps": result.steps,
+        "engines": result.engines, "timeseries": result.timeseries,
+    }  # fmt: skip
+    assert set(table(f"Result.{name}")) == set(frames[name])
+
+
+def test_the_columns_of_a_run_without_detail_are_marked(result: twin.Result) -> None:
+    short = twin.simulate(result.scenario, {"detail": False}).requests
+    assert {name for name, cells in table("Result.requests").items() if cells[0].endswith("*")} == set(short)
+
+
+def test_kinds_and_units_are_listed(result: twin.Result) -> None:
+    assert set(UNITS.values()) == set(names(table("Result.summary")["unit"][2]))
+    assert set(names(table("Result.steps")["kind"][2])) == {"decode", "mixed", "one-shot"}
+    assert set(result.summary["unit"]) <= set(UNITS.values())
+
+
+def test_columns_of_a_sweep(workplace: Path) -> None:
+    small = {"requests_per_instance": 100, "batch_size": 16, "workload.decode.mean": 20}
+    swept = twin.sweep("examples/afd-deepseek-v3.yaml", ratio=2, overrides=small, requests=True)
+    assert set(table("SweepResult.requests")) == set(swept.requests)
+    documented = {names(cells[0])[0] for where, cells in rows("sweep-document.md") if where == "points[]"}
+    changed = {"throughput_ci": ["throughput_ci_low", "throughput_ci_high"], "seed": ["point_seed"]}
+    plain = {each for name in documented - {"gaps", "state_shares"} for each in changed.get(name, [name])}
+    nested = {name for name in swept.points if re.match(r"(gaps|state_shares)\.", name)}
+    assert set(swept.points) - nested == plain | set(small)
+    assert "gaps.barrier" in nested

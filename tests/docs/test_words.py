@@ -1,0 +1,146 @@
+"""Words: what the field does not say is in no file name, public name or page; and pages are short and narrow.
+
+The terms to use instead are in docs/reference/glossary.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
+MODULES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+PEOPLE = {"whoever", "nobody", "somebody", "everybody", "anybody"}
+"""Pronouns for people. Sequences, requests and tensors are none."""
+
+PRIVATE_WORDS = {
+    "asked", "cohort", "cohorts", "plant", "plants", "seat", "seats", "tally", "ticket", "tickets", "told", "wish",
+    "wishes", "yardstick", "yardsticks",
+}  # fmt: skip
+"""Parts of names, and words of pages, that only this project would understand."""
+
+PARTS_OF_NAMES = PEOPLE | PRIVATE_WORDS | {"pace", "tick"}
+WORDS_OF_PAGES = PEOPLE | PRIVATE_WORDS - {"asked"} | {"pace"}
+
+FILE_NAMES = {
+    "buckets", "cohort", "coming", "engine_steps", "faults", "learning", "likelihood", "measured",
+    "measured_calibration", "measured_steps", "pace", "pieces", "plant", "play", "probe", "probes", "regimes",
+    "resident", "running", "seats", "series", "strict", "takes", "tickets", "wishes", "yardsticks",
+}  # fmt: skip
+"""Retired names of modules and folders. Longer names that contain one, such as `speed_probes`, are others."""
+
+NAMES = {
+    "BETWEEN", "Coming", "FIRST", "Holding", "Known", "Remains", "Spoken", "Take", "WHOLE", "engine_steps",
+    "measured_calibration", "measured_steps", "quiet_steps",
+}  # fmt: skip
+"""Retired public names."""
+
+ATTRIBUTES = {
+    "EngineCore": {"arriving", "held", "lanes", "leading", "visiting"},
+    "EngineSpec": {"block_tokens", "kv_blocks", "order", "prefix_caching"},
+    "Generation": {"ending", "fewest", "pooled", "top", "until"},
+    "KVMemorySpec": {"utilization"},
+    "Sequence": {"goal"},
+    "Service": {"contexts", "most", "words"},
+    "System": {"back", "front"},
+}
+"""Retired attributes of classes. Elsewhere these words may mean something else."""
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Functions, classes and constants of a module; methods and attributes of its classes. Leading underscores: no."""
+    for node in tree.body:
+        yield from _defined(node)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from attributes(node)
+
+
+def attributes(node: ast.ClassDef) -> Iterator[str]:
+    """Methods and attributes of a class, those that `__init__` sets too."""
+    for inner in node.body:
+        yield from _defined(inner)
+        if isinstance(inner, ast.FunctionDef) and inner.name == "__init__":
+            for each in ast.walk(inner):
+                if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and not _private(each.attr):
+                    yield each.attr
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    names: list[str] = []
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        names = [node.name]
+    elif isinstance(node, ast.Assign):
+        names = [each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        names = [node.target.id]
+    yield from (name for name in names if not _private(name))
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_")
+
+
+def parts(name: str) -> set[str]:
+    """Words of a name: `PendingHostCopy` and `pending_host_copy` have the same."""
+    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def prose(page: Path) -> list[str]:
+    """Lines of a page outside code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S).splitlines()
+
+
+def where(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "docs"])
+def test_file_names_are_the_fields_own(package: str) -> None:
+    paths = [path for path in sorted((ROOT / package).rglob("*")) if path.suffix in {"", ".py", ".md", ".svg"}]
+    assert len(paths) > 5
+    retired = [where(path) for path in paths if path.stem in FILE_NAMES or parts(path.stem) & PARTS_OF_NAMES]
+    assert [path for path in retired if "__pycache__" not in path] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_are_the_fields_own(package: str) -> None:
+    retired = []
+    for file in (file for file in MODULES if where(file).split("/")[0] == package):
+        tree = ast.parse(file.read_text())
+        names = set(public_names(tree))
+        retired += [f"{where(file)}: {name}" for name in sorted(names) if name in NAMES or parts(name) & PARTS_OF_NAMES]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                old = ATTRIBUTES.get(node.name, set()) & set(attributes(node))
+                retired += [f"{where(file)}: {node.name}.{name}" for name in sorted(old)]
+    assert retired == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=where)
+def test_pages_use_the_fields_words(page: Path) -> None:
+    words = {word.lower() for word in re.findall(r"[A-Za-z]+", page.read_text())}
+    assert sorted(words & WORDS_OF_PAGES) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=where)
+def test_lines_of_pages_have_at_most_120_characters(page: Path) -> None:
+    assert [line for line in prose(page) if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_the_readme_has_at_most_700_words() -> None:
+    assert 300 < len(" ".join(prose(ROOT / "README.md")).split()) <= 700
+
+
+def test_retired_words_are_found() -> None:
+    tree = ast.parse("class Seats:\n    most: int\n    def __init__(self):\n        self.tick_count = self._told = 0\n")
+    assert set(public_names(tree)) == {"Seats", "most", "tick_count"}
+    assert parts("tick_count") & PARTS_OF_NAMES == {"tick"}
+    assert parts("Seats") & PARTS_OF_NAMES == {"seats"}
+    assert not parts("stick_plantation") & PARTS_OF_NAMES

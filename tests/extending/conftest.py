@@ -1,0 +1,28 @@
+"""Plug-ins of one test are gone in the next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from schedulers.chunking import CHUNK_POLICIES
+from schedulers.routing import ROUTERS
+from schedulers.waiting_queue import SCHEDULING_POLICIES
+from workloads.registry import Registry
+from workloads.traces import TRACE_FORMATS
+
+REGISTRIES: tuple[Registry[Any], ...] = (CHUNK_POLICIES, ROUTERS, SCHEDULING_POLICIES, TRACE_FORMATS)
+
+
+@pytest.fixture(autouse=True)
+def _registries() -> Iterator[None]:
+    entries = [dict(registry) for registry in REGISTRIES]
+    yield
+    for registry, kept in zip(REGISTRIES, entries, strict=True):
+        registry.clear()
+        registry.update(kept)
+    for name in [name for name in sys.modules if name.startswith("twin_plugin_")]:
+        del sys.modules[name]

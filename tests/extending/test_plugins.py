@@ -1,0 +1,129 @@
+"""A router, a trace format and a chunk policy of one file each, by every command that reads a scenario."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.twin.serving.scenarios import scenario
+from twin.cli import run
+
+PLUGINS = Path(__file__).parent / "plugins"
+LOG = "".join(f"{0.05 * i:.2f} {10 + i % 7}+{3 + i % 4}\n" for i in range(12))
+TINY = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 60, "max_position_embeddings": 128,
+}  # fmt: skip
+ENGINE = {
+    "num_gpu_blocks": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64,
+    "chunking": {"policy": "alternating", "every": 2},
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scenario's folder with the plug-ins, a trace and a model in it."""
+    for plugin in PLUGINS.glob("*.py"):
+        shutil.copy(plugin, tmp_path)
+    (tmp_path / "night.log").write_text(LOG)
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    monkeypatch.chdir(tmp_path.parent)
+    return tmp_path
+
+
+def write(folder: Path, document: dict[str, Any]) -> Path:
+    plugins = ["longest_prefix.py", "alternating.py", "gateway_log.py"]
+    file = folder / "scenario.yaml"
+    file.write_text(yaml.safe_dump({**document, "plugins": plugins}))
+    return file
+
+
+def serving(folder: Path, replicas: int) -> Path:
+    workload = {
+        "trace": {"path": "night.log", "format": "gateway-log"}, "arrivals": {"process": "poisson", "rate": 40.0},
+        "requests": 40,
+    }  # fmt: skip
+    system = {"layout": "colocated", "replicas": replicas, "routing": "longest_prefix"}
+    return write(folder, {**scenario(), "workload": workload, "engine": ENGINE, "system": system})
+
+
+def test_simulate_and_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = serving(folder, 2)
+    assert run(["simulate", str(file), "--json", "--no-figures"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["trace"] == "night"
+    assert document["scenario"]["plugins"] == ["longest_prefix.py", "alternating.py", "gateway_log.py"]
+    assert min(engine["steps"] for engine in document["engines"]) > 0
+    setting = ["--set", "engine.chunking.every=1,6", "--jobs", "2", "--json", "--no-figures"]
+    assert run(["sweep", str(file), *setting]) == 0
+    often, seldom = json.loads(capsys.readouterr().out)["points"]
+    assert seldom["summary"]["ttft"]["mean"] > often["summary"]["ttft"]["mean"]
+
+
+def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+    from live.server import launcher
+
+    engines: list[Any] = []
+    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    model = ["--model", str(folder / "config.json"), "--random-weights"]
+    assert run(["serve-live", *model, "--scenario", str(serving(folder, 1))]) == 0
+    (engine,) = engines
+    assert type(engine.core.chunk_policy).__name__ == "Alternating"
+    assert engine.core.chunk_policy.every == 2
+
+
+def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+    workload = {
+        "trace": {"path": "night.log", "format": "gateway-log"}, "arrivals": {"process": "poisson"}, "requests": 12,
+    }  # fmt: skip
+    file = write(
+        folder,
+        {
+            "schema": "twin.scenario/1", "kind": "validation", "name": "plugged", "workload": workload,
+            "model": {"path": "config.json", "weights": "random"}, "engine": ENGINE, "loads": [0.5], "repeats": 2,
+            "probe": {"rounds": 10, "steps": 20, "prompt": 24, "answer": 8, "pace_share": 0.1},
+        },
+    )  # fmt: skip
+    assert run(["validate", str(file), "--json", "--runs", str(folder / "runs")]) in (0, 4)
+    document = json.loads(capsys.readouterr().out)
+    assert document["scenario"]["engine"]["chunking"] == {"policy": "alternating", "every": 2}
+    (load,) = document["loads"]
+    assert load["predicted"][0]["requests"] == load["requests"] > 0
+
+
+@pytest.mark.parametrize(
+    ("plugin", "told"),
+    [
+        ("nowhere.py", "plugins[0]: got 'nowhere.py', expected a readable file"),
+        ("no_such_module", "plugins[0]: got 'no_such_module', expected a plug-in that can be imported: ModuleNotFound"),
+        ("broken.py", "plugins[0]: got 'broken.py', expected a plug-in that can be imported: ZeroDivisionError"),
+        (3, "plugins[0]: got 3, expected text"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used(
+    plugin: object, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump({**scenario(), "plugins": [plugin]}))
+    assert run(["simulate", str(file)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_plugin_on_the_command_line_starts_from_the_current_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "elsewhere").mkdir()
+    file = serving(folder / "elsewhere", 1)
+    command = ["simulate", str(file), "--json", "--no-figures", "--set", f"workload.trace.path={folder}/night.log"]
+    assert run(command) == 2
+    assert "expected a readable file" in capsys.readouterr().err
+    names = ", ".join(f"{folder.name}/{name}.py" for name in ("longest_prefix", "alternating", "gateway_log"))
+    assert run([*command, "--set", f"plugins=[{names}]"]) == 0

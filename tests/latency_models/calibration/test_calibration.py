@@ -1,0 +1,381 @@
+"""The calibration file: round trips, units, and every way it can be wrong."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import datetime
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from latency_models.calibration.estimators import to_estimator, to_line
+from latency_models.calibration.file_format import (
+    COMPONENTS,
+    SIZES,
+    Calibration,
+    Component,
+    FitReport,
+    Line,
+    Provenance,
+)
+from latency_models.calibration_loader import builtin_calibrations, load_calibration
+from latency_models.fitting.linear import LinearLatency
+from latency_models.io.config_io import checked, read_yaml_text
+from workloads.errors import BadInput
+
+PAPER = "deepseek-v3-ascend-910c"
+
+FIT: dict[str, Any] = {
+    "points": 12,
+    "range": [16, 4096.0],
+    "alpha_interval": [0.9, 1.1],
+    "beta_interval": [0.0, 9.0],
+    "confidence": 0.9,
+    "covariance": [[1e-3, -1e-2], [-1e-2, 4]],
+    "noise_variance": 0.5,
+    "degrees": 10,
+    "relative": True,
+    "r_squared": 0.99,
+    "heldout_median_error": 0.03,
+}
+
+
+def line(size: str, **fields: Any) -> dict[str, Any]:
+    return {"alpha": 1.0, "beta": 5, "alpha_unit": f"seconds/{size}", "beta_unit": "seconds"} | fields
+
+
+def document() -> dict[str, Any]:
+    return {
+        "schema": "twin.calibration/1",
+        "name": "mine",
+        "time_unit": "seconds",
+        "scope": "layer",
+        "layers": 61,
+        "attention": line("token", fit=copy.deepcopy(FIT)),
+        "ffn": line("request", alpha=2e-6),
+        "communication": line("token"),
+        "provenance": {
+            "method": "measured",
+            "source": "a bench",
+            "device": "a device",
+            "model": "a model",
+            "date": "2026-01-31",
+            "commit": "abc",
+            "versions": {"torch": "2.11"},
+            "note": "naïve — 漢字",
+        },
+    }
+
+
+def changed(dotted: str, value: Any) -> dict[str, Any]:
+    """The document with one field set, or taken out when the value is `...`."""
+    result = document()
+    *way, last = dotted.split(".")
+    section = result
+    for name in way:
+        section = section[name]
+    if value is ...:
+        del section[last]
+    else:
+        section[last] = value
+    return result
+
+
+def fault(tmp_path: Path, content: dict[str, Any]) -> str:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        load_calibration(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"{path}: ")
+    return text.removeprefix(f"{path}: ")
+
+
+FAULTS: list[tuple[str, Any, str]] = [
+    ("schema", "twin.calibration/2", "schema: got 'twin.calibration/2', expected 'twin.calibration/1'"),
+    ("schema", ..., "schema: expected this field, which is missing"),
+    ("name", "", "name: got '', expected text, not less than 1 characters"),
+    ("time_unit", "minutes", "time_unit: got 'minutes', expected 'seconds' or 'cycles'"),
+    ("scope", "token", "scope: got 'token', expected 'step' or 'layer'"),
+    ("layers", ..., "layers: expected the number of layers in a step, since scope is layer"),
+    ("layers", 0, "layers: got 0, expected a number above 0"),
+    ("layers", 1.5, "layers: got 1.5, expected a whole number"),
+    ("attention", ..., "attention: expected this field, which is missing"),
+    ("attention", 5, "attention: got 5, expected a section of fields"),
+    ("attention.alpha", -0.001, "attention.alpha: got -0.001, expected a number of at least 0"),
+    ("attention.alpha", "0.1", "attention.alpha: got '0.1', expected a number"),
+    ("attention.alpha", None, "attention.alpha: expected a number, found nothing"),
+    ("attention.alpha", float("inf"), "attention.alpha: got inf, expected a finite number"),
+    ("ffn.alpha", float("nan"), "ffn.alpha: got nan, expected a finite number"),
+    ("ffn.beta", -1, "ffn.beta: got -1, expected a number of at least 0"),
+    ("ffn.alhpa", 0.5, "ffn.alhpa: unknown field, did you mean alpha?"),
+    ("communication.beta_unit", ..., "communication.beta_unit: expected this field, which is missing"),
+    (
+        "attention.alpha_unit",
+        "seconds/request",
+        "attention.alpha_unit: got 'seconds/request', expected seconds/token, since time_unit is seconds",
+    ),
+    (
+        "ffn.alpha_unit",
+        "cycles/request",
+        "ffn.alpha_unit: got 'cycles/request', expected seconds/request or seconds/token, since time_unit is seconds",
+    ),
+    ("communication.beta_unit", "ms", "communication.beta_unit: got 'ms', expected seconds, the time_unit"),
+    ("attention.fit.points", 2, "attention.fit.points: got 2, expected a number of at least 3"),
+    ("attention.fit.range", [5.0], "attention.fit.range"),
+    ("attention.fit.range", [5.0, "x"], "attention.fit.range[1]: got 'x', expected a number"),
+    ("attention.fit.range", 5.0, "attention.fit.range: got 5.0, expected a list"),
+    ("attention.fit.range", [9.0, 1.0], "attention.fit.range: got [9.0, 1.0], expected the lower end first"),
+    ("attention.fit.alpha_interval", [2, 1], "attention.fit.alpha_interval: got [2.0, 1.0], expected the lower end"),
+    ("attention.fit.covariance", [[1.0, 2.0]], "attention.fit.covariance"),
+    (
+        "attention.fit.covariance",
+        [[-1.0, 0], [0, 1]],
+        "attention.fit.covariance: got [[-1.0, 0.0], [0.0, 1.0]], expected variances of at least 0",
+    ),
+    (
+        "attention.fit.degrees",
+        12,
+        "attention.fit.degrees: got 12, expected points less 2, or less 1 through the origin",
+    ),
+    ("attention.fit.r_squared", 1.5, "attention.fit.r_squared: got 1.5, expected a number of at most 1"),
+    ("attention.fit.heldout_median_error", -0.1, "attention.fit.heldout_median_error: got -0.1, expected a number"),
+    (
+        "provenance.method",
+        "guessed",
+        "provenance.method: got 'guessed', expected 'measured', 'published' or 'roofline'",
+    ),
+    ("provenance.date", "yesterday", "provenance.date: got 'yesterday', expected a date such as 2026-01-31"),
+    ("provenance.versions", {"torch": 2.11}, "provenance.versions.torch: got 2.11, expected text"),
+    ("provenance.devise", "x", "provenance.devise: unknown field, did you mean device?"),
+    ("extra", 1, "extra: unknown field, expected one of schema, name, time_unit, scope, layers, attention, ffn, "),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), FAULTS, ids=[f"{field}={value}" for field, value, _ in FAULTS])
+def test_a_fault_names_file_field_value_and_what_was_expected(
+    tmp_path: Path, field: str, value: Any, message: str
+) -> None:
+    assert fault(tmp_path, changed(field, value)).startswith(message)
+
+
+def test_the_first_of_several_faults_is_told_with_their_number(tmp_path: Path) -> None:
+    content = changed("attention.alpha", -1)
+    content["ffn"]["beta"] = "x"
+    del content["provenance"]["model"]
+    assert fault(tmp_path, content).endswith("attention.alpha: got -1, expected a number of at least 0 (and 2 more)")
+
+
+def test_save_and_load_is_the_identity(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    calibration.save(tmp_path / "saved.yaml")
+    again = load_calibration(tmp_path / "saved.yaml")
+    assert again == calibration
+    assert again.content_hash() == calibration.content_hash()
+    assert again.provenance.date == datetime.date(2026, 1, 31)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved.yaml"]
+
+
+@given(
+    alpha=st.floats(0, 1e300),
+    beta=st.floats(0, 1e300),
+    note=st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), max_size=30),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_coefficient_and_any_note_survive_the_file(alpha: float, beta: float, note: str) -> None:
+    content = changed("provenance.note", note)
+    content["attention"] |= {"alpha": alpha, "beta": beta}
+    calibration = checked(Calibration, content, None)
+    again = checked(Calibration, read_yaml_text(calibration.to_yaml()), None)
+    assert (again.attention.alpha, again.attention.beta, again.provenance.note) == (alpha, beta, note)
+    assert again == calibration
+
+
+@pytest.mark.parametrize("commit", ["4e12345", "1e3", "0012345", "1234567", "yes", "a\x85b"])
+def test_a_commit_that_looks_like_a_number_survives_the_file(tmp_path: Path, commit: str) -> None:
+    calibration = checked(Calibration, changed("provenance.commit", commit), None)
+    calibration.save(tmp_path / "saved.yaml")
+    assert load_calibration(tmp_path / "saved.yaml") == calibration
+
+
+def test_a_save_to_what_is_no_file(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    (tmp_path / "file").write_text("x")
+    for path in (Path("/"), Path("a\0b"), tmp_path / "file" / "c.yaml"):
+        with pytest.raises(BadInput, match=r"expected a file that can be written: "):
+            calibration.save(path)
+
+
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    with pytest.raises(BadInput, match=r"expected a file that can be written: No such file or directory$"):
+        calibration.save(tmp_path / "nowhere" / "c.yaml")
+    with pytest.raises(BadInput, match=r"expected a file that can be written: "):
+        calibration.save(tmp_path)
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(BadInput, match="Is a directory"):
+        calibration.save(tmp_path / "folder.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.yaml"]
+
+
+def test_the_hash_ignores_layout_and_sees_every_field(tmp_path: Path) -> None:
+    calibration = checked(Calibration, document(), None)
+    path = tmp_path / "other.yaml"
+    path.write_text("# words\n" + yaml.safe_dump(document(), sort_keys=True, default_flow_style=True))
+    assert load_calibration(path).content_hash() == calibration.content_hash()
+    assert len(calibration.content_hash()) == 16
+
+
+OTHERS: dict[str, Any] = {
+    "name": "yours",
+    "scope": "step",
+    "layers": 60,
+    "attention.alpha": 1.0000000000000002,
+    "attention.beta": 6,
+    "attention.fit": None,
+    "ffn.alpha": 2.0000001e-6,
+    "ffn.alpha_unit": "seconds/token",
+    "communication.alpha_unit": "seconds/request",
+    "provenance.date": "2026-02-01",
+    "provenance.versions": {"torch": "2.12"},
+    "provenance.method": "published",
+}
+OTHERS |= {f"{name}.{field}": 7.5 for name in ("ffn", "communication") for field in ("alpha", "beta")}
+OTHERS |= {f"provenance.{name}": "another" for name in ("source", "device", "model", "commit", "note")}
+OTHERS |= {f"attention.fit.{name}": [0.0, 9.5] for name in ("range", "alpha_interval", "beta_interval")}
+OTHERS |= {f"attention.fit.{name}": 0.25 for name in ("confidence", "noise_variance", "r_squared")}
+OTHERS |= {
+    "attention.fit.heldout_median_error": 0.25,
+    "attention.fit.covariance": [[1, 0], [0, 1]],
+    "attention.fit.points": 11,
+    "attention.fit.degrees": 11,
+    "attention.fit.relative": False,
+}
+BOUND = {"schema", "time_unit", *(f"{name}.beta_unit" for name in COMPONENTS), "attention.alpha_unit"}
+"""Fields whose value follows from the others."""
+
+
+@pytest.mark.parametrize("dotted", OTHERS)
+def test_any_other_value_gives_another_hash(dotted: str) -> None:
+    other = checked(Calibration, changed(dotted, OTHERS[dotted]), None)
+    assert other.content_hash() != checked(Calibration, document(), None).content_hash()
+
+
+def test_the_hash_is_tried_with_every_field() -> None:
+    def fields(model: type[BaseModel], prefix: str) -> set[str]:
+        return {prefix + (field.alias or name) for name, field in model.model_fields.items()}
+
+    lines = set().union(*(fields(Line, f"{name}.") for name in COMPONENTS)) - {"ffn.fit", "communication.fit"}
+    known = fields(Calibration, "") | lines | fields(FitReport, "attention.fit.") | fields(Provenance, "provenance.")
+    assert known - {*COMPONENTS, "provenance"} == OTHERS.keys() | BOUND
+
+
+def test_the_unit_of_time_is_in_the_hash() -> None:
+    in_seconds = load_calibration(PAPER).model_dump(mode="json", by_alias=True, exclude_none=True)
+    in_seconds["time_unit"] = "seconds"
+    for name in COMPONENTS:
+        in_seconds[name] |= {"alpha_unit": f"seconds/{SIZES[name][0]}", "beta_unit": "seconds"}
+    assert checked(Calibration, in_seconds, None).content_hash() != load_calibration(PAPER).content_hash()
+
+
+def test_the_papers_table_4() -> None:
+    calibration = load_calibration(PAPER)
+    assert calibration.time_unit == "cycles"
+    assert calibration.scope == "step"
+    assert calibration.provenance.method == "published"
+    assert calibration.step_line("attention") == (1.65e-3, 50)
+    assert calibration.step_line("ffn") == (0.083, 100)
+    assert calibration.step_line("communication") == (0.022, 20)
+    assert calibration.attention.seconds(256 * 599) == 1.65e-3 * 256 * 599 + 50
+
+
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "published" / "afd_latency_parameters.csv"
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published tables are not at hand")
+def test_table_4_as_others_copied_it() -> None:
+    calibration = load_calibration(PAPER)
+    with PUBLISHED.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["component"] for row in rows} == set(COMPONENTS)
+    for row in rows:
+        found: Line = getattr(calibration, row["component"])
+        assert (found.alpha, found.beta) == (float(row["alpha"]), float(row["beta"]))
+        assert (found.alpha_unit, found.beta_unit) == (row["alpha_unit"], row["beta_unit"])
+
+
+def test_a_step_is_the_layers_together() -> None:
+    calibration = checked(Calibration, document(), None)
+    assert calibration.step_line("attention") == (61.0, 305.0)
+
+
+def test_every_builtin_calibration_loads_under_its_own_name() -> None:
+    assert PAPER in builtin_calibrations()
+    for name in builtin_calibrations():
+        assert load_calibration(name).name == name
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3-ascend-910", "DeepSeek", "", "."])
+def test_an_unknown_name_is_told_the_known_ones(name: str) -> None:
+    with pytest.raises(BadInput, match=rf"^calibration: got {name!r}, expected a path or one of {PAPER}"):
+        load_calibration(name)
+    with pytest.raises(BadInput, match=rf"\(did you mean {PAPER}\?\)$"):
+        load_calibration("deepseek-v3-ascend-910")
+
+
+def test_paths_start_from_the_base_and_need_not_end_in_yaml(tmp_path: Path) -> None:
+    checked(Calibration, document(), None).save(tmp_path / "mine.yaml")
+    checked(Calibration, document(), None).save(tmp_path / PAPER)
+    assert load_calibration("mine.yaml", tmp_path).name == "mine"
+    assert load_calibration("./mine.yaml", tmp_path).name == "mine"
+    assert load_calibration(str(tmp_path / "mine.yaml"), Path("/nowhere")).name == "mine"
+    assert load_calibration(Path(PAPER), tmp_path).name == "mine"
+    assert load_calibration(PAPER, tmp_path).name == PAPER
+
+
+def test_a_line_and_its_estimator_agree_to_the_last_bit() -> None:
+    for name in COMPONENTS:
+        found: Line = getattr(load_calibration(PAPER), name)
+        sizes = np.random.default_rng(2).uniform(0, 1e6, 200)
+        assert [found.seconds(size) for size in sizes.tolist()] == to_estimator(found).predict(sizes).tolist()
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("shift", [200.0, -100.0])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_fit_survives_the_file_with_its_intervals(
+    tmp_path: Path, component: Component, relative: bool, shift: float
+) -> None:
+    sizes = np.geomspace(64, 8192, 15)
+    times = (3.0 * sizes + shift) * (1 + 0.03 * np.cos(sizes))
+    fitted = LinearLatency(relative=relative, confidence=0.9).fit(sizes, times)
+    content = document()
+    content[component] = to_line(fitted, component, "seconds")
+    checked(Calibration, content, None).save(tmp_path / "fitted.yaml")
+    found: Line = getattr(load_calibration(tmp_path / "fitted.yaml"), component)
+    again = to_estimator(found)
+    np.testing.assert_array_equal(again.interval(sizes), fitted.interval(sizes))
+    for name in (name for name in vars(fitted) if name.endswith("_")):
+        np.testing.assert_array_equal(getattr(again, name), getattr(fitted, name), err_msg=name)
+    assert again.through_origin_ == (shift < 0)
+    assert [found.in_range(size) for size in (64, 8192, 63, 8193)] == [True, True, False, False]
+
+
+def test_without_a_fit_any_size_is_in_range() -> None:
+    found = load_calibration(PAPER).ffn
+    assert found.in_range(1e9)
+    assert not found.in_range(-1)
+
+
+def test_a_calibration_can_be_sent_to_another_process() -> None:
+    calibration = checked(Calibration, document(), None)
+    assert pickle.loads(pickle.dumps(calibration)) == calibration

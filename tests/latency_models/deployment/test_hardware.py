@@ -1,0 +1,77 @@
+"""Hardware files hold the datasheets' figures, dense, a device and a direction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from latency_models.deployment.hardware import WEIGHT_BYTES, Precision, load_hardware
+from latency_models.io.builtin_files import FOLDER, builtin_names
+from latency_models.io.config_io import read_yaml
+from workloads.errors import BadInput
+
+# As the datasheets print them: TFLOP/s (with 2:4 sparsity where `sparse`), TB/s, GB, NVLink GB/s both ways.
+SHEETS: dict[str, tuple[dict[Precision, float], bool, float, float, float]] = {
+    "a100-sxm-80gb": ({"bf16": 312, "int8": 624}, False, 2.039, 80, 600),
+    "h100-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 3.35, 80, 900),
+    "h200-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 4.8, 141, 900),
+    "b200-sxm": ({"bf16": 4500, "fp8": 9000, "int8": 9000, "fp4": 18000}, True, 8.0, 180, 1800),
+}
+
+
+def test_every_builtin_device_is_held_to_its_datasheet() -> None:
+    assert builtin_names("hardware") == sorted(SHEETS)
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_figures_are_the_datasheets(name: str) -> None:
+    flops, sparse, bandwidth, capacity, nvlink = SHEETS[name]
+    hardware = load_hardware(name)
+    assert hardware.name == name
+    assert hardware.peak_flops.keys() == flops.keys()
+    for precision, teraflops in flops.items():
+        assert hardware.flops(precision) == pytest.approx(teraflops * 1e12 / (2 if sparse else 1), rel=1e-3)
+    assert hardware.memory_bandwidth == pytest.approx(bandwidth * 1e12)
+    assert hardware.memory_capacity == capacity * 2**30
+    assert hardware.network.intra_node == pytest.approx(nvlink * 1e9 / 2)
+    assert "assum" in (FOLDER / "hardware" / f"{name}.yaml").read_text()
+
+
+def test_a_precision_that_the_device_lacks() -> None:
+    with pytest.raises(BadInput, match=r"^precision: got 'fp8', expected one that a100-sxm-80gb has: bf16, int8$"):
+        load_hardware("a100-sxm-80gb").flops("fp8")
+
+
+def test_fewer_bits_are_never_slower_nor_larger() -> None:
+    for name in SHEETS:
+        hardware = load_hardware(name)
+        by_size = sorted(hardware.peak_flops, key=lambda precision: -WEIGHT_BYTES[precision])
+        speeds = [hardware.flops(precision) for precision in by_size]
+        assert speeds == sorted(speeds)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peak_flops": {"bf16": 0}}, "peak_flops.bf16: got 0, expected a number above 0"),
+        ({"peak_flops": {"fp7": 1e12}}, "peak_flops.fp7: got 'fp7', expected 'bf16', 'fp8', 'int8' or 'fp4'"),
+        ({"peak_flops": {}}, "peak_flops: expected at least 1 items, found 0"),
+        ({"memory_bandwidth": "3 TB/s"}, "memory_bandwidth: got '3 TB/s', expected a number"),
+        (
+            {"efficiency": {"memory": 80, "compute": 0.6, "network": 0.8}},
+            "efficiency.memory: got 80, expected a number",
+        ),
+        ({"efficiency": {"memory": 0.8, "compute": 0, "network": 0.8}}, "efficiency.compute: got 0, expected a number"),
+        ({"network": {"intra_node": 1e9}}, "network.inter_node: expected this field, which is missing"),
+        ({"bandwidth": 1}, "bandwidth: unknown field, did you mean memory_bandwidth?"),
+    ],
+)
+def test_figures_that_cannot_be(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "device.yaml"
+    path.write_text(yaml.safe_dump(read_yaml(FOLDER / "hardware" / "h100-sxm.yaml") | change))
+    with pytest.raises(BadInput) as caught:
+        load_hardware(path)
+    assert str(caught.value).startswith(f"{path}: {message}")

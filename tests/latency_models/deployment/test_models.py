@@ -1,0 +1,101 @@
+"""Model files hold the published shapes: the parameters they imply are the published ones, to the last weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from latency_models.deployment.models import ExpertFFN, load_model
+from latency_models.io.builtin_files import FOLDER, builtin_names
+from workloads.errors import BadInput
+
+# Weights of each public checkpoint, without an MTP module; and the non-embedding figure of its card, if there is one.
+PUBLISHED = {
+    "deepseek-v3": (671_026_419_200, None),
+    "llama-3.1-8b": (8_030_261_248, None),
+    "llama-3.1-70b": (70_553_706_496, None),
+    "qwen3-0.6b": (596_049_920, 0.44e9),
+    "qwen3-4b": (4_022_468_096, 3.6e9),
+    "qwen3-32b": (32_762_123_264, 31.2e9),
+    "qwen3-235b-a22b": (235_093_634_560, None),
+    "qwen3-30b-a3b": (30_532_122_624, 29.9e9),
+}
+
+
+def test_every_builtin_model_is_held_to_a_published_figure() -> None:
+    assert builtin_names("models") == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    model, (total, without_embeddings) = load_model(name), PUBLISHED[name]
+    assert model.name == name
+    assert model.parameters == total
+    assert model.published_parameters == pytest.approx(model.parameters, rel=0.01)
+    if without_embeddings is not None:
+        assert model.parameters - model.embedding_parameters == pytest.approx(without_embeddings, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"),
+    [  # by hand: 2 · KV heads · head size · 2 bytes, or (512 + 64) · 2
+        ("llama-3.1-8b", 4096),
+        ("llama-3.1-70b", 4096),
+        ("qwen3-0.6b", 4096),
+        ("deepseek-v3", 1152),
+    ],
+)
+def test_bytes_that_a_token_adds_to_the_cache_of_a_layer(name: str, kv_bytes: int) -> None:
+    assert load_model(name).kv_bytes(2) == kv_bytes
+
+
+def test_deepseeks_figures_as_the_paper_uses_them() -> None:
+    model = load_model("deepseek-v3")
+    assert isinstance(model.ffn, ExpertFFN)
+    assert model.hidden_size == 7168
+    assert (model.ffn.experts, model.ffn.experts_per_token, model.ffn.intermediate_size) == (256, 8, 2048)
+    assert model.mtp_depth == 1
+    assert model.ffn.row_flops(7168) == 88_080_384 == pytest.approx(8.81e7, rel=1e-3)  # eq. 27
+    assert model.attention.projection_weights(7168) == 187_105_280
+
+
+def test_a_dense_row_costs_two_flops_a_weight() -> None:
+    model = load_model("llama-3.1-8b")
+    assert model.ffn.row_flops(4096) == 6 * 4096 * 14336 == 2 * model.ffn.weights(4096)
+
+
+def edited(name: str, tmp_path: Path, **sections: dict[str, Any]) -> Path:
+    content = yaml.safe_load((FOLDER / "models" / f"{name}.yaml").read_text())
+    content["published_parameters"] = 1e9
+    for section, fields in sections.items():
+        content[section] |= fields
+    path = tmp_path / "model.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "message"),
+    [
+        ("llama-3.1-8b", {"attention": {"kv_heads": 7}}, "attention.kv_heads: got 7, expected a divisor of heads (32)"),
+        ("llama-3.1-8b", {"attention": {"kind": "mha"}}, "attention.kind: got 'mha', expected one of 'gqa', 'mla'"),
+        ("llama-3.1-8b", {"attention": {"head_size": 1}}, "attention.head_size: unknown field, did you mean heads?"),
+        ("deepseek-v3", {"ffn": {"experts_per_token": 300}}, "ffn.experts_per_token: got 300, expected at most"),
+        ("deepseek-v3", {"ffn": {"dense_layers": 62}}, "ffn.dense_layers: got 62, expected at most the layers"),
+        ("deepseek-v3", {"ffn": {"dense_intermediate_size": 0}}, "ffn.dense_intermediate_size: got 0, expected a size"),
+        ("deepseek-v3", {"ffn": {"experts": 0}}, "ffn.experts: got 0, expected a number above 0"),
+    ],
+)
+def test_shapes_that_cannot_be(tmp_path: Path, name: str, sections: dict[str, Any], message: str) -> None:
+    path = edited(name, tmp_path, **sections)
+    with pytest.raises(BadInput) as caught:
+        load_model(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_an_unknown_model_is_told_the_known_ones() -> None:
+    with pytest.raises(BadInput, match=r"^model: got 'llama-3.1-9b', .*qwen3-4b \(did you mean llama-3.1-8b\?\)$"):
+        load_model("llama-3.1-9b")

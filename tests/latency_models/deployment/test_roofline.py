@@ -1,0 +1,225 @@
+"""AFD appendix B by hand: the paper's own numbers, on hardware with round figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from latency_models.calibration.file_format import Calibration
+from latency_models.calibration_loader import load_calibration
+from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.models import Model, load_model
+from latency_models.deployment.roofline import Deployment, derive, implied_ratios, read_deployment
+from latency_models.io.builtin_files import builtin_names
+from latency_models.io.config_io import checked
+from workloads.errors import BadInput
+
+ROUND = checked(
+    Hardware,
+    {
+        "schema": "twin.hardware/1",
+        "name": "round",
+        "device": "a device of round figures",
+        "peak_flops": {"bf16": 5e14, "int8": 1e15},
+        "memory_bandwidth": 2e12,
+        "memory_capacity": 64e9,
+        "network": {"intra_node": 4e11, "inter_node": 5e10},
+        "efficiency": {"memory": 0.5, "compute": 0.5, "network": 0.5},
+        "source": "made up",
+    },
+    None,
+)
+DEEPSEEK, LLAMA = load_model("deepseek-v3"), load_model("llama-3.1-8b")
+
+
+def derived(hardware: Hardware = ROUND, **deployment: Any) -> Calibration:
+    fields: dict[str, Any] = {"precision": "int8", "ffn_cards": 32} | deployment
+    return derive(hardware, DEEPSEEK, Deployment(**fields))
+
+
+def test_attention_slope_eq_24_to_26() -> None:
+    """(512 + 64) · 2 = 1152 bytes at 2 TB/s · 0.5 = 1 TB/s."""
+    assert derived().attention.alpha == pytest.approx(1152 / 1e12)
+    assert derived(kv_bytes=1.0).attention.alpha == pytest.approx(576 / 1e12)
+
+
+def test_ffn_slope_eq_27_to_33() -> None:
+    """8 experts a card; 8.81e7 FLOPs a row and expert; B_e = B_F · 8 · 2 / 256 = B_F/16; 5e14 FLOP/s effective."""
+    assert pytest.approx(8.81e7, rel=1e-3) == 6 * 7168 * 2048
+    assert derived().ffn.alpha == pytest.approx(8 * 88_080_384 / 16 / 5e14)
+    assert derived(mtp_depth=0).ffn.alpha == pytest.approx(8 * 88_080_384 / 32 / 5e14)
+
+
+def test_the_papers_numbers_through_the_codes_own_functions() -> None:
+    """V_token 1152 bytes, 8.81e7 FLOPs an expert row, B_e = B_F/16, 21504 bytes a row: each as a ratio of slopes.
+
+    With one expert a card the FFN slope is FLOPs a row / 16 / FLOP/s, and the link's is bytes a row / 16 / bytes/s.
+    """
+    single = derived(ffn_cards=256, memory_efficiency=1.0, compute_efficiency=1.0, network_efficiency=1.0)
+    assert DEEPSEEK.kv_bytes(2) == 1152 == single.attention.alpha * 2e12
+    assert single.ffn.alpha * 1e15 == pytest.approx(DEEPSEEK.ffn.row_flops(7168) / 16)
+    assert single.ffn.alpha * 1e15 * 16 == pytest.approx(8.81e7, rel=1e-3)
+    assert single.communication.alpha * 5e10 * 16 == pytest.approx(21_504)
+
+
+def test_communication_slope_eq_34_to_38() -> None:
+    """3 · 7168 = 21504 bytes a row; 8 experts a card; B_e = B_F/16; 25 GB/s effective between nodes."""
+    assert derived().communication.alpha == pytest.approx(8 * 21504 / 16 / 25e9)
+    assert derived(link="intra_node").communication.alpha == pytest.approx(8 * 21504 / 16 / 200e9)
+    assert derived(activation_bytes=4.0).communication.alpha == pytest.approx(8 * 28672 / 16 / 25e9)
+
+
+def test_intercepts_are_weight_reading_floors_and_stated_overheads() -> None:
+    calibration = derived()
+    assert calibration.attention.beta == pytest.approx(187_105_280 / 1e12)
+    assert calibration.ffn.beta == pytest.approx(8 * 3 * 7168 * 2048 / 1e12)
+    assert calibration.communication.beta == 1e-5
+    slower = derived(overhead={"attention": 1e-3, "ffn": 2e-3, "communication": 3e-3})
+    assert slower.attention.beta == pytest.approx(calibration.attention.beta + 1e-3)
+    assert slower.ffn.beta == pytest.approx(calibration.ffn.beta + 2e-3)
+    assert slower.communication.beta == 3e-3
+
+
+def test_efficiencies_of_the_deployment_replace_those_of_the_file() -> None:
+    calibration, full = derived(), derived(memory_efficiency=1.0, compute_efficiency=1.0, network_efficiency=1.0)
+    for name in ("attention", "ffn", "communication"):
+        assert getattr(full, name).alpha == pytest.approx(getattr(calibration, name).alpha / 2)
+
+
+def test_precision_sets_compute_and_weight_bytes() -> None:
+    int8, bf16 = derived(), derived(precision="bf16")
+    assert bf16.ffn.alpha == pytest.approx(2 * int8.ffn.alpha)
+    assert bf16.ffn.beta == pytest.approx(2 * int8.ffn.beta)
+    assert bf16.attention.beta == pytest.approx(2 * int8.attention.beta)
+    assert bf16.attention.alpha == int8.attention.alpha
+
+
+@pytest.mark.parametrize(("cards", "experts"), [(1, 256), (16, 16), (48, 6), (256, 1), (320, 1)])
+def test_experts_lie_evenly_and_the_fullest_card_sets_the_pace(cards: int, experts: int) -> None:
+    calibration = derived(ffn_cards=cards)
+    assert calibration.ffn.alpha == pytest.approx(experts * 88_080_384 / 16 / 5e14)
+    assert derived(ffn_cards=cards, experts_per_card=experts).ffn == calibration.ffn
+
+
+def test_shared_experts_count_when_asked_for() -> None:
+    """One more expert on each card, whose rows (2 a request) the 32 cards divide among themselves."""
+    calibration, shared = derived(), derived(shared_experts=True)
+    assert shared.ffn.alpha - calibration.ffn.alpha == pytest.approx(88_080_384 * 2 / 32 / 5e14)
+    assert shared.ffn.beta == pytest.approx(calibration.ffn.beta * 9 / 8)
+
+
+def test_a_dense_model_by_hand() -> None:
+    """Llama 3.1 8B, bf16, FFN on 2 cards: 6 · 4096 · 14336 FLOPs a row, 4096 bytes a cached token, no drafts."""
+    calibration = derive(ROUND, LLAMA, Deployment(ffn_cards=2))
+    assert calibration.attention.alpha == pytest.approx(4096 / 1e12)
+    assert calibration.attention.beta == pytest.approx(2 * 4096 * (2 * 4096 + 2 * 1024) / 1e12)
+    assert calibration.ffn.alpha == pytest.approx(6 * 4096 * 14336 / 2 / 2.5e14)
+    assert calibration.ffn.beta == pytest.approx(2 * 3 * 4096 * 14336 / 2 / 1e12)
+    assert calibration.communication.alpha == pytest.approx(3 * 4096 / 25e9)
+
+
+def test_what_is_derived_describes_a_layer_and_says_that_it_is_derived() -> None:
+    calibration = derived()
+    assert (calibration.scope, calibration.layers, calibration.time_unit) == ("layer", 61, "seconds")
+    assert calibration.provenance.method == "roofline"
+    assert '"ffn_cards":32' in calibration.provenance.note
+    assert calibration.attention.fit is None
+    assert calibration.step_line("attention")[0] == pytest.approx(61 * 1152 / 1e12)
+
+
+def test_derivation_is_deterministic_and_survives_the_file() -> None:
+    calibration = derived()
+    assert derived().content_hash() == calibration.content_hash()
+    assert derived(ffn_cards=64).content_hash() != calibration.content_hash()
+
+
+@pytest.mark.parametrize("hardware", builtin_names("hardware"))
+@pytest.mark.parametrize("model", builtin_names("models"))
+def test_every_pair_of_builtin_files_gives_a_calibration(hardware: str, model: str) -> None:
+    calibration = derive(load_hardware(hardware), load_model(model), Deployment(ffn_cards=8))
+    for name in ("attention", "ffn", "communication"):
+        alpha, beta = calibration.step_line(name)
+        assert 0 < alpha < 1e-2
+        assert 0 < beta < 10
+        assert math.isfinite(alpha + beta)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"ffn_card": 2}, "calibration.deployment.ffn_card: unknown field, did you mean ffn_cards?"),
+        ({"ffn_cards": 0}, "calibration.deployment.ffn_cards: got 0, expected a number above 0"),
+        ({"mtp_depth": -1}, "calibration.deployment.mtp_depth: got -1, expected a number of at least 0"),
+        ({"overhead": {"ffn": -1.0}}, "calibration.deployment.overhead.ffn: got -1.0, expected a number of at least 0"),
+        ({"link": "usb"}, "calibration.deployment.link: got 'usb', expected 'intra_node' or 'inter_node'"),
+        ({"precision": "fp7"}, "calibration.deployment.precision: got 'fp7', expected 'bf16', 'fp8', 'int8' or 'fp4'"),
+        (
+            {"memory_efficiency": 1.2},
+            "calibration.deployment.memory_efficiency: got 1.2, expected a number of at most 1",
+        ),
+    ],
+)
+def test_a_deployment_that_cannot_be(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        read_deployment(section, "calibration.deployment")
+    assert str(caught.value) == message
+
+
+def test_a_precision_that_the_hardware_lacks() -> None:
+    with pytest.raises(BadInput, match=r"^precision: got 'fp8', expected one that round has: bf16, int8$"):
+        derived(precision="fp8")
+
+
+@pytest.mark.parametrize(
+    ("model", "deployment", "message"),
+    [
+        (
+            DEEPSEEK,
+            {"experts_per_card": 257},
+            "experts_per_card: got 257, expected at most the experts there are (256)",
+        ),
+        (
+            DEEPSEEK,
+            {"experts_per_card": 7, "ffn_cards": 32},
+            "experts_per_card: got 7, expected at least 8, since 32 cards hold 256 experts",
+        ),
+        (LLAMA, {"experts_per_card": 1}, "experts_per_card: got 1, expected none, since llama-3.1-8b has no experts"),
+        (
+            LLAMA,
+            {"shared_experts": True},
+            "shared_experts: got True, expected false, since llama-3.1-8b has no experts",
+        ),
+        (LLAMA, {"precision": "fp8"}, "precision: got 'fp8', expected one that round has: bf16, int8"),
+    ],
+)
+def test_a_deployment_that_model_or_hardware_cannot_have(
+    model: Model, deployment: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        derive(ROUND, model, Deployment(**deployment))
+    assert str(caught.value) == message
+    with pytest.raises(BadInput) as caught:
+        derive(ROUND, model, Deployment(**deployment), "calibration.deployment")
+    assert str(caught.value) == f"calibration.deployment.{message}"
+
+
+def test_experts_on_a_card_may_be_told_without_the_cards() -> None:
+    """As in eq. 33, where N_expert/card alone counts."""
+    alone = derive(ROUND, DEEPSEEK, Deployment(experts_per_card=8, precision="int8"))
+    assert alone.ffn == derived().ffn
+
+
+def test_ratios_read_the_equations_backwards() -> None:
+    """Of the round hardware: 32 cards · 5e14 FLOP/s and 32 · 25 GB/s over 1 TB/s of memory."""
+    found = implied_ratios(derived(), DEEPSEEK, Deployment())
+    assert found.flops_per_byte == pytest.approx(32 * 5e14 / 1e12)
+    assert found.network_per_memory == pytest.approx(32 * 25e9 / 1e12)
+
+
+def test_what_table_4_implies() -> None:
+    """By hand: 6·7168·2048 · 16 / 0.083 · 0.00165/1152 FLOP a byte, and 3·7168 · 16 / 0.022 · 0.00165/1152."""
+    found = implied_ratios(load_calibration("deepseek-v3-ascend-910c"), DEEPSEEK, Deployment())
+    assert found.flops_per_byte == pytest.approx(24_319, rel=1e-4)
+    assert found.network_per_memory == pytest.approx(22.4)

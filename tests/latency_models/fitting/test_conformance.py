@@ -1,0 +1,251 @@
+"""What every estimator promises (latency_models.fitting.estimator). A new estimator joins by one line in CASES."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted, clone
+from latency_models.fitting.linear import LinearLatency
+from workloads.errors import BadInput, TwinError
+
+
+@dataclass(frozen=True)
+class Case:
+    """An estimator, other parameters for it, and two different sets of measurements that it can be fitted to."""
+
+    make: Callable[[], Any]
+    other_params: dict[str, object]
+    sizes: Floats
+    times: Floats
+    other_times: Floats
+
+
+SIZES = np.array([1.0, 2.0, 5.0, 8.0, 16.0, 40.0, 64.0, 128.0])
+NOISE = 1 + 0.01 * np.array([1, -2, 0, 1, 2, -1, -1, 1])
+FIRST, SECOND = (3.0 * SIZES + 7.0) * NOISE, (0.5 * SIZES + 90.0) * NOISE
+
+CASES = {
+    "linear": Case(LinearLatency, {"confidence": 0.5, "holdout": 0.4}, SIZES, FIRST, SECOND),
+    "linear-relative": Case(lambda: LinearLatency(relative=True), {"relative": False}, SIZES, FIRST, SECOND),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+def learnt(estimator: Estimator) -> dict[str, Any]:
+    return {name: value for name, value in vars(estimator).items() if name.endswith("_")}
+
+
+def same(first: dict[str, Any], second: dict[str, Any], rtol: float = 0.0) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_allclose(first[name], second[name], rtol=rtol, atol=1e-18, err_msg=name)
+
+
+def test_the_constructor_only_stores(case: Case) -> None:
+    estimator = case.make()
+    assert vars(estimator).keys() == estimator.get_params().keys()
+    assert learnt(estimator) == {}
+    marks = {name: object() for name in estimator.get_params()}
+    stored = type(estimator)(**marks).get_params()
+    assert all(stored[name] is mark for name, mark in marks.items())
+
+
+def test_parameters_are_keywords_with_defaults(case: Case) -> None:
+    for parameter in inspect.signature(type(case.make())).parameters.values():
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default is not inspect.Parameter.empty
+
+
+def test_bad_parameters_are_told_at_fit_and_not_before(case: Case) -> None:
+    estimator = type(case.make())(confidence=7.0)
+    with pytest.raises(CannotFit, match=r"^confidence: got 7\.0, expected"):
+        estimator.fit(case.sizes, case.times)
+
+
+def test_set_params_returns_self_and_is_read_back(case: Case) -> None:
+    estimator = case.make()
+    assert estimator.set_params(**case.other_params) is estimator
+    assert estimator.get_params() == case.make().get_params() | case.other_params
+
+
+def test_set_params_refuses_a_name_it_does_not_know_and_then_changes_nothing(case: Case) -> None:
+    estimator = case.make()
+    before = estimator.get_params()
+    with pytest.raises(BadInput, match="'colour'"):
+        estimator.set_params(**case.other_params, colour="red")
+    assert estimator.get_params() == before
+
+
+def test_a_clone_is_unfitted_with_the_same_parameters(case: Case) -> None:
+    estimator = case.make().set_params(**case.other_params).fit(case.sizes, case.times)
+    copy = clone(estimator)
+    assert type(copy) is type(estimator)
+    assert copy is not estimator
+    assert copy.get_params() == estimator.get_params()
+    assert learnt(copy) == {}
+
+
+def test_repr_rebuilds_the_estimator(case: Case) -> None:
+    estimator = case.make().set_params(**case.other_params)
+    rebuilt = eval(repr(estimator), {type(estimator).__name__: type(estimator)})
+    assert rebuilt.get_params() == estimator.get_params()
+
+
+def test_fit_returns_self_and_learns_attributes_ending_in_an_underscore(case: Case) -> None:
+    estimator = case.make()
+    assert estimator.fit(case.sizes, case.times) is estimator
+    assert learnt(estimator)
+    assert vars(estimator).keys() == estimator.get_params().keys() | learnt(estimator).keys()
+
+
+def test_fit_leaves_parameters_alone(case: Case) -> None:
+    estimator = case.make()
+    before = estimator.get_params()
+    assert estimator.fit(case.sizes, case.times).get_params() == before
+
+
+@pytest.mark.parametrize("method", ["predict", "seconds", "interval", "in_range"])
+def test_predicting_before_fit_is_refused(case: Case, method: str) -> None:
+    with pytest.raises(NotFitted, match="fitted before") as caught:
+        getattr(case.make(), method)(1.0)
+    assert isinstance(caught.value, TwinError)
+
+
+def test_fit_and_predict_do_not_touch_their_input(case: Case) -> None:
+    sizes, times = case.sizes.copy(), case.times.copy()
+    sizes.flags.writeable = times.flags.writeable = False
+    estimator = case.make().fit(sizes, times)
+    estimator.predict(sizes)
+    estimator.interval(sizes)
+    np.testing.assert_array_equal(sizes, case.sizes)
+    np.testing.assert_array_equal(times, case.times)
+
+
+def test_what_was_learnt_does_not_follow_later_changes_of_the_input(case: Case) -> None:
+    sizes, times = case.sizes.copy(), case.times.copy()
+    estimator = case.make().fit(sizes, times)
+    before = estimator.predict(case.sizes)
+    sizes[:] = times[:] = 1e9
+    np.testing.assert_array_equal(estimator.predict(case.sizes), before)
+
+
+def test_a_second_fit_forgets_the_first(case: Case) -> None:
+    twice = case.make().fit(case.sizes, case.times).fit(case.sizes, case.other_times)
+    once = case.make().fit(case.sizes, case.other_times)
+    same(learnt(twice), learnt(once))
+
+
+def test_a_failed_fit_keeps_what_was_learnt_before(case: Case) -> None:
+    estimator = case.make().fit(case.sizes, case.times)
+    before = dict(learnt(estimator))
+    with pytest.raises(CannotFit):
+        estimator.fit(case.sizes, -case.times)
+    same(learnt(estimator), before)
+
+
+def test_fit_is_deterministic_and_blind_to_the_order_of_points(case: Case) -> None:
+    first, again = case.make().fit(case.sizes, case.times), case.make().fit(case.sizes, case.times)
+    same(learnt(first), learnt(again))
+    order = np.random.default_rng(5).permutation(len(case.sizes))
+    shuffled = case.make().fit(case.sizes[order], case.times[order])
+    same(learnt(first), learnt(shuffled), rtol=1e-9)
+
+
+def test_lists_and_integers_fit_like_arrays(case: Case) -> None:
+    from_lists = case.make().fit([int(size) for size in case.sizes], case.times.tolist())
+    same(learnt(from_lists), learnt(case.make().fit(case.sizes, case.times)))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_predictions_have_the_shape_of_the_sizes(case: Case, shape: tuple[int, ...]) -> None:
+    estimator = case.make().fit(case.sizes, case.times)
+    low, high = estimator.interval(np.ones(shape))
+    predicted = estimator.predict(np.ones(shape))
+    assert np.shape(predicted) == np.shape(low) == np.shape(high) == shape
+    assert np.asarray(predicted).dtype == np.float64
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(sizes=st.lists(st.floats(0, 1e15) | st.integers(0, 2**60), min_size=1, max_size=20), scale=st.floats(1e-9, 1e9))
+@settings(max_examples=50, deadline=None)
+def test_seconds_is_predict_to_the_last_bit(name: str, sizes: list[float], scale: float) -> None:
+    case = CASES[name]
+    estimator = case.make().fit(case.sizes, case.times * scale)
+    assert estimator.predict(sizes).tolist() == [estimator.seconds(size) for size in sizes]
+    assert isinstance(estimator.seconds(3), float)
+
+
+def test_the_interval_holds_the_prediction_and_never_goes_below_zero(case: Case) -> None:
+    estimator = case.make().fit(case.sizes, case.times)
+    sizes = np.linspace(0, 200, 50)
+    low, high = estimator.interval(sizes)
+    assert (low <= estimator.predict(sizes)).all()
+    assert (estimator.predict(sizes) <= high).all()
+    assert (low >= 0).all()
+
+
+def test_the_range_is_that_of_the_measurements(case: Case) -> None:
+    estimator = case.make().fit(case.sizes, case.times)
+    low, high = case.sizes.min(), case.sizes.max()
+    assert [estimator.in_range(size) for size in (low, high, low - 0.1, high + 0.1)] == [True, True, False, False]
+
+
+def test_a_fitted_estimator_can_be_pickled(case: Case) -> None:
+    estimator = case.make().fit(case.sizes, case.times)
+    same(learnt(pickle.loads(pickle.dumps(estimator))), learnt(estimator))
+
+
+BROKEN: dict[str, tuple[list[float], list[float], str]] = {
+    "one point": ([1.0], [1.0], "sizes: got 1, expected at least 3 points"),
+    "two points": ([1.0, 2.0], [1.0, 2.0], "sizes: got 2, expected at least 3 points"),
+    "no points": ([], [], "sizes: got 0, expected at least 3 points"),
+    "one size": ([4.0, 4.0, 4.0], [1.0, 2.0, 3.0], "sizes: got 4.0, expected sizes that differ"),
+    "lengths differ": ([1.0, 2.0, 3.0], [1.0, 2.0], "times: got 2, expected as many times as sizes (3)"),
+    "NaN time": ([1.0, 2.0, 3.0], [1.0, np.nan, 3.0], "times[1]: got nan, expected a finite number, above 0"),
+    "NaN size": ([1.0, np.nan, 3.0], [1.0, 2.0, 3.0], "sizes[1]: got nan, expected a finite number, 0 or more"),
+    "infinite": ([1.0, 2.0, np.inf], [1.0, 2.0, 3.0], "sizes[2]: got inf, expected a finite number, 0 or more"),
+    "negative time": ([1.0, 2.0, 3.0], [1.0, -2.0, 3.0], "times[1]: got -2.0, expected a finite number, above 0"),
+    "time of zero": ([1.0, 2.0, 3.0], [0.0, 2.0, 3.0], "times[0]: got 0.0, expected a finite number, above 0"),
+    "negative size": ([-1.0, 2.0, 3.0], [1.0, 2.0, 3.0], "sizes[0]: got -1.0, expected a finite number, 0 or more"),
+    "time too long": ([1.0, 2.0, 3.0], [1.0, 2.0, 1e200], "times: got 1e+200, expected numbers from 1e-100 to 1e+100"),
+    "time too short": (
+        [1.0, 2.0, 3.0],
+        [1e-200, 2.0, 3.0],
+        "times: got 1e-200, expected numbers from 1e-100 to 1e+100",
+    ),
+    "size too large": ([1.0, 2.0, 1e200], [1.0, 2.0, 3.0], "sizes: got 1e+200, expected numbers up to 1e+100"),
+    "sizes too near": ([0.0, 1e-200, 2e-200], [1.0, 2.0, 3.0], "sizes: got 0.0, expected sizes that differ"),
+    "falls": ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], "alpha: got -"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_fitted_is_refused_in_one_line(case: Case, name: str) -> None:
+    sizes, times, message = BROKEN[name]
+    with pytest.raises(CannotFit) as caught:
+        case.make().fit(sizes, times)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, BadInput)
+
+
+@pytest.mark.parametrize("column", ["sizes", "times"])
+@pytest.mark.parametrize("values", [[[1.0], [2.0], [3.0]], ["a", "b", "c"], [[1.0], [2.0, 3.0]], 5.0])
+def test_what_is_no_flat_list_is_refused_in_one_line(case: Case, column: str, values: Any) -> None:
+    columns: dict[str, Any] = {"sizes": [1.0, 2.0, 3.0], "times": [1.0, 2.0, 3.0]} | {column: values}
+    with pytest.raises(CannotFit, match=rf"^{column}: .*expected a flat list of numbers$"):
+        case.make().fit(columns["sizes"], columns["times"])

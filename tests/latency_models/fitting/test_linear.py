@@ -1,0 +1,262 @@
+"""The line's own arithmetic: known coefficients, honest intervals, R², the held-out error."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from latency_models.fitting.estimator import CannotFit, Floats
+from latency_models.fitting.linear import LinearLatency
+
+GRID = np.geomspace(16, 4096, 12)
+
+
+def test_against_the_textbook_formulas() -> None:
+    """x = 0, 1, 2, 3 and t = 10, 13, 13, 16: α = 1.8, β = 10.3, s² = 0.9, Var α = s²/5, Var β = s²·(1/4 + 2.25/5)."""
+    line = LinearLatency().fit([0, 1, 2, 3], [10, 13, 13, 16])
+    assert line.alpha_ == pytest.approx(1.8)
+    assert line.beta_ == pytest.approx(10.3)
+    assert line.noise_variance_ == pytest.approx(0.9)
+    assert line.degrees_ == 2
+    np.testing.assert_allclose(line.covariance_, [[0.18, -0.27], [-0.27, 0.63]])
+    assert line.r_squared_ == pytest.approx(0.9)
+    quantile = 4.302652729911275  # Student's t, 2 degrees, 97.5 %
+    assert line.alpha_interval_ == pytest.approx((1.8 - quantile * math.sqrt(0.18), 1.8 + quantile * math.sqrt(0.18)))
+    assert line.beta_interval_ == pytest.approx((10.3 - quantile * math.sqrt(0.63), 10.3 + quantile * math.sqrt(0.63)))
+    low, high = line.interval([2.0])
+    reach = quantile * math.sqrt(0.9 * (1 + 1 / 4 + 0.25 / 5))
+    assert (low[0], high[0]) == pytest.approx((13.9 - reach, 13.9 + reach))
+
+
+def test_relative_is_least_squares_with_the_lines_own_weights() -> None:
+    """At the solution the score Σ (t − t̂)/t̂² · (x, 1) vanishes."""
+    times = (0.01 * GRID + 2.0) * np.exp(np.random.default_rng(1).normal(0, 0.1, len(GRID)))
+    line = LinearLatency(relative=True).fit(GRID, times)
+    fitted = line.predict(GRID)
+    score = (times - fitted) / fitted**2
+    assert abs(score.sum()) < 1e-6 * np.abs(score).sum()
+    assert abs((score * GRID).sum()) < 1e-6 * np.abs(score * GRID).sum()
+
+
+@given(
+    alpha=st.floats(1e-9, 1e3),
+    beta=st.just(0.0) | st.floats(1e-6, 1e4),
+    first=st.just(0.0) | st.floats(1e-3, 1e5),
+    steps=st.lists(st.floats(0.5, 1e4), min_size=2, max_size=20),
+    relative=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_points_on_a_line_give_the_line_back(
+    alpha: float, beta: float, first: float, steps: list[float], relative: bool
+) -> None:
+    sizes = first + np.concatenate(([0.0], np.cumsum(steps)))
+    times = alpha * sizes + beta
+    assume(times.min() > 0)
+    assume(np.ptp(times) > 1e-9 * times.max())  # else flat to the last digits, with nothing to recover α from
+    line = LinearLatency(relative=relative).fit(sizes, times)
+    np.testing.assert_allclose(line.predict(sizes), times, rtol=1e-9, atol=1e-9 * times.max())
+    assert line.alpha_ == pytest.approx(alpha, rel=1e-4)
+    assert line.r_squared_ == pytest.approx(1.0, abs=1e-6)
+    assert line.range_ == (sizes[0], sizes[-1])
+
+
+@given(scale=st.floats(1e-9, 1e9), stretch=st.floats(1e-3, 1e6))
+@settings(max_examples=50, deadline=None)
+def test_units_change_the_coefficients_and_nothing_else(scale: float, stretch: float) -> None:
+    noisy = (3.0 * GRID + 100.0) * (1 + 0.02 * np.cos(GRID))
+    line, other = LinearLatency().fit(GRID, noisy), LinearLatency().fit(GRID * stretch, noisy * scale)
+    assert other.alpha_ == pytest.approx(line.alpha_ * scale / stretch, rel=1e-9)
+    assert other.beta_ == pytest.approx(line.beta_ * scale, rel=1e-9)
+    assert other.r_squared_ == pytest.approx(line.r_squared_, rel=1e-9)
+    assert other.heldout_median_error_ == pytest.approx(line.heldout_median_error_, rel=1e-6)
+
+
+def simulated(rng: np.random.Generator, relative: bool, sigma: float) -> Floats:
+    clean = 0.02 * GRID + 20.0
+    noise = rng.normal(0, sigma, len(GRID))
+    return clean * (1 + noise) if relative else clean + 20.0 * noise
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+def test_intervals_hold_as_often_as_they_say(relative: bool, confidence: float) -> None:
+    """1000 synthetic fits; allowed are 3 standard deviations of the binomial count (95 %: 93 to 97 in a hundred)."""
+    rng, trials = np.random.default_rng(20260131), 1000
+    hits = np.zeros(3)
+    for _ in range(trials):
+        times = simulated(rng, relative, 0.03)
+        line = LinearLatency(relative=relative, confidence=confidence, holdout=0).fit(GRID, times)
+        at = float(rng.choice(GRID))
+        again = simulated(rng, relative, 0.03)[at == GRID][0]
+        low, high = line.interval([at])
+        hits += [
+            line.alpha_interval_[0] <= 0.02 <= line.alpha_interval_[1],
+            line.beta_interval_[0] <= 20.0 <= line.beta_interval_[1],
+            low[0] <= again <= high[0],
+        ]
+    allowed = 3 * math.sqrt(confidence * (1 - confidence) / trials)
+    np.testing.assert_allclose(hits / trials, confidence, atol=allowed)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_estimates_have_no_bias(relative: bool) -> None:
+    """The mean of 500 estimates lies within 3 standard errors.
+
+    Weights 1/t² from measured t would fail: with them both coefficients come out 2 % short here.
+    """
+    rng, fits = np.random.default_rng(7), []
+    for _ in range(500):
+        line = LinearLatency(relative=relative, holdout=0).fit(GRID, simulated(rng, relative, 0.12))
+        fits.append((line.alpha_, line.beta_))
+    columns = np.array(fits)
+    error = columns.mean(axis=0) - [0.02, 20.0]
+    assert (np.abs(error) < 3 * columns.std(axis=0) / math.sqrt(len(fits))).all()
+
+
+def test_relative_listens_to_small_sizes() -> None:
+    """Noise of 5 % at 10⁶ tokens is a thousand times β. Only weights in proportion recover β."""
+    rng, sizes = np.random.default_rng(11), np.geomspace(1, 1e6, 40)
+    times = (1.0 * sizes + 50.0) * (1 + rng.normal(0, 0.05, len(sizes)))
+    assert LinearLatency(relative=True).fit(sizes, times).beta_ == pytest.approx(50.0, rel=0.1)
+    assert abs(LinearLatency().fit(sizes, times).beta_ - 50.0) > 50.0
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_negative_intercept_becomes_a_line_through_the_origin(relative: bool) -> None:
+    sizes = np.array([10.0, 20.0, 30.0, 40.0])
+    line = LinearLatency(relative=relative).fit(sizes, 2.0 * sizes - 10.0 + np.array([0.1, -0.1, -0.1, 0.1]))
+    assert line.through_origin_
+    assert line.beta_ == 0.0
+    assert line.beta_interval_[0] == 0.0
+    assert line.degrees_ == 3
+    if not relative:
+        assert line.alpha_ == pytest.approx((10 * 10.1 + 20 * 29.9 + 30 * 49.9 + 40 * 70.1) / 3000)
+    assert line.seconds(0) == 0.0
+
+
+def test_a_line_through_the_origin_by_hand() -> None:
+    """x = 1, 2, 3 and t = 1, 4, 7: free β = −2; α = Σxt/Σx² = 30/14; s² = (66 − 30²/14)/2; Var α = s²/14."""
+    line = LinearLatency().fit([1, 2, 3], [1, 4, 7])
+    assert line.alpha_ == pytest.approx(30 / 14)
+    assert line.noise_variance_ == pytest.approx((66 - 900 / 14) / 2)
+    np.testing.assert_allclose(line.covariance_, [[line.noise_variance_ / 14, 0], [0, 0]])
+    quantile = 4.302652729911275  # Student's t, 2 degrees, 97.5 %
+    reach = quantile * math.sqrt(line.noise_variance_ * (1 + 4 / 14))
+    low, high = line.interval([2.0])
+    assert (low[0], high[0]) == pytest.approx((max(0, 60 / 14 - reach), 60 / 14 + reach))
+
+
+def test_no_interval_of_a_time_goes_below_zero() -> None:
+    line = LinearLatency().fit([0, 1, 2, 3], [10, 1, 19, 8])
+    low, high = line.interval([0.0, 3.0])
+    assert low.tolist() == [0.0, 0.0]
+    assert (high > 30).all()
+
+
+def test_an_honest_intercept_is_left_alone() -> None:
+    assert not LinearLatency().fit([0, 1, 2, 3], [10, 13, 13, 16]).through_origin_
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("time", [0.1, 1e-6, 1 / 3, 7e8])
+def test_times_all_alike_are_a_flat_line(relative: bool, time: float) -> None:
+    for points in range(3, 21):  # for some of them the slope is −1e-32 before it is rounded off
+        line = LinearLatency(relative=relative).fit(1.7 * np.arange(1.0, points + 1), [time] * points)
+        assert line.alpha_ == 0.0
+        assert line.beta_ == pytest.approx(time, rel=1e-12)
+        assert line.r_squared_ == 1.0
+        assert line.heldout_median_error_ == pytest.approx(0.0, abs=1e-12)
+
+
+def test_held_out_sizes_are_every_kth_inside_the_range() -> None:
+    """11 sizes, holdout 0.2: the 2nd and 7th in order. Only those are spoilt, so only they are in the error."""
+    sizes = np.arange(1.0, 12.0)
+    times = 2.0 * sizes + 1.0
+    spoilt = times.copy()
+    spoilt[[1, 6]] *= [1.10, 1.30]
+    line = LinearLatency(holdout=0.2).fit(sizes, spoilt)
+    expected = np.median([1 - 1 / 1.1, 1 - 1 / 1.3])
+    assert line.heldout_median_error_ == pytest.approx(expected)
+    assert line.alpha_ != pytest.approx(2.0)  # the final line uses all points
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("holdout", [0.1, 0.2, 0.5])
+def test_the_held_out_error_is_that_of_a_line_through_the_other_points(relative: bool, holdout: float) -> None:
+    rng = np.random.default_rng(8)
+    sizes = np.repeat(np.geomspace(10, 1e4, 23), 2)
+    times = (0.01 * sizes + 5.0) * (1 + rng.normal(0, 0.05, len(sizes)))
+    order = rng.permutation(len(sizes))
+    sizes, times = sizes[order], times[order]
+    out = {size for place, size in enumerate(sorted(set(sizes))[1:-1]) if place % round(1 / holdout) == 0}
+    seen = np.array([size not in out for size in sizes])
+    other = LinearLatency(relative=relative, holdout=0).fit(sizes[seen], times[seen])
+    errors = [abs(other.seconds(x) - t) / t for x, t in zip(sizes[~seen], times[~seen], strict=True)]
+    line = LinearLatency(relative=relative, holdout=holdout).fit(sizes, times)
+    assert line.heldout_median_error_ == pytest.approx(float(np.median(errors)), rel=1e-12)
+
+
+def test_the_smallest_share_still_holds_one_size_out() -> None:
+    times = [3.0, 9.0, 7.0, 9.0]
+    line = LinearLatency(holdout=1e-310).fit([1, 2, 3, 4], times)
+    assert line.heldout_median_error_ == pytest.approx(1 - 5 / 9)
+
+
+def test_r_squared_by_hand() -> None:
+    """Plain: of t = 10, 13, 13, 16 (mean 13, spread 18), 1.8 is left. Relative: the same sums, weighed by 1/fitted²."""
+    sizes, times = np.array([0.0, 1, 2, 3]), np.array([10.0, 13, 13, 16])
+    assert LinearLatency().fit(sizes, times).r_squared_ == pytest.approx(1 - 1.8 / 18)
+    line = LinearLatency(relative=True).fit(sizes, times)
+    weight = 1 / line.predict(sizes) ** 2
+    mean = (weight * times).sum() / weight.sum()
+    left, total = (weight * (times - line.predict(sizes)) ** 2).sum(), (weight * (times - mean) ** 2).sum()
+    assert line.r_squared_ == pytest.approx(1 - left / total)
+    assert line.r_squared_ != pytest.approx(0.9, abs=1e-4)
+
+
+def test_repetitions_of_a_size_are_held_out_together() -> None:
+    sizes = np.repeat([1.0, 2.0, 3.0], 4)
+    times = np.repeat([10.0, 99.0, 30.0], 4)
+    assert LinearLatency(holdout=0.2).fit(sizes, times).heldout_median_error_ == pytest.approx(1 - 20 / 99)
+
+
+@pytest.mark.parametrize(("sizes", "holdout"), [([1, 1, 2, 2], 0.2), ([1, 2, 3, 4], 0.0)])
+def test_without_a_size_to_hold_out_the_error_is_nan(sizes: list[float], holdout: float) -> None:
+    times = [5.0 + size for size in sizes]
+    assert math.isnan(LinearLatency(holdout=holdout).fit(sizes, times).heldout_median_error_)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"holdout": 0.6}, "holdout: got 0.6, expected a share from 0 to 0.5"),
+        ({"holdout": -0.1}, "holdout: got -0.1, expected a share from 0 to 0.5"),
+        ({"holdout": math.nan}, "holdout: got nan, expected a share from 0 to 0.5"),
+        ({"confidence": 1.0}, "confidence: got 1.0, expected a number above 0 and below 1"),
+        ({"confidence": 0.0}, "confidence: got 0.0, expected a number above 0 and below 1"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(CannotFit) as caught:
+        LinearLatency(**settings).fit([1, 2, 3], [1, 2, 3])  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_known_coefficients_predict_and_claim_no_certainty() -> None:
+    line = LinearLatency.from_coefficients(0.00165, 50)
+    assert line.seconds(153_344) == 0.00165 * 153_344 + 50
+    assert line.predict([0.0, 1e6]).tolist() == [50.0, 1700.0]
+    assert np.isnan(line.interval([1.0, 2.0])).all()
+    assert np.isnan([*line.alpha_interval_, line.r_squared_, line.heldout_median_error_]).all()
+    assert line.in_range(1e12)
+    assert not line.in_range(-1)
+
+
+@pytest.mark.parametrize(("alpha", "beta", "field"), [(-1, 0, "alpha"), (1, -0.1, "beta"), (math.inf, 0, "alpha")])
+def test_known_coefficients_must_be_possible(alpha: float, beta: float, field: str) -> None:
+    with pytest.raises(CannotFit, match=rf"^{field}: .*at least 0"):
+        LinearLatency.from_coefficients(alpha, beta)

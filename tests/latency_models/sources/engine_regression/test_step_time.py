@@ -1,0 +1,172 @@
+"""Step times learnt from timed steps: knees found, nothing below zero, and files that bring the same model back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latency_models.fitting.broken_line import BrokenLine
+from latency_models.fitting.estimator import CannotFit, NotFitted
+from latency_models.io.config_io import write_yaml
+from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.sources.engine_regression.step_time import EngineRegression, read_engine_regression
+from schedulers.batches import Chunk, DecodeBatch, MixedBatch
+from schedulers.sequence import Sequence
+from workloads.errors import BadInput
+from workloads.request import Request
+
+PROVENANCE = {"method": "measured", "source": "a test", "device": "none", "model": "none"}
+
+
+def truth(step: Step) -> float:
+    """A knee at 100 rows, and attention that costs by its products."""
+    knee = 2e-5 * min(step.rows, 100) + 8e-5 * max(step.rows - 100, 0)
+    return 1e-3 + knee + 3e-7 * step.decode_attention + 2e-8 * step.chunk_attention + 4e-5 * step.chunks
+
+
+def drawn(count: int, seed: int, noise: float) -> list[Step]:
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(count):
+        decodes = int(rng.integers(0, 33))
+        chunks = int(rng.integers(0, 3)) if decodes else 1
+        tokens = int(rng.integers(1, 200)) if chunks else 0
+        bare = Step(
+            rows=decodes + tokens * chunks,
+            decode_attention=decodes * 16 * int(rng.integers(1, 40)),
+            chunk_attention=chunks * tokens * (tokens + int(rng.integers(0, 300))),
+            decodes=decodes,
+            chunks=chunks,
+            outputs=decodes + chunks,
+        )
+        seconds = truth(bare) * float(rng.lognormal(0, noise))
+        steps.append(Step(*(getattr(bare, name) for name in Step.__slots__[:-1]), seconds=seconds))
+    return steps
+
+
+def test_a_known_law_with_a_knee_is_recovered_from_noisy_steps() -> None:
+    model = EngineRegression().fit(drawn(4000, 1, 0.05))
+    errors = np.abs(model.errors(drawn(1000, 2, 0.0)))
+    assert np.median(errors) < 0.01
+    assert np.quantile(errors, 0.9) < 0.03
+
+
+def test_what_one_two_and_three_rows_take_is_told_apart() -> None:
+    # As small products are on a CPU: a vector, a few rows, and from there on by the row.
+    known = {1: 0.008, 2: 0.015, 3: 0.020}
+    rng = np.random.default_rng(11)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, known.get(rows, 0.020 + 0.0006 * (rows - 3)) * rng.lognormal(0, 0.1))
+        for rows in rng.integers(1, 17, 3000).tolist()
+    ]
+    model = EngineRegression().fit(steps)
+    for rows, seconds in known.items():
+        assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(seconds, rel=0.03)
+
+
+def test_more_rows_may_take_less() -> None:
+    # As measured on an AMD EPYC: three rows take longer than four, and those left over after whole strips cost extra.
+    known = {1: 0.0112, 2: 0.0203, 3: 0.0278, 4: 0.0175, 7: 0.0228, 8: 0.0213}
+    rng = np.random.default_rng(13)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, known.get(rows, 0.015 + 0.0008 * rows) * rng.lognormal(0, 0.05))
+        for rows in rng.integers(1, 65, 12000).tolist()
+    ]
+    model = EngineRegression().fit(steps)
+    for rows in (*known, 9, 31, 32, 60, 64):
+        expected = known.get(rows, 0.015 + 0.0008 * rows)
+        assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(expected, rel=0.015)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_noise_does_not_make_it_too_fast(noise: float) -> None:
+    # Uniform noise has its mean where it has its median, so that stalls' being discounted changes nothing.
+    rng = np.random.default_rng(12)
+    steps = [
+        Step(rows, 16 * rows, 0, rows, 0, rows, 0.01 * rng.uniform(1 - noise, 1 + noise))
+        for rows in rng.integers(1, 17, 4000).tolist()
+    ]
+    assert EngineRegression().fit(steps).predict(steps).mean() == pytest.approx(0.01, rel=0.01)
+
+
+def test_stalls_do_not_bend_it() -> None:
+    steps = drawn(4000, 3, 0.02)
+    stalled = [
+        Step(*(getattr(step, name) for name in Step.__slots__[:-1]), seconds=step.seconds * (20 if i % 20 == 0 else 1))
+        for i, step in enumerate(steps)
+    ]
+    errors = EngineRegression().fit(stalled).errors(drawn(500, 4, 0.0))
+    assert abs(float(np.median(errors))) < 0.02
+
+
+def test_a_run_of_decode_steps_equals_asking_for_each() -> None:
+    model = EngineRegression(block_size=16).fit(drawn(500, 5, 0.02))
+    sequences = [Sequence(Request(i, 0.0, 10, 5), i, one_shot=False) for i in range(7)]
+    each = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
+    assert model.decode_seconds(7, 7 * 30, 40, 60) == each
+
+
+def test_a_batch_is_seen_with_its_chunks() -> None:
+    sequences = [Sequence(Request(i, 0.0, 100, 5), i, one_shot=False) for i in range(3)]
+    chunks = [Chunk(sequences[0], 10, 20, False), Chunk(sequences[1], 5, 0, True)]
+    batch = MixedBatch(chunks, sequences[2:], 33, 33)
+    assert describe(batch, 16, 0.5) == Step(16, 48, 10 * 30 + 5 * 5, 1, 2, 2, 0.5)
+
+
+def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
+    model, held_out = EngineRegression().fit(drawn(500, 6, 0.05)), drawn(100, 7, 0.05)
+    file = tmp_path / "steps.yaml"
+    document = model.document(errors=model.errors(held_out), repeat_spread=0.05, provenance=PROVENANCE)
+    file.write_text(write_yaml(document))
+    again = read_engine_regression(file)
+    assert again.predict(held_out).tolist() == model.predict(held_out).tolist()
+    file.write_text(file.read_text().replace("block_size:", "page_tokens:").replace("speed_probes:", "yardsticks:"))
+    assert read_engine_regression(file).document(errors=np.zeros(1), repeat_spread=0.0, provenance={}) == (
+        model.document(errors=np.zeros(1), repeat_spread=0.0, provenance={})
+    )
+    file.write_text(file.read_text().replace("overhead:", "overheads:"))
+    with pytest.raises(BadInput, match="overhead"):
+        read_engine_regression(file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [({"knots": [1, 2], "values": [0.1]}, "lines.rows.values"), ({"knots": [2, 1], "values": [0.1, 0.2]}, "knots")],
+)
+def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[float]], field: str) -> None:
+    model = EngineRegression().fit(drawn(500, 6, 0.05))
+    document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
+    document["lines"]["rows"] = wrong
+    file = tmp_path / "steps.yaml"
+    file.write_text(write_yaml(document))
+    with pytest.raises(BadInput, match=field) as caught:
+        read_engine_regression(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
+    # Its rows were grouped by four, and its speed probes were different.
+    model = EngineRegression().fit(drawn(500, 6, 0.05))
+    document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
+    file = tmp_path / "steps.yaml"
+    file.write_text(write_yaml({**document, "schema": "twin.engine-steps/1"}))
+    with pytest.raises(BadInput, match=r"twin\.engine-steps/2"):
+        read_engine_regression(file)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(CannotFit, match="at least 16 steps"):
+        EngineRegression().fit(drawn(15, 8, 0.0))
+    with pytest.raises(CannotFit, match="above 0"):
+        EngineRegression().fit([Step(1, 1, 0, 1, 0, 1)] * 20)
+    with pytest.raises(NotFitted):
+        EngineRegression().predict([])
+
+
+def test_a_broken_line_by_hand() -> None:
+    line = BrokenLine(knots=[10, 20], values=[1.0, 4.0])
+    assert [line.at(x) for x in (0, 5, 10, 15, 20, 30)] == [0.0, 0.5, 1.0, 2.5, 4.0, 7.0]
+    assert BrokenLine(knots=[], values=[]).at(7) == 0.0
+    assert BrokenLine(knots=[1, 2], values=[3.0, 2.0]).at(9) == 2.0  # it does not fall below what was measured

@@ -1,0 +1,47 @@
+"""The defaults of `StepTimeModel`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latency_models.step_time import StepTimeModel
+from schedulers.batches import Batch
+from schedulers.lockstep import GroupBatch
+from tests.latency_models.sources.kernel_tables.small_tables import batch
+
+
+class Quadratic(StepTimeModel):
+    """A user's model: the two methods that have no default."""
+
+    def seconds(self, batch: Batch) -> float:
+        return 0.001 * (batch.n_decodes + batch.prefill_tokens) ** 2
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        return [0.001 * decodes**2] * steps
+
+
+def test_a_group_step_takes_as_long_as_its_slowest_rank() -> None:
+    group = GroupBatch([batch(lengths=[10, 10]), None, batch(lengths=[10, 10, 10])], 1)
+    assert Quadratic().group_seconds(group) == pytest.approx(0.009)
+    assert Quadratic().group_decode_seconds([(2, 20, 10), (0, 0, 0), (3, 30, 10)], 2) == pytest.approx([0.009] * 2)
+
+
+def test_ranks_of_a_subclass_may_share_work() -> None:
+    class Shared(Quadratic):
+        def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+            return (0.0 if batch is None else self.seconds(batch)) + 0.1 * gathered
+
+        def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+            return [0.001 * decodes**2 + 0.1 * gathered] * steps
+
+    group = GroupBatch([batch(lengths=[10, 10]), None], 1)
+    assert Shared().group_seconds(group) == pytest.approx(0.204)
+    assert Shared().group_decode_seconds([(2, 20, 10), (0, 0, 0)], 1) == [Shared().group_seconds(group)]
+
+
+def test_without_a_fit_parameters_are_certain_and_everything_is_covered() -> None:
+    model = Quadratic()
+    assert model.draw(np.random.default_rng(0)) is model
+    assert model.outside() == {}
+    assert model.chunk_table() is None

@@ -1,0 +1,104 @@
+"""What the server cannot start with ends in one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from live import memory
+from live.server.command import MAX_SETTING
+from twin.cli import run
+
+DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuse:
+    """The line with which the server refuses to start, on a machine with 8 GiB available."""
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 8 << 30)
+
+    def refused(*flags: str | Path) -> str:
+        assert run(["serve-live", *map(str, flags)]) == 2
+        told = capsys.readouterr()
+        assert told.err.count("\n") == 1
+        assert len(told.err) < 500
+        assert told.out == ""
+        return told.err
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--kv-blocks 1000000000000", "got 1000000000000, expected less: blocks of 4096 bytes take 3,814,697.27 GiB"),
+        ("--kv-blocks 1" + "0" * 400, "expected less: blocks of 4096 bytes take"),
+        ("--kv-gib 1e9", "got 1000000000.0, expected less: blocks of 4096 bytes take 1,000,000,000.00 GiB of cpu"),
+        ("--kv-gib 8.01", "take 8.01 GiB of cpu memory, and 8.00 GiB are available"),
+        ("--kv-gib 1e300", "got 1e+300, expected memory for a block at least (4096 bytes), and at most"),
+        ("--kv-gib nan", "got nan, expected memory for a block at least"),
+        ("--threads 100000", "got 100000, expected 1 to "),
+        ("--threads 0", "got 0, expected 1 to "),
+        (f"--max-num-seqs {10**12} --max-num-batched-tokens {10**12}", "block tables of so many sequences take"),
+        ("--max-body-mib 1e308", f"got 1e+308, expected a number above 0, of at most {MAX_SETTING:g}"),
+        ("--drain-seconds inf", "got inf, expected a number above 0"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_settings_beyond_the_machine(flags: str, said: str, folder: Path, refuse: Refuse) -> None:
+    line = refuse("--model", folder / "config.json", "--random-weights", *flags.split())
+    assert said in line
+    assert flags.split()[0] in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_files_that_are_nested_too_deeply(name: str, folder: Path, tmp_path: Path, refuse: Refuse) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    document = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    (tmp_path / name).write_text(json.dumps({**document, "model": "@"}).replace('"@"', DEEP))
+    line = refuse("--model", tmp_path / "config.json", "--random-weights", "--tokenizer", tmp_path)
+    assert str(tmp_path / name) in line
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (DEEP, "expected JSON nested at most 64 deep"),
+        ('{"weight_map": ["model.safetensors"]}', "weight_map: got ['model.safetensors'], expected an object"),
+        ('{"weight_map": {}}', "weight_map: got {}, expected an object of shards by tensor"),
+        ('{"weight_map": {"a": 5, "b": "x"}}', "weight_map.a: got 5, expected a file name"),
+        ('{"weight_map": {"a": ["x"]}}', "weight_map.a: got ['x'], expected a file name"),
+        ('{"weight_map": {"a": "../x.safetensors"}}', "weight_map.a: got '../x.safetensors', expected a file name"),
+        ('{"weight_map": {"a": "x.safetensors"}}', "x.safetensors: expected this shard, which the index lists"),
+    ],
+)
+def test_an_index_of_shards_that_is_none(index: str, said: str, folder: Path, tmp_path: Path, refuse: Refuse) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert said in refuse("--model", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope_theta": 10**400}, "rope_theta: got 1000"),
+        ({"hidden_size": 10**9}, "expected less: weights in float32 take "),
+        ({"num_hidden_layers": 10**9}, "expected less: weights in float32 take "),
+        ({"vocab_size": 10**9}, "expected less: weights in float32 take "),
+        ({"head_dim": 10**6, "max_position_embeddings": 10**9}, "expected less: weights in float32 take "),
+    ],
+)
+def test_models_beyond_the_machine(
+    change: dict[str, int], said: str, folder: Path, tmp_path: Path, refuse: Refuse
+) -> None:
+    document = json.loads((folder / "config.json").read_text()) | change
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(document))
+    line = refuse("--model", file, "--random-weights")
+    assert said in line
+    assert str(file) in line

@@ -1,0 +1,176 @@
+"""Log-probabilities, stops, and classes, as an engine tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.sampling import SamplingParams
+from live.engine import Engine
+from live.generation import make_generation
+from live.models.config import read_config
+from live.models.decoder import Decoder
+from live.models.weights import load_weights, random_weights
+from schedulers.chunking import StaticChunks
+from schedulers.engine_config import EngineConfig, OneShotBudget
+from tests.live.conftest import COMMON
+from tests.live.test_engine import BLOCK, CONFIGS, GREEDY, drain, expected, prompts
+from workloads.errors import BadInput
+
+SOME = EngineConfig(num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8)
+
+
+@pytest.fixture
+def models(checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Decoder, Any]:
+    directory, peer = checkpoint("qwen3")
+    config = read_config(directory)
+    return Decoder(config, load_weights(directory, config, torch.float32, "cpu")), peer
+
+
+def known(peer: Any, tokens: list[int]) -> torch.Tensor:
+    """(tokens, vocabulary): row i is about token i + 1."""
+    with torch.inference_mode():
+        return peer(torch.tensor([tokens])).logits[0].log_softmax(dim=-1)
+
+
+@pytest.mark.parametrize("config", [CONFIGS["plenty"], CONFIGS["chunks of 7"], SOME], ids=["whole", "chunks", "few"])
+def test_log_probabilities_are_those_of_transformers(config: EngineConfig, models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    engine = Engine(decoder, config, StaticChunks(16))
+    asked = [
+        make_generation(
+            i, prompt, 6, sampling_params=GREEDY, block_size=BLOCK, logprobs=i % 4 - 1, prompt_logprobs=(i + 1) % 4 - 1
+        )
+        for i, prompt in enumerate(prompts())
+    ]
+    for generation in asked:
+        engine.submit(generation)
+    drain(engine)
+    assert config is not SOME or engine.core.preemptions > 0
+    for generation, prompt in zip(asked, prompts(), strict=True):
+        exact = known(peer, [*prompt, *generation.output])
+        answered = exact[len(prompt) - 1 : -1]
+        if generation.logprobs < 0:
+            assert generation.token_logprobs == generation.top_logprobs == []
+        else:
+            given = answered.gather(1, torch.tensor(generation.output)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(generation.token_logprobs), given, rtol=1e-4, atol=1e-4)
+            same_tops(generation.top_logprobs, answered, generation.logprobs)
+        if generation.prompt_logprobs < 0:
+            assert generation.prompt_token_logprobs == generation.prompt_top_logprobs == []
+        else:
+            assert generation.prompt_token_logprobs[0] is None
+            assert generation.prompt_top_logprobs[0] == []
+            read = exact[: len(prompt) - 1]
+            given = read.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), given, rtol=1e-4, atol=1e-4)
+            same_tops(generation.prompt_top_logprobs[1:], read, generation.prompt_logprobs)
+
+
+def same_tops(tops: list[list[tuple[int, float]]], exact: torch.Tensor, n: int) -> None:
+    values, tokens = exact.topk(n, dim=-1)
+    for row, ids, logprobs in zip(tops, tokens.tolist(), values.tolist(), strict=True):
+        assert [token for token, _ in row] == ids
+        assert [value for _, value in row] == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_prompts_alone_are_told_of_under_the_one_shot_contract(models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    config = EngineConfig(
+        num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=1, one_shot=OneShotBudget(16, 8)
+    )
+    engine = Engine(decoder, config)
+    asked = [
+        make_generation(i, prompt, 0, task="prompt_logprobs", prompt_logprobs=0, block_size=BLOCK)
+        for i, prompt in enumerate(prompts()[:6])
+    ]
+    for generation in asked:
+        engine.submit(generation)
+    assert len(drain(engine)) == 6
+    for generation, prompt in zip(asked, prompts(), strict=False):
+        exact = known(peer, prompt)[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(generation.prompt_token_logprobs[1:]), exact, rtol=1e-4, atol=1e-4)
+        assert generation.output == []
+
+
+def test_who_is_told_every_token_may_end_an_answer(models: tuple[Decoder, Any]) -> None:
+    decoder, peer = models
+    answer = expected(peer, prompts()[1], 12)
+    heard: list[int] = []
+
+    def third(token: int) -> bool:
+        heard.append(token)
+        return len(heard) >= 3
+
+    engine = Engine(decoder, CONFIGS["plenty"])
+    stopped = make_generation(0, prompts()[1], 12, sampling_params=GREEDY, stop_check=third, block_size=BLOCK)
+    engine.submit(stopped)
+    drain(engine)
+    assert (stopped.output, stopped.finish_reason, heard) == (answer[:3], "stop", answer[:3])
+
+    heard.clear()
+    patient = make_generation(
+        1, prompts()[1], 12, sampling_params=GREEDY, stop_check=third, min_tokens=5, block_size=BLOCK
+    )
+    engine.submit(patient)
+    drain(engine)
+    assert (patient.output, patient.finish_reason, heard) == (answer[:5], "stop", answer[:5])
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(3)
+    labels = {0: "bad", 1: "good", 2: "odd"}
+    model = transformers.Qwen3ForSequenceClassification(
+        transformers.Qwen3Config(**COMMON, id2label=labels, pad_token_id=0)
+    ).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.dim() == 1)
+    directory = tmp_path_factory.mktemp("classifier")
+    model.save_pretrained(directory)
+    return directory, model
+
+
+@pytest.mark.parametrize("one_shot", [None, OneShotBudget(64, 8)], ids=["decode-shaped", "one-shot"])
+def test_classes_are_those_of_transformers(one_shot: OneShotBudget | None, classifier: tuple[Path, Any]) -> None:
+    directory, peer = classifier
+    config = read_config(directory)
+    assert config.labels == ("bad", "good", "odd")
+    decoder = Decoder(config, load_weights(directory, config, torch.float32, "cpu"))
+    engine = Engine(
+        decoder, EngineConfig(num_gpu_blocks=80, block_size=BLOCK, prefix_id_tokens=BLOCK, one_shot=one_shot)
+    )
+    tasks = ["classify", "embed", "rerank"]
+    asked = [make_generation(i, prompt, 0, task=tasks[i % 3], block_size=BLOCK) for i, prompt in enumerate(prompts())]
+    for generation in asked:
+        engine.submit(generation)
+    drain(engine)
+    for generation, prompt in zip(asked, prompts(), strict=True):
+        with torch.inference_mode():
+            if generation.request.task == "embed":
+                exact = peer.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+            else:
+                exact = peer(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(torch.from_numpy(generation.pooled_output), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_classifier_gives_no_tokens(classifier: tuple[Path, Any]) -> None:
+    config = read_config(classifier[0])
+    engine = Engine(Decoder(config, random_weights(config, torch.float32, "cpu")), CONFIGS["plenty"])
+    with pytest.raises(ValueError, match="request 7: expected a pooling task"):
+        engine.submit(make_generation(7, [1, 2], 3, sampling_params=SamplingParams()))
+    with pytest.raises(ValueError, match="request 8: expected a pooling task"):
+        engine.submit(make_generation(8, [1, 2], 0, task="prompt_logprobs", prompt_logprobs=0))
+    assert not engine.core.sequences
+
+
+def test_label_names_have_numbers_from_0(classifier: tuple[Path, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text((classifier[0] / "config.json").read_text().replace('"1": "good"', '"4": "good"'))
+    with pytest.raises(BadInput, match="id2label"):
+        read_config(file)

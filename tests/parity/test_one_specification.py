@@ -1,0 +1,148 @@
+"""One scenario file describes one engine: the live server and the simulator build the same scheduler from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from simpy.events import Event
+
+pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+
+from live.engine import Engine
+from live.server import launcher
+from live.server.loading import Model, build_planned_engine
+from live.validation.prompts import materialise
+from live.validation.replay import replay
+from scenarios.single_engine import single_engine
+from tests.parity.test_live_and_twin import BLOCK, Recorded, durations_and_arrivals, noted, requests, trace
+from tests.twin.serving.scenarios import scenario
+from twin.cli import run
+from twin.environment import Environment, Priority
+from twin.serving.engine import Engine as SimulatedEngine
+from twin.serving.plan import ServingPlan
+from twin.serving.records import RequestRecord
+from twin.sweeps.serving_sweep import prepare
+from workloads.request import Request
+
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}  # fmt: skip
+
+TABLE = {"tokens": [1, 16, 64], "seconds": [0.001, 0.002, 0.006]}
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "defaults": {"num_gpu_blocks": 400},
+    "preemption": {"num_gpu_blocks": 20, "block_size": BLOCK, "max_num_seqs": 8, "kv_reservation": "prompt"},
+    "static chunks": {
+        "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4, "scheduling_policy": "shortest_prompt",
+        "chunking": {"policy": "static", "tokens": 6, "exclude_decodes": True},
+    },
+    "chunks within a latency": {
+        "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4, "enable_prefix_caching": False,
+        "chunking": {"policy": "slo", "slo_seconds": 0.003, "min_tokens": 2, "max_tokens": 32, **TABLE},
+    },
+    "one-shot, shared when computed": {
+        "num_gpu_blocks": 60, "block_size": BLOCK, "max_num_seqs": 4, "cache_blocks_on": "computed",
+        "in_batch_prefix_caching": True, "one_shot": {"tokens": 32, "sequences": 4},
+    },
+    "a step ahead, blocks from memory": {
+        "kv_memory": {"memory": 2e10, "model": "llama-3.1-8b", "gpu_memory_utilization": 0.81}, "block_size": BLOCK,
+        "max_num_seqs": 8, "async_scheduling": True,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    document = scenario() | {"engine": {"max_num_seqs": 16, **ENGINES[request.param]}}
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    path = tmp_path / "engine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def simulated(file: Path) -> ServingPlan:
+    return prepare(yaml.safe_load(file.read_text()), file).cases[0].plan
+
+
+def served(file: Path) -> Engine:
+    model = Model(file.parent / "config.json", True, "float32", "cpu", 1)
+    return build_planned_engine(model, single_engine(yaml.safe_load(file.read_text()), {}, file))
+
+
+@pytest.mark.parametrize("file", ENGINES, indirect=True)
+def test_settings_and_chunk_policy_are_the_same(file: Path) -> None:
+    plan, engine = simulated(file), served(file)
+    core = plan.scheduler.make_core()
+    assert engine.core.config == core.config == plan.scheduler.config
+    assert type(engine.core.chunk_policy) is type(core.chunk_policy)
+    if core.chunk_policy is not None:
+        assert vars(engine.core.chunk_policy) == vars(core.chunk_policy)
+    assert engine._depth == plan.scheduler.depth == (2 if plan.scenario.engine.async_scheduling else 1)
+
+
+@pytest.mark.parametrize(
+    "file", [name for name in ENGINES if name != "a step ahead, blocks from memory"], indirect=True
+)
+def test_the_batches_are_the_same(file: Path) -> None:
+    plan, engine = simulated(file), served(file)
+    config = plan.scheduler.config
+    generations = [materialise(each, answer, 50, config.prefix_id_tokens) for each, answer in requests(5)]
+    lived = noted(engine)
+    replayed = replay(engine, generations)
+    decided: list[tuple[object, ...]] = []
+    durations, arrivals = durations_and_arrivals(replayed)
+    env = Environment()
+    twin = SimulatedEngine(
+        env, plan.scheduler.make_core, Recorded(iter(durations)), name="twin", index=0, fast_forward=False,
+        watch=lambda engine, batch, start, end: decided.append(trace(batch)),
+    )  # fmt: skip
+
+    def client() -> Generator[Event, object, None]:
+        for generation, arrival in zip(replayed.sent, arrivals, strict=True):
+            yield env.at(arrival, Priority.ARRIVAL)
+            answer = len(generation.output) if generation.request.max_tokens else 0
+            twin.submit(RequestRecord(generation.request, answer))
+
+    env.process(client())
+    env.run()
+    assert decided == lived
+
+
+@pytest.mark.parametrize("file", ["static chunks"], indirect=True)
+def test_the_command_serves_the_engine_of_the_scenario(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[Engine] = []
+    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    command = ["serve-live", "--model", str(file.parent / "config.json"), "--random-weights", "--scenario", str(file)]
+    assert run([*command, "--set", "engine.max_num_seqs=3"]) == 0
+    (engine,) = engines
+    assert engine.core.config.max_num_seqs == 3
+    assert engine.core.config.scheduling_policy == "shortest_prompt"
+    for flags, told in (
+        (["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside --scenario"),
+        (["--no-one-shot"], "--one-shot: got False, expected none beside --scenario"),
+        (["--set", "engine.data_parallel_size=2"], "engine.data_parallel_size: got 2, expected 1"),
+    ):
+        assert run([*command, *flags]) == 2
+        assert told in capsys.readouterr().err
+    assert run([*command[:4], "--set", "engine.block_size=8"]) == 2
+    assert "--set: got 'engine.block_size=8', expected it beside --scenario" in capsys.readouterr().err
+
+
+def test_prompts_share_what_their_prefix_ids_say() -> None:
+    """An id may stand for several blocks, and the scheduler counts in ids."""
+    prompts = [Request(i, 0.0, 20, 4, prefix_blocks=ids) for i, ids in enumerate([(1, 2), (1, 3)])]
+    first, second = (materialise(each, 4, 50, 2 * BLOCK).request.prefix_blocks for each in prompts)
+    assert len(first) == len(second) == 2
+    assert first[0] == second[0]
+    assert first[1] != second[1]

@@ -1,0 +1,140 @@
+"""The public Python surface: its names and signatures, and what it does to the process that uses it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import twin
+from latency_models.io.config_io import write_yaml
+from tests.twin.serving.scenarios import scenario
+from twin import BadInput
+
+SIGNATURES = {
+    "load": "(path, overrides=None)",
+    "simulate": "(scenario, overrides=None, *, replications=1, draws=0, trace=None, jobs=None)",
+    "sweep": "(scenario, vary=None, *, ratio=None, overrides=None, replications=1, draws=0, trace=None, jobs=None, "
+    "requests=False)",
+    "Scenario.with_overrides": "(self, overrides)",
+    "Result.plot": "(self, kind='latencies')",
+    "Result.save": "(self, folder, *, figures=True, events=False)",
+    "SweepResult.plot": "(self, kind=None)",
+    "SweepResult.save": "(self, folder, *, figures=True)",
+}
+ATTRIBUTES = {
+    "Scenario": {"document", "kind", "name", "path", "settings", "spec"},
+    "Result": {"document", "engines", "points", "requests", "scenario", "steps", "summary", "timeseries"},
+    "SweepResult": {"document", "finished", "points", "requests", "scenario"},
+}
+
+
+def signature(name: str) -> str:
+    """The signature of a public function or method, without annotations."""
+    owner, _, method = name.partition(".")
+    function = vars(vars(twin)[owner])[method] if method else vars(twin)[owner]
+    plain = inspect.signature(function)
+    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in plain.parameters.values()]
+    return str(plain.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def test_the_public_names() -> None:
+    assert twin.__all__ == ["BadInput", "Result", "Scenario", "SweepResult", "__version__", "load", "simulate", "sweep"]
+    assert set(twin.__all__) <= set(dir(twin))
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        _ = twin.simulat  # type: ignore[attr-defined]
+
+
+def test_the_signatures() -> None:
+    _ = twin.load, twin.simulate, twin.sweep, twin.Result, twin.Scenario, twin.SweepResult
+    assert {name: signature(name) for name in SIGNATURES} == SIGNATURES
+
+
+@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
+def test_the_attributes_and_methods(name: str) -> None:
+    kind = {"Scenario": twin.Scenario, "Result": twin.Result, "SweepResult": twin.SweepResult}[name]
+    found = {each for each in {*vars(kind), *kind.__annotations__} if not each.startswith("_")}
+    methods = {each.partition(".")[2] for each in SIGNATURES if each.startswith(f"{name}.")}
+    inner = {"write"} if name == "Result" else set()  # for the command line
+    assert found == ATTRIBUTES[name] | methods | inner
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "s.yaml"
+    file.write_text(write_yaml(scenario()))
+    return file
+
+
+def test_a_scenario_is_read_checked_and_changed(file: Path) -> None:
+    as_mapping = twin.load(file, {"engine.max_num_seqs": 4, "seed": 3})
+    as_texts = twin.load(str(file), ["engine.max_num_seqs=4", "seed=3"])
+    assert as_mapping == as_texts
+    assert (as_mapping.kind, as_mapping.name, as_mapping.spec.seed) == ("serving", "plain", 3)
+    changed = as_mapping.with_overrides("seed=5")
+    assert changed.settings == {"engine.max_num_seqs": 4, "seed": 5}
+    assert (changed.spec.seed, as_mapping.spec.seed) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "value"),
+    [
+        ({"engine.max_num_seqs": 0}, "engine.max_num_seqs", 0),
+        ({"engine.max_nun_seqs": 4}, "engine.max_nun_seqs", None),
+        (["seed"], "overrides", "seed"),
+        ("seed=1,2", "overrides seed", [1, 2]),
+        ({"seed.deep": 1, "name": "x", "name.y": 1}, "overrides", "name.y"),
+    ],
+)
+def test_what_cannot_be_used_is_named(file: Path, overrides: object, field: str, value: object) -> None:
+    with pytest.raises(BadInput) as found:
+        twin.load(file, overrides)  # type: ignore[arg-type]
+    assert found.value.field == field
+    assert value is None or found.value.value == value
+
+
+def test_files_that_cannot_be_read_and_other_kinds(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.yaml"):
+        twin.load(tmp_path / "none.yaml")
+    file.write_text("kind: validation\n")
+    with pytest.raises(BadInput, match=r"expected serving or afd-bundle; .* is for twin validate"):
+        twin.load(file)
+    file.write_text("kind: afd-bundle\n")
+    with pytest.raises(BadInput, match="is for twin sweep"):
+        twin.simulate(file)
+
+
+def test_arguments_are_named_as_python_has_them(file: Path) -> None:
+    of_simulate: list[tuple[dict[str, Any], str]] = [
+        ({"replications": 0}, "replications"),
+        ({"draws": -1}, "draws"),
+        ({"jobs": 0}, "jobs"),
+        ({"draws": 2}, "draws"),
+        ({"replications": 10**9}, "replications"),
+    ]
+    for given, field in of_simulate:
+        with pytest.raises(BadInput) as found:
+            twin.simulate(file, **given)
+        assert found.value.field == field
+    of_sweep: list[tuple[dict[str, Any], str]] = [
+        ({"ratio": 8}, "ratio"),
+        ({"requests": True}, "requests"),
+        ({"vary": {"seed": []}}, "vary seed"),
+        ({"vary": {"seed": 3}}, "vary seed"),
+        ({"vary": {"seed": "123"}}, "vary seed"),
+    ]
+    for given, field in of_sweep:
+        with pytest.raises(BadInput) as found:
+            twin.sweep(file, **given)
+        assert found.value.field == field
+
+
+def test_nothing_is_printed_and_nothing_is_written(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twin.simulate(file)
+    twin.sweep(file, {"seed": [1, 2]}, jobs=1)
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+    assert list(file.parent.iterdir()) == [file]

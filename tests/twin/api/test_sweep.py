@@ -1,0 +1,108 @@
+"""`twin.sweep`: serving systems and AFD bundles, one row for each point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import twin
+from latency_models.io.config_io import write_yaml
+from tests.twin.serving.scenarios import scenario as serving
+from twin import BadInput
+from twin.cli import run
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "s.yaml"
+    file.write_text(write_yaml(serving()))
+    return file
+
+
+def test_every_combination_is_a_row(file: Path) -> None:
+    vary = {"engine.max_num_seqs": [2, 16], "workload.arrivals.rate": [5, 40]}
+    swept = twin.sweep(file, vary, overrides={"seed": 1}, jobs=1)
+    points = swept.points
+    assert points[list(vary)].to_numpy().tolist() == [[2, 5], [2, 40], [16, 5], [16, 40]]
+    assert set(points["seed"]) == {1}
+    for row in points.to_dict("records"):
+        alone = twin.simulate(file, {"seed": 1, **{key: row[key] for key in vary}}).summary["value"]
+        assert {name: row[name] for name in alone.index} == alone.to_dict()
+    texts = twin.sweep(file, ["engine.max_num_seqs=2,16", "workload.arrivals.rate=5,40"], overrides="seed=1", jobs=1)
+    pd.testing.assert_frame_equal(texts.points[list(points)], points)
+
+
+def test_a_latency_that_no_request_has_is_missing_in_each_of_its_points(file: Path) -> None:
+    one_token = {"distribution": "fixed", "mean": 1}
+    points = twin.sweep(file, {"workload.decode": [one_token, {"distribution": "fixed", "mean": 3}]}, jobs=1).points
+    assert points["tpot.p99"].isna().tolist() == [True, False]
+    assert "tpot" not in points
+
+
+def test_intervals_of_replications(file: Path) -> None:
+    points = twin.sweep(file, {"engine.max_num_seqs": [4, 16]}, replications=3, jobs=1).points
+    assert (points["ttft.mean.low"] < points["ttft.mean"]).all()
+    assert (points["ttft.mean"] < points["ttft.mean.high"]).all()
+
+
+def test_a_sweep_is_saved_as_the_command_line_saves_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swept = twin.sweep(file, {"engine.max_num_seqs": [4, 16]}, jobs=1)
+    ours = swept.save("kept")
+    assert run(["sweep", str(file), "--set", "engine.max_num_seqs=4,16", "--jobs", "1", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    theirs = Path(printed.pop("run")["directory"])
+    assert json.loads(json.dumps(swept.document)) == printed
+    for name in ("points.jsonl", "figures/sweep.svg"):
+        assert (ours / name).read_text() == (theirs / name).read_text()
+    assert {each.name for each in ours.iterdir()} == {each.name for each in theirs.iterdir()}
+    assert run(["report", str(ours)]) == 0
+
+
+def test_one_configuration_has_no_figure(file: Path) -> None:
+    with pytest.raises(BadInput, match="expected several configurations"):
+        twin.sweep(file, jobs=1).plot()
+
+
+def test_requests_of_a_serving_sweep_are_refused(file: Path) -> None:
+    with pytest.raises(BadInput, match="expected a scenario of kind afd-bundle; this one is of kind serving"):
+        twin.sweep(file, {"seed": [1, 2]}, requests=True)
+
+
+def test_an_afd_bundle_at_each_ratio(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    swept = twin.sweep(scenario, {"batch_size": [8, 16]}, ratio=[1, "7/2"], requests=True, jobs=1)
+    points = swept.points
+    assert points[["batch_size", "topology"]].to_numpy().tolist() == [
+        [8, "1A-1F"], [8, "7A-2F"], [16, "1A-1F"], [16, "7A-2F"],
+    ]  # fmt: skip
+    line = ["sweep", str(scenario), "--ratio", "1,7/2", "--set", "batch_size=8,16", "--json", "--jobs", "1"]
+    assert run([*line, "--requests", "--no-figures"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    theirs = Path(printed.pop("run")["directory"])
+    assert json.loads(json.dumps(swept.document)) == printed
+    ours = swept.save("kept", figures=False)
+    files = sorted(str(each.relative_to(theirs)) for each in theirs.rglob("*"))
+    assert sorted(str(each.relative_to(ours)) for each in ours.rglob("*")) == files
+    for name in (each for each in files if each.endswith("parquet")):
+        pd.testing.assert_frame_equal(pd.read_parquet(ours / name), pd.read_parquet(theirs / name))
+    counts = swept.requests.groupby("point").size().to_dict()
+    assert counts == dict(zip(["0-1A-1F", "0-7A-2F", "1-1A-1F", "1-7A-2F"], points["requests"], strict=True))
+
+
+def test_figures_of_an_afd_bundle(scenario: Path) -> None:
+    swept = twin.sweep(scenario, ratio="1,2", jobs=1)
+    assert swept.plot().axes[0].get_title(loc="left") == "small: simulated throughput against theory"
+    assert swept.plot("idle").axes[0].get_ylabel() == "idle time, % (eq. 23, simulated)"
+    with pytest.raises(BadInput, match="expected one of throughput, idle, regimes"):
+        swept.plot("sweep")
+    with pytest.raises(BadInput, match="requests=True"):
+        _ = swept.requests
+
+
+def test_flags_of_serving_systems_are_refused_of_an_afd_bundle(scenario: Path) -> None:
+    with pytest.raises(BadInput, match="expected a scenario of kind serving") as found:
+        twin.sweep(scenario, replications=2)
+    assert found.value.field == "replications"

@@ -1,0 +1,103 @@
+"""Memory, model and step times of a scenario must speak of the same deployment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latency_models.deployment.models import load_model
+from latency_models.io.config_io import write_yaml
+from latency_models.sources.aiconfigurator.kernels import ModelKernels
+from latency_models.sources.kernel_tables.files import read_kernel_tables
+from latency_models.sources.origin import Origin
+from reports.serving.table import footnote
+from scenarios.serving import check_scenario
+from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS
+from tests.latency_models.sources.kernel_tables.small_tables import make_tables
+from tests.twin.serving.scenarios import scenario
+from twin.serving.plan import describe
+from twin.sweeps.serving_sweep import prepare
+from workloads.errors import BadInput
+
+LINK = {"bandwidth": 1e9, "latency": 0.0, "source": "made up"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kernels of llama-3.1-8b on two GPUs, from either source, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    origin = Origin("NVIDIA H200", "vllm", "0.12.0", "llama-3.1-8b", 2)
+    kernels: ModelKernels = replace(KERNELS, origin=origin, notes=("stretched",))
+    (tmp_path / "kernels.yaml").write_text(write_yaml(kernels.document()))
+    tables = read_kernel_tables(make_tables(tmp_path / "profile_tp2")).recorded(origin)
+    (tmp_path / "tables.yaml").write_text(write_yaml(tables.document()))
+    return tmp_path
+
+
+KERNELS_SPEC = {"source": "aiconfigurator", "path": "kernels.yaml"}
+TABLES_SPEC = {
+    "source": "kernel_tables",
+    "path": "tables.yaml",
+    "model": "llama-3.1-8b",
+    "tensor_parallel": 2,
+    "communication": LINK,
+}
+
+
+def plan(here: Path, step_time: dict[str, Any], **memory: Any) -> Any:
+    kv_memory = {"memory": 1e11, "model": "llama-3.1-8b", "tensor_parallel_size": 2, **memory}
+    settings = {"engine.num_gpu_blocks": None, "engine.kv_memory": kv_memory, "step_time": step_time}
+    return prepare(scenario(), here / "s.yaml", [settings]).cases[0].plan
+
+
+@pytest.mark.parametrize("spec", [KERNELS_SPEC, TABLES_SPEC], ids=["aiconfigurator", "kernel_tables"])
+def test_what_agrees_is_recorded_and_shown(here: Path, spec: dict[str, Any]) -> None:
+    told = describe(plan(here, spec))["step_time"]
+    assert told["measured_on"] == {
+        "gpu": "NVIDIA H200",
+        "engine": "vllm",
+        "engine_version": "0.12.0",
+        "model": "llama-3.1-8b",
+        "tensor_parallel": 2,
+    }
+    shown = footnote({"note": "Simulated.", "step_time": told, "replications": 1, "draws": 0})
+    assert ", measured on NVIDIA H200, vllm 0.12.0, llama-3.1-8b, tensor parallel 2." in shown
+    assert told.get("notes", ["stretched"]) == ["stretched"]
+
+
+@pytest.mark.parametrize("spec", [KERNELS_SPEC, TABLES_SPEC], ids=["aiconfigurator", "kernel_tables"])
+def test_memory_of_another_deployment_is_refused(here: Path, spec: dict[str, Any]) -> None:
+    with pytest.raises(
+        BadInput, match=r"engine.kv_memory.tensor_parallel_size: got 4, expected 2, as step_time is for$"
+    ):
+        plan(here, spec, tensor_parallel_size=4)
+    with pytest.raises(BadInput, match=r"engine.kv_memory.model: got 'qwen3-4b', expected llama-3.1-8b, which"):
+        plan(here, spec, model="qwen3-4b")
+
+
+def test_tables_of_another_model_are_refused(here: Path) -> None:
+    with pytest.raises(BadInput, match=r"step_time.model: got 'qwen3-4b', expected llama-3.1-8b, whose kernels"):
+        plan(here, {**TABLES_SPEC, "model": "qwen3-4b"}, model="qwen3-4b")
+
+
+def test_a_model_file_of_the_same_layers_is_the_same_model(here: Path) -> None:
+    copy = load_model("llama-3.1-8b").model_copy(update={"name": "ours", "source": "a fine-tune"})
+    (here / "ours.yaml").write_text(write_yaml(copy.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    ours, theirs = (describe(plan(here, TABLES_SPEC, model=model)) for model in ("ours.yaml", "llama-3.1-8b"))
+    assert ours["num_gpu_blocks"] == theirs["num_gpu_blocks"] > 0
+
+
+def test_a_folder_in_place_of_the_imported_file(here: Path) -> None:
+    with pytest.raises(BadInput, match=r"expected the file that twin calibrate import makes of this folder$"):
+        plan(here, {**KERNELS_SPEC, "path": "."})
+
+
+@pytest.mark.parametrize("settings", [{"system.replicas": 3}, {"system": {"replicas": 3}}])
+def test_a_system_without_a_layout_is_colocated(settings: dict[str, Any]) -> None:
+    checked = check_scenario(scenario(), settings, Path("s.yaml"))
+    assert checked.system.model_dump() == {"layout": "colocated", "replicas": 3, "routing": "least_loaded"}
+    with pytest.raises(BadInput, match=r"system.layout: expected this field, which is missing$"):
+        check_scenario(scenario(), {"system.decode_replicas": 3}, Path("s.yaml"))

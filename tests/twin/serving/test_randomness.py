@@ -1,0 +1,133 @@
+"""What differs between replications is a property of the plan, and intervals are given only where something does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latency_models.io.config_io import write_yaml
+from tests.twin.serving.scenarios import records, run, scenario
+from twin.cli import run as command
+from twin.sweeps.serving_sweep import prepare
+
+FIXED: dict[str, Any] = {
+    "requests": 20,
+    "prefill": {"distribution": "fixed", "mean": 40},
+    "decode": {"distribution": "fixed", "mean": 8},
+    "arrivals": {"process": "deterministic", "rate": 20.0},
+}
+UNIFORM = {"distribution": "uniform", "low": 1, "high": 90}
+SHORT = {"distribution": "fixed", "mean": 3}
+CLOSED = {"process": "closed_loop", "concurrency": 4}
+CHAT = {"task": "generate", "weight": 1, "prefill": SHORT, "decode": SHORT}
+JUDGE = {"task": "score", "weight": 1, "prefill": SHORT}
+NO_LENGTHS = {"prefill": None, "decode": None}
+
+
+@pytest.mark.parametrize(
+    ("workload", "system", "expected"),
+    [
+        ({}, {}, []),
+        ({"prefill": UNIFORM}, {}, ["lengths"]),
+        ({"prefill": {"distribution": "uniform", "low": 5, "high": 5}}, {}, []),
+        ({"arrivals": {"process": "poisson", "rate": 20}}, {}, ["arrivals"]),
+        ({"arrivals": {"process": "gamma", "rate": 20, "cv": 2}}, {}, ["arrivals"]),
+        ({"arrivals": CLOSED}, {}, []),
+        ({"arrivals": {**CLOSED, "think": 0.1}}, {}, []),
+        ({"arrivals": {**CLOSED, "think": 0.1, "think_cv": 1}}, {}, ["think_times"]),
+        ({"models": {"count": 2}}, {}, ["models"]),
+        ({"prefixes": {"groups": 1, "tokens": 32}}, {}, []),
+        ({"prefixes": {"groups": 2, "tokens": 32}}, {}, ["prefixes"]),
+        ({**NO_LENGTHS, "tasks": [CHAT]}, {}, []),
+        ({**NO_LENGTHS, "tasks": [CHAT, JUDGE]}, {}, ["lengths"]),
+        ({**NO_LENGTHS, "tasks": [{**JUDGE, "prefill": UNIFORM}]}, {}, ["lengths"]),
+        ({}, {"replicas": 3, "routing": "round_robin"}, []),
+        ({}, {"replicas": 3, "routing": "power_of_two"}, ["routing"]),
+        ({}, {"replicas": 1, "routing": "power_of_two"}, []),
+    ],
+)
+def test_replications_differ_exactly_where_the_plan_says_so(
+    workload: dict[str, Any], system: dict[str, Any], expected: list[str]
+) -> None:
+    """Two replications are compared record by record, so a source of randomness that is not named would be seen."""
+    document = scenario(workload={**FIXED, **workload}, system={"layout": "colocated", **system})
+    document["workload"] = {key: value for key, value in document["workload"].items() if value is not None}
+    assert list(prepare(document, Path("s.yaml")).cases[0].plan.random) == expected
+    assert (records(run(document, 0)) != records(run(document, 1))) == bool(expected)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{0.1 * i},{30 + i},{2 + i % 3}" for i in range(12)]
+    (tmp_path / "trace.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]) + "\n")
+    replay = {"trace": {"path": "trace.csv"}, "arrivals": {"process": "replay"}}
+    (tmp_path / "s.yaml").write_text(write_yaml({**scenario(), "workload": replay}))
+    (tmp_path / "drawn.yaml").write_text(write_yaml(scenario()))
+    return tmp_path
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert command(["simulate", *arguments, "--json", "--no-figures", "--jobs", "1"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_replay_is_run_once_and_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = simulated(capsys, "s.yaml", "--replications", "5")
+    assert (document["random"], document["replications"], document["intervals"]) == ([], 1, {})
+    assert command(["simulate", "s.yaml", "--replications", "5", "--no-figures"]) == 0
+    shown = capsys.readouterr()
+    assert "One run; no interval: everything in this run is fixed." in shown.out
+    assert "another run" not in shown.out
+    assert "[2/" not in shown.err
+
+
+def test_a_sweep_runs_each_point_as_often_as_it_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    system = "system={layout: colocated, replicas: 2, routing: power_of_two},{layout: colocated, replicas: 2}"
+    assert command(["sweep", "s.yaml", "--json", "--jobs", "1", "--replications", "3", "--set", system]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [(point["random"], point["replications"]) for point in points] == [(["routing"], 3), ([], 1)]
+    assert points[0]["intervals"]
+    assert not points[1]["intervals"]
+
+
+@pytest.mark.parametrize("verb", ["simulate", "sweep"])
+def test_draws_from_what_has_no_distribution_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert command([verb, "drawn.yaml", "--draws", "3"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "drawn.yaml: --draws: got 3, expected 0" in line
+    assert "step_time.source linear" in line
+    assert not (here / "runs").exists()
+
+
+def write_steps(path: Path) -> None:
+    """A log of noisy steps, in the columns that `measured_steps` reads."""
+    rng = np.random.default_rng(3)
+    names = (
+        "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.prefill_tokens,"
+        "batch.num_decode_reqs,kv.usage_gpu_ratio,kv.blocks_total_gpu"
+    )
+    rows = [names]
+    for step in range(200):
+        prompts, decodes, usage = int(rng.integers(2)), int(rng.integers(1, 40)), rng.uniform(0.1, 0.9)
+        tokens = prompts * int(rng.integers(2, 500))
+        seconds = 4000 + 20 * (tokens + decodes) + 2000 * usage + rng.normal(0, 300)
+        rows.append(f"e,chat,{step},{seconds:.1f},{prompts},{tokens},{decodes},{usage:.4f},1000")
+    path.write_text("\n".join(rows) + "\n")
+
+
+def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(here / "steps.csv")
+    document = {**scenario(), "workload": {"trace": {"path": "trace.csv"}, "arrivals": {"process": "replay"}}}
+    fit = {"source": "measured_steps", "path": "steps.csv"}
+    (here / "fit.yaml").write_text(write_yaml({**document, "step_time": fit}))
+    found = simulated(capsys, "fit.yaml", "--draws", "3", "--replications", "4")
+    assert (found["random"], found["replications"], found["draws"]) == (["step_time"], 1, 3)
+    low, high = found["intervals"]["e2e.mean"]["confidence"]
+    assert low < found["summary"]["e2e"]["mean"] < high

@@ -1,0 +1,91 @@
+"""The environment's two additions to SimPy: events at absolute times, and the order of simultaneous events."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import accumulate
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import strategies as st
+from simpy.events import Event
+
+from twin.environment import Environment, Priority
+
+Process = Generator[Event, object, None]
+
+
+@given(st.floats(0.0, 10.0), st.lists(st.floats(1e-4, 1.0), min_size=1, max_size=50))
+def test_an_event_happens_at_exactly_its_time(start: float, durations: list[float]) -> None:
+    """The end of a sum of durations, which `now + (end - now)` does not always hit."""
+    env, woke = Environment(), []
+    end = list(accumulate(durations, initial=start))[-1]
+
+    def sleeper() -> Process:
+        yield env.at(start)
+        yield env.at(end)
+        woke.append(env.now)
+
+    env.process(sleeper())
+    env.run()
+    assert woke == [end]
+
+
+def test_simultaneous_events_go_by_priority_and_then_in_the_order_of_scheduling() -> None:
+    env, log = Environment(), []
+
+    def process(name: str, priority: int) -> Process:
+        yield env.at(1.0, priority)
+        log.append(name)
+
+    for name, priority in (
+        ("late", Priority.LATE), ("engine 1", Priority.STEP_END + 1), ("engine 0", Priority.STEP_END),
+        ("outage", Priority.OUTAGE), ("first arrival", Priority.ARRIVAL), ("second arrival", Priority.ARRIVAL),
+        ("SimPy's", Priority.NORMAL),
+    ):  # fmt: skip
+        env.process(process(name, priority))
+    env.run()
+    assert log == ["SimPy's", "first arrival", "second arrival", "outage", "engine 0", "engine 1", "late"]
+
+
+def test_priorities_include_simpys_own() -> None:
+    assert (Priority.URGENT, Priority.NORMAL) == (simpy.events.URGENT, simpy.events.NORMAL)
+
+
+def test_an_event_that_a_process_waits_for_is_triggered() -> None:
+    env, log = Environment(), []
+    wake_up = env.event()
+
+    def sleeper() -> Process:
+        yield wake_up
+        log.append(env.now)
+
+    env.process(sleeper())
+    assert env.at(2.5, Priority.STEP_END, wake_up) is wake_up
+    env.run()
+    assert log == [2.5]
+
+
+def test_the_past_is_refused() -> None:
+    env = Environment()
+    env.run(until=2.0)
+    with pytest.raises(AssertionError, match=r"cannot wake at 1\.0: it is already 2\.0"):
+        env.at(1.0)
+
+
+@pytest.mark.parametrize(
+    ("when", "priority", "advances"),
+    [
+        (0.5, Priority.LATE, True),
+        (1.0, Priority.OUTAGE, True),
+        (1.0, Priority.STEP_END, False),
+        (1.0, Priority.LATE, False),
+        (1.5, Priority.ARRIVAL, False),
+    ],
+)
+def test_time_advances_unless_another_event_comes_first(when: float, priority: int, advances: bool) -> None:
+    env = Environment()
+    env.at(1.0, Priority.STEP_END)
+    assert env.advance_to(when, priority) is advances
+    assert env.now == (when if advances else 0.0)

@@ -1,0 +1,135 @@
+"""Scenarios that would exhaust memory are refused before anything is built, with what they would take and the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scenarios import limits
+from scenarios.overrides import combinations
+from tests.twin.conftest import SMALL
+from tests.twin.serving.scenarios import scenario
+from twin.cli import run
+from twin.sweeps import ratio_sweep
+from twin.sweeps.serving_sweep import prepare
+from workloads.errors import BadInput
+
+FILE = Path("s.yaml")
+LINK = {"bandwidth": 1e9, "bytes_per_token": 1}
+
+
+def split(**fields: Any) -> dict[str, Any]:
+    return {"layout": "disaggregated", "link": LINK, **fields}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"workload.requests": 10**9}, "workload.requests: got 1000000000, expected at most 10,000,000 requests: so "
+         "many would take some 220 GB of memory"),
+        ({"workload.requests": 10**12}, "workload.requests: got 1000000000000, expected at most 10,000,000 requests: "
+         "so many would take some 220 TB of memory"),
+        ({"workload.requests": 10**300}, "over a million EB of memory"),
+        ({"system": {"layout": "colocated", "replicas": 10**9}}, "system.replicas: got 1000000000, expected at most "
+         "100,000 engines: so many would take some 6 TB of memory"),
+        ({"system": split(decode_replicas=10**9)}, "system.decode_replicas: got 1000000000, expected at most 100,000"),
+        ({"system": split(prefill_replicas=10**9)}, "system.prefill_replicas: got 1000000000, expected at most"),
+        ({"engine.data_parallel_size": 10**9},
+         "engine.data_parallel_size: got 1000000000, expected at most 100,000 engines"),
+        ({"workload.models.count": 10**9}, "workload.models.count: got 1000000000, expected at most 100,000 models"),
+        ({"workload.models.count": 1000, "system": split(prefill_replicas=60, decode_replicas=60)},
+         "system: got 120000, expected at most 100,000 engines: so many would take some 780 MB of memory; found 1,000 "
+         "models, 120 engines of each, 0 shared, 1 ranks an engine"),
+        ({"workload.models.count": 50_000, "engine.data_parallel_size": 3, "system": split(decode="shared")},
+         "system: got 150003, expected at most 100,000 engines"),
+        ({"workload.arrivals": {"process": "closed_loop", "concurrency": 10**9}}, "workload.arrivals.concurrency: got "
+         "1000000000, expected at most 1,000,000 clients: so many would take some 900 GB of memory"),
+        ({"workload.prefixes": {"groups": 10**9, "tokens": 16}}, "workload.prefixes.groups: got 1000000000, expected"),
+        ({"workload.prefixes": {"groups": 10, "tokens": 10**9}}, "workload.prefixes.tokens: got 1000000000, expected "
+         "at most 10,000,000 ids of prompt blocks: so many would take some 25 GB of memory; a rubric has 62,500,000"),
+        ({"workload.prefixes": {"groups": 1, "tokens": 16, "cache_suffix": True},
+          "workload.prefill": {"distribution": "fixed", "mean": 10**9}},
+         "workload.prefixes.block_tokens: got 16, expected at most 10,000,000 ids of prompt blocks"),
+        ({"workload.prefill": {"distribution": "fixed", "mean": 10**12}}, "workload.prefill.mean: got 1000000000000, "
+         "expected a number of at most 1000000000"),
+        ({"workload.prefill": {"distribution": "uniform", "low": 9, "high": 8}}, "workload.prefill.high: got 8, "
+         "expected at least low (9)"),
+        ({"engine.num_gpu_blocks": 10**10},
+         "engine.num_gpu_blocks: got 10000000000, expected at most 1,000,000,000 KV blocks"),
+        ({"engine.num_gpu_blocks": None, "engine.kv_memory": {"memory": 1e300, "model": "llama-3.1-8b"}},
+         "engine.kv_memory.memory: got 1e+300, expected at most 1,000,000,000 KV blocks, found room for "),
+        ({"engine.block_size": 10**7}, "engine.block_size: got 10000000, expected at most 1,000,000 tokens a"),
+        ({"engine.max_num_seqs": 10**7}, "engine.max_num_seqs: got 10000000, expected at most 1,000,000 sequences"),
+        ({"engine.max_num_batched_tokens": 10**9}, "engine.max_num_batched_tokens: got 1000000000, expected at most "
+         "100,000,000 tokens a step"),
+    ],
+)  # fmt: skip
+def test_a_serving_system_beyond_the_limits(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        prepare(scenario(), FILE, [settings])
+    assert str(caught.value).startswith("s.yaml: ")
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ((10**9, 0), "--replications: got 1000000000, expected at most 10,000 replications"),
+        ((1, 10**9), "--draws: got 1000000000, expected at most 10,000 draws"),
+        ((1000, 101), "got 101000, expected at most 100,000 runs"),
+    ],
+)
+def test_more_runs_than_a_command_makes(numbers: tuple[int, int], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        prepare(scenario(), FILE, replications=numbers[0], draws=numbers[1])
+
+
+def test_combinations_are_counted_before_they_are_made() -> None:
+    with pytest.raises(BadInput, match="got 1000000000000, expected at most 10,000 combinations of values"):
+        next(combinations({name: list(range(1000)) for name in "abcd"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"batch_size": 10**9}, "batch_size: got 1000000000, expected at most 10,000,000 slots of a bundle: so many "
+         "would take some 600 GB of memory"),
+        ({"batch_size": 4_000_000}, "batch_size: got 4000000, expected at most 10,000,000 slots of a bundle: so many "
+         "would take some 14 GB of memory; there are 24,000,000 with 3 attention instances"),
+        ({"microbatches": 10**9}, "microbatches: got 1000000000, expected at most 1,000 microbatches"),
+        ({"requests_per_instance": 10**9}, "requests_per_instance: got 1000000000, expected at most 10,000,000"),
+        ({"layers": 10**9}, "layers: got 1000000000, expected at most 10,000 layers"),
+    ],
+)  # fmt: skip
+def test_a_bundle_beyond_the_limits(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        ratio_sweep.prepare(yaml.safe_load(SMALL), FILE, configurations=[settings])
+    assert str(caught.value).startswith("s.yaml: ")
+    assert told in str(caught.value)
+
+
+def test_requests_are_counted_over_all_attention_instances() -> None:
+    document = yaml.safe_load(SMALL) | {"requests_per_instance": 20_000}
+    with pytest.raises(BadInput, match=r"requests_per_instance: got 20000, .*there are 81,920,000 with 4,096"):
+        ratio_sweep.prepare(document, FILE, "4096")
+
+
+def test_what_is_at_the_limit_is_accepted() -> None:
+    settings = {
+        "workload.requests": limits.REQUESTS.most,
+        "workload.prefixes": {"groups": 10**7, "tokens": 9000, "block_tokens": 16},
+        "engine.num_gpu_blocks": limits.KV_BLOCKS.most,
+        "system": split(decode="shared", prefill_replicas=1, decode_replicas=limits.ENGINES.most - 1),
+    }
+    sweep = prepare(scenario(), FILE, [settings], replications=10_000)
+    assert sweep.cases[0].plan.requests == 10_000_000
+
+
+def test_a_refusal_is_one_line_with_exit_code_2(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", str(scenario), "--set", "microbatches=1001"]) == 2
+    assert capsys.readouterr().err == (
+        f"twin: {scenario}: microbatches: got 1001, expected at most 1,000 microbatches\n"
+    )

@@ -1,0 +1,120 @@
+"""What the instances of a bundle are made of: how many cards each has, their memory, and where that is known from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from latency_models.deployment.footprint import footprint
+from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.models import Model, load_model
+from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance, read_deployment
+from scenarios.afd import InstancesSpec, RooflineSpec
+from scenarios.ratios import Topology
+from workloads.errors import BadInput
+
+DEPLOYMENT = "calibration.deployment"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A model on hardware, as a scenario with a derived calibration names them."""
+
+    hardware: Hardware
+    model: Model
+    deployment: Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Devices (GPUs, NPUs) of one attention and of one FFN instance.
+
+    Attributes:
+        source: `deployment` (of the derived calibration), `scenario` (its `instances` section), or `assumed`: one each.
+    """
+
+    attention: int
+    ffn: int
+    source: Literal["deployment", "scenario", "assumed"]
+
+    def of(self, topology: Topology) -> int:
+        """Cards of a whole bundle."""
+        return topology.attention_instances * self.attention + topology.ffn_instances * self.ffn
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """Memory of a card and what a deployment puts there, bytes.
+
+    Attributes:
+        capacity: of one card.
+        utilization: share of it that weights and KV cache may take (vLLM's gpu_memory_utilization).
+        kv_bytes_per_token: over all layers.
+        attention_weights, ffn_weights: on one card of an attention or FFN instance.
+    """
+
+    capacity: float
+    utilization: float
+    kv_bytes_per_token: float
+    attention_weights: float
+    ffn_weights: float
+
+    @property
+    def limit(self) -> float:
+        """Bytes that weights and KV cache may take."""
+        return self.capacity * self.utilization
+
+
+def load_deployed(spec: RooflineSpec, base: Path) -> Deployed:
+    """Load the files that a derived calibration names; relative paths start from `base`.
+
+    Raises:
+        BadInput: a file or a field of the deployment that cannot be used.
+    """
+    deployment = read_deployment(spec.deployment, DEPLOYMENT)
+    return Deployed(load_hardware(spec.hardware, base), load_model(spec.model, base), deployment)
+
+
+def instance_cards(spec: InstancesSpec, deployed: Deployed | None) -> Cards:
+    """Cards of the instances, from the deployment or else from the scenario.
+
+    Raises:
+        BadInput: the scenario counts cards where the deployment does already.
+    """
+    if deployed is None:
+        given = spec.attention_cards is not None or spec.ffn_cards is not None
+        return Cards(spec.attention_cards or 1, spec.ffn_cards or 1, "scenario" if given else "assumed")
+    expected = f"expected none: a derived calibration has one card an attention instance and {DEPLOYMENT}.ffn_cards"
+    _refuse_given(spec, ("attention_cards", "ffn_cards"), f"{expected} an FFN instance")
+    return Cards(1, cards_of_ffn_instance(deployed.model, deployed.deployment), "deployment")
+
+
+def card_memory(spec: InstancesSpec, deployed: Deployed | None) -> CardMemory | None:
+    """Memory of the cards, from the deployment or else from the scenario; None where neither says.
+
+    Raises:
+        BadInput: half of what a check of the memory needs, or bytes that the deployment gives already.
+    """
+    bytes_given = ("kv_bytes_per_token", "attention_weights", "ffn_weights")
+    if deployed is not None:
+        _refuse_given(spec, bytes_given, "expected none: a derived calibration has it from its model and deployment")
+        taken = footprint(deployed.model, deployed.deployment)
+        capacity = spec.memory or deployed.hardware.memory_capacity
+        weights = taken.attention_weights, taken.ffn_weights
+        return CardMemory(capacity, spec.gpu_memory_utilization, taken.kv_bytes_per_token, *weights)
+    if spec.memory is None:
+        beside = (*bytes_given, "gpu_memory_utilization")
+        _refuse_given(spec, beside, "expected instances.memory beside it, the bytes of a card")
+        return None
+    if spec.kv_bytes_per_token is None:
+        expected = "expected instances.kv_bytes_per_token beside it, the KV bytes of a token over all layers"
+        raise BadInput(expected, field="instances.memory", value=spec.memory)
+    weights = spec.attention_weights or 0.0, spec.ffn_weights or 0.0
+    return CardMemory(spec.memory, spec.gpu_memory_utilization, spec.kv_bytes_per_token, *weights)
+
+
+def _refuse_given(spec: InstancesSpec, names: Sequence[str], expected: str) -> None:
+    for name, value in spec.model_dump(include=set(names) & spec.model_fields_set, exclude_none=True).items():
+        raise BadInput(expected, field=f"instances.{name}", value=value)

@@ -1,0 +1,144 @@
+"""Whether a bundle's KV cache and weights fit in the memory of its cards.
+
+An attention instance holds the KV cache of m microbatches of B requests. How many tokens that is varies from step to
+step; what has to fit is the 99.9 % quantile of the stationary load with every slot full. Fragments of half-filled
+blocks and activations are not counted: they share what `gpu_memory_utilization` leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from twin.afd.instances import CardMemory, Cards
+from twin.theory.load import load_quantile
+from workloads.errors import BadInput
+from workloads.pairs import LengthPairs
+
+LEVEL = 0.999
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """One configuration's memory, with every slot full. Bytes are of one card.
+
+    Args:
+        in_step: whether all slots start together, which matters when every answer is equally long.
+        closed_loop: whether slots are always full; if not, these are bounds and a point is judged by its simulation.
+    """
+
+    memory: CardMemory
+    cards: Cards
+    lengths: LengthPairs
+    batch_size: int
+    microbatches: int
+    in_step: bool
+    closed_loop: bool
+
+    def attention_bytes(self, tokens: float) -> float:
+        """Weights and the KV cache of `tokens` tokens of one instance, on one of its cards."""
+        return self.memory.attention_weights + self.kv_bytes(tokens)
+
+    def kv_bytes(self, tokens: float) -> float:
+        """KV cache of `tokens` tokens of one instance, on one of its cards."""
+        return tokens * self.memory.kv_bytes_per_token / self.cards.attention
+
+    def high_tokens(self, batch_size: int) -> float:
+        """Tokens of one instance at `LEVEL` of its load, at a given B."""
+        return load_quantile(self.lengths, self.microbatches * batch_size, LEVEL, in_step=self.in_step)
+
+    @cached_property
+    def mean_tokens(self) -> float:
+        """Mean tokens of one instance in the steady state."""
+        return self.lengths.renewal_load() * self.microbatches * self.batch_size
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens that have to fit: those of `LEVEL` at this configuration's B."""
+        return self.high_tokens(self.batch_size)
+
+    @property
+    def ffn_fits(self) -> bool:
+        """Whether the FFN weights fit on the cards of an FFN instance."""
+        return self.memory.ffn_weights <= self.memory.limit
+
+    @property
+    def attention_fits(self) -> bool:
+        """Whether weights and KV cache fit on the cards of an attention instance."""
+        return self.attention_bytes(self.tokens) <= self.memory.limit
+
+    @property
+    def fits(self) -> bool:
+        """Whether both kinds of instances fit."""
+        return self.attention_fits and self.ffn_fits
+
+    @cached_property
+    def largest_batch_size(self) -> int:
+        """The largest B whose KV cache fits beside the attention weights; 0 if none does."""
+        free = (self.memory.limit - self.memory.attention_weights) * self.cards.attention
+        tokens = free / self.memory.kv_bytes_per_token
+        fits, too_many = 0, max(int(tokens / (self.microbatches * self.lengths.renewal_load())) + 2, 1)
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            fits, too_many = (middle, too_many) if self.high_tokens(middle) <= tokens else (fits, middle)
+        return fits
+
+    def shortage(self) -> str | None:
+        """What does not fit, in one sentence; None if everything does."""
+        memory = self.memory
+        limit = f"{_gb(memory.limit)} ({memory.utilization:g} of {_gb(memory.capacity)})"
+        if not self.ffn_fits:
+            held = f"each of {self.cards.ffn} FFN cards" if self.cards.ffn > 1 else "the FFN card"
+            return f"FFN weights take {_gb(memory.ffn_weights)} on {held}, the limit is {limit}"
+        if self.attention_fits:
+            return None
+        requests = f"{self.microbatches} x {self.batch_size} requests"
+        parts = f"KV cache at the {100 * LEVEL:g} % quantile {_gb(self.kv_bytes(self.tokens))}, "
+        parts += f"weights {_gb(memory.attention_weights)}"
+        taken = _gb(self.attention_bytes(self.tokens))
+        return f"{requests} take {taken} on an attention card ({parts}), the limit is {limit}"
+
+    def refusal(self) -> BadInput | None:
+        """The error if the bundle cannot run at any ratio; with open arrivals only if not even one request a slot can.
+
+        Full slots are a bound under open arrivals: there it takes the simulation to tell whether the cache fits.
+        """
+        shortage = self.shortage()
+        if shortage is None:
+            return None
+        if not self.ffn_fits:
+            deployed = self.cards.source == "deployment"
+            field = "calibration.deployment.ffn_cards" if deployed else "instances.ffn_cards"
+            return BadInput(f"expected more cards: {shortage}", field=field, value=self.cards.ffn)
+        largest = self.largest_batch_size
+        if not self.closed_loop and largest:
+            return None
+        expected = f"expected at most {largest}" if largest else "expected cards with more memory"
+        return BadInput(f"{expected}: {shortage}", field="batch_size", value=self.batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration's `memory` in the document `twin.sweep/1`."""
+        memory = self.memory
+        attention = self.attention_bytes(self.tokens)
+        return {
+            "capacity": memory.capacity,
+            "gpu_memory_utilization": memory.utilization,
+            "limit": memory.limit,
+            "kv_bytes_per_token": memory.kv_bytes_per_token,
+            "kv_tokens_mean": self.mean_tokens,
+            "kv_tokens_p999": self.tokens,
+            "attention_weights": memory.attention_weights,
+            "attention_mean": self.attention_bytes(self.mean_tokens),
+            "attention_p999": attention,
+            "attention_share": attention / memory.capacity,
+            "ffn_weights": memory.ffn_weights,
+            "ffn_share": memory.ffn_weights / memory.capacity,
+            "largest_batch_size": self.largest_batch_size,
+            "fits": self.fits,
+            "shortage": self.shortage(),
+        }
+
+
+def _gb(amount: float) -> str:
+    return f"{amount / 1e9:.4g} GB"

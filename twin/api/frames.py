@@ -1,0 +1,113 @@
+"""Results as pandas DataFrames. Columns and units stand in docs/reference/python.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scenarios.measure import MeasureSpec
+from twin.serving.records import Columns, EngineLog
+from twin.serving.step_table import step_table
+from twin.serving.summary import in_measured_window, request_latencies
+from twin.serving.uncertainty import flatten
+
+Document = dict[str, Any]
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+POINTS = ("mean", "p50", "p90", "p95", "p99")
+SECONDS, TOKENS, REQUESTS, SHARE, COUNT = "s", "tokens", "requests", "share", "count"
+UNITS = {
+    **dict.fromkeys((*LATENCIES, "duration"), SECONDS),
+    **dict.fromkeys(("output_tokens", "prefill_tokens", "cached_tokens"), TOKENS),
+    "output_throughput": "tokens/s",
+    "request_throughput": "requests/s",
+    "goodput": "requests/s",
+    "requests": REQUESTS,
+    **dict.fromkeys(("busy", "load", "kv_used", "littles_law_error"), SHARE),
+    **dict.fromkeys(("preemptions", "steps"), COUNT),
+}
+"""Units of the metrics of a serving summary; of a latency, for its mean and all percentiles."""
+
+
+def summary_frame(document: Document) -> pd.DataFrame:
+    """One row for each metric of a `twin.simulation/1` document, its dotted name as the index."""
+    rows = {
+        name: {"value": value, "unit": UNITS.get(name.partition(".")[0], ""), **_ends(document["intervals"].get(name))}
+        for name, value in metrics(document["summary"]).items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("metric")
+
+
+def metrics(summary: Document) -> dict[str, float | None]:
+    """Metrics of a serving summary by dotted name; a latency that no request has is NaN in each of its points."""
+    every = dict.fromkeys(POINTS, np.nan)
+    return flatten({key: every if key in LATENCIES and value is None else value for key, value in summary.items()})
+
+
+def _ends(interval: dict[str, list[float]] | None) -> dict[str, float]:
+    return {
+        f"{kind}_{end}": np.nan if interval is None else interval[kind][index]
+        for kind in ("confidence", "prediction")
+        for index, end in enumerate(("low", "high"))
+    }
+
+
+def requests_frame(columns: Columns, measure: MeasureSpec) -> pd.DataFrame:
+    """One row for each request, in the order in which they finished; fewer columns for a run without detail."""
+    kept = columns.table() if columns.detail else _without_detail(columns)
+    derived = request_latencies(columns, measure)
+    return pd.DataFrame({**kept, **derived, "counted": in_measured_window(columns, measure)})
+
+
+def _without_detail(columns: Columns) -> dict[str, Any]:
+    """The columns that a run without detail keeps."""
+    return {
+        "arrival": np.array(columns.arrival),
+        "queued": np.array(columns.queued),
+        "first_token": np.array(columns.first_token),
+        "last_token": np.array(columns.last_token),
+        "output_tokens": np.array(columns.output_tokens),
+        "one_shot": np.array(columns.one_shot, dtype=np.bool_),
+    }
+
+
+def steps_frame(logs: Sequence[EngineLog]) -> pd.DataFrame:
+    """One row for each step, engine by engine and in order."""
+    tables = [pd.DataFrame({"engine": log.name, **step_table(log)}) for log in logs]
+    return pd.concat(tables, ignore_index=True)
+
+
+def serving_points(document: Document) -> pd.DataFrame:
+    """One row for each configuration of a `twin.serving-sweep/1` document."""
+    return pd.DataFrame([_serving_point(index, point) for index, point in enumerate(document["points"])])
+
+
+def _serving_point(index: int, point: Document) -> Document:
+    row: Document = {"configuration": index, **point["settings"], **metrics(point["summary"])}
+    for name, interval in point["intervals"].items():
+        row |= {f"{name}.low": interval["confidence"][0], f"{name}.high": interval["confidence"][1]}
+    return row | {"saturated": point["saturated"]}
+
+
+def bundle_points(document: Document) -> pd.DataFrame:
+    """One row for each configuration and ratio of a `twin.sweep/1` document."""
+    settings = [configuration["settings"] for configuration in document["configurations"]]
+    return pd.DataFrame([dict(_bundle_point(point, settings)) for point in document["points"]])
+
+
+def _bundle_point(point: Document, settings: Sequence[Document]) -> Iterator[tuple[str, Any]]:
+    yield "configuration", point["configuration"]
+    yield from settings[point["configuration"]].items()
+    for key, value in point.items():
+        if key == "throughput_ci":
+            low, high = value or (np.nan, np.nan)
+            yield from (("throughput_ci_low", low), ("throughput_ci_high", high))
+        elif isinstance(value, dict):
+            yield from ((f"{key}.{name}", each) for name, each in value.items())
+        elif key == "seed":  # the scenario's field of this name may be among the settings
+            yield "point_seed", value
+        elif key not in ("configuration", "gaps"):
+            yield key, value

@@ -1,0 +1,88 @@
+"""A scenario file in memory, with the fields that a program has changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scenarios import afd, serving
+from scenarios.kinds import of_kind, read_scenario
+from scenarios.overrides import Settings
+from twin.api.arguments import Overrides, errors_name_arguments, settings_of
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario file and the fields changed in it.
+
+    Attributes:
+        path: the file. Relative paths in it start from its folder.
+        document: its content, before `settings`.
+        settings: changed fields by dotted key. Relative paths among their values start from the current folder.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    settings: Settings
+
+    @property
+    def kind(self) -> str:
+        """`serving` or `afd-bundle`."""
+        return str(self.document["kind"])
+
+    @property
+    def name(self) -> str:
+        """The scenario's `name` field."""
+        return self.spec.name
+
+    @cached_property
+    def spec(self) -> serving.ServingScenario | afd.AfdScenario:
+        """Every field, checked, with defaults where the file has none.
+
+        Raises:
+            BadInput: a field cannot be used.
+        """
+        check = serving.check_scenario if self.kind == "serving" else afd.check_scenario
+        with errors_name_arguments():
+            return check(self.document, self.settings, self.path)
+
+    def with_overrides(self, overrides: Overrides) -> Scenario:
+        """A copy with more fields changed.
+
+        Raises:
+            BadInput: a field cannot be used.
+        """
+        changed = opened(self, overrides, self.kind)
+        _ = changed.spec
+        return changed
+
+
+def load(path: str | Path, overrides: Overrides | None = None) -> Scenario:
+    """Read a scenario file of kind `serving` or `afd-bundle` and check every field.
+
+    Args:
+        overrides: changed fields, as a mapping of dotted keys (`{"engine.max_num_seqs": 64}`) or as texts
+            (`["engine.max_num_seqs=64"]`).
+
+    Raises:
+        BadInput: naming the file, the field, the value and what was expected.
+    """
+    scenario = opened(path, overrides, "serving", "afd-bundle")
+    _ = scenario.spec
+    return scenario
+
+
+def opened(source: str | Path | Scenario, overrides: Overrides | None, *kinds: str) -> Scenario:
+    """The scenario of one of `kinds`, its fields not checked yet: a trace may still take the place of some.
+
+    Raises:
+        BadInput: the file cannot be read, is of another kind, or an override is no key and value.
+    """
+    with errors_name_arguments():
+        settings = settings_of(overrides)
+        if isinstance(source, Scenario):
+            document = of_kind(source.document, source.path, *kinds)
+            return Scenario(source.path, document, source.settings | settings)
+        return Scenario(Path(source), read_scenario(Path(source), *kinds), settings)

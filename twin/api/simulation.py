@@ -1,0 +1,237 @@
+"""`twin.simulate`: one serving system, simulated, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scenarios.serving import ServingScenario
+from twin.api.arguments import Overrides, check_counts, errors_name_arguments
+from twin.api.run_folder import save_run
+from twin.api.scenario import Scenario, opened
+from twin.serving.reference_run import compare, read_reference_run
+from twin.serving.timeseries import timeseries
+from twin.sweeps import parallel
+from twin.sweeps.serving_sweep import ServingSweep, Task, make_run, prepare, report_run
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from reports.records.run_directory import RunDirectory
+    from twin.serving.simulation import Run
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Results of a simulated serving system. DataFrames are made when they are first read.
+
+    With several replications or draws, `summary` and `document` are of all of them; requests, steps, engines and time
+    series are of the first. Columns and units stand in docs/reference/python.md.
+
+    Attributes:
+        scenario: what was simulated.
+        document: everything that is reported, as `twin simulate --json` prints it (schema `twin.simulation/1`).
+        points: reports of the runs after the first, by key.
+    """
+
+    scenario: Scenario
+    document: Document
+    points: dict[str, Document]
+    _sweep: ServingSweep
+    _first: Run
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row for each metric (`ttft.p99`, `output_throughput`): value, unit, and, of several runs, intervals."""
+        from twin.api.frames import summary_frame
+
+        return summary_frame(self.document)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row for each request of the first run, in the order in which they finished; times in seconds.
+
+        A run with `detail: false` has fewer columns.
+        """
+        from twin.api.frames import requests_frame
+
+        return requests_frame(self._first.columns, self._spec.measure)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row for each engine step of the first run, fast-forwarded steps included; times in seconds.
+
+        Raises:
+            BadInput: the scenario has `detail: false`.
+        """
+        from twin.api.frames import steps_frame
+
+        self._require_detail()
+        return steps_frame(self._first.logs)
+
+    @cached_property
+    def engines(self) -> pd.DataFrame:
+        """One row for each engine of the first run: utilisation, steps, tokens and preemptions."""
+        import pandas as pd
+
+        return pd.DataFrame(self.document["engines"])
+
+    @cached_property
+    def timeseries(self) -> pd.DataFrame:
+        """Running and waiting requests and KV blocks in use over all engines, at evenly spaced times (seconds).
+
+        Raises:
+            BadInput: the scenario has `detail: false`.
+        """
+        import pandas as pd
+
+        self._require_detail()
+        series = self.document["series"]
+        return pd.DataFrame({name: series[name] for name in ("time", "running", "waiting", "kv_used")})
+
+    def plot(self, kind: str = "latencies") -> Figure:
+        """A matplotlib figure: `latencies` (their distributions) or `over-time` (requests and KV blocks over time).
+
+        Raises:
+            BadInput: there is no such figure, or the scenario has `detail: false`.
+        """
+        from twin.api.drawing import figure
+
+        self._require_detail()
+        return figure(self.document, kind)
+
+    def save(self, folder: str | Path, *, figures: bool = True, events: bool = False) -> Path:
+        """Write a run folder, as `twin simulate` leaves one; returns its path.
+
+        Args:
+            folder: made if it is not there.
+            figures: write figures and the HTML report.
+            events: write `trace-events.json.gz` too, for Perfetto. Only for runs with detail.
+
+        Raises:
+            BadInput: there is something in the folder.
+            OSError: it cannot be written.
+        """
+        from twin.api.manifest import serving_manifest
+
+        manifest = serving_manifest(self._sweep, self.scenario.path, "twin.simulate(…).save(…)")
+        with save_run(Path(folder), manifest) as run:
+            for key, point in self.points.items():
+                run.add_point(key, point)
+            self.write(run, figures=figures, events=events)
+        return run.path
+
+    def write(self, run: RunDirectory, *, figures: bool, events: bool) -> Document:
+        """Write requests, figures and page into a run folder, the summary last; returns the summary's document."""
+        document = {**self.document, "run": {"id": run.id, "directory": str(run.path)}}
+        if self._spec.detail:
+            from reports.records.columns import write_columns
+
+            write_columns(run.path / "requests.parquet", self._first.columns.table())
+            if events:
+                from reports.serving.trace_events import write_trace_events
+
+                write_trace_events(run.path / "trace-events.json.gz", self._first.logs, self._first.columns)
+        if figures:
+            from twin.api.drawing import illustrate
+
+            illustrate(document, run)
+        run.write_json("summary.json", document)
+        return document
+
+    def _repr_html_(self) -> str:
+        """The headline and the summary, for notebooks."""
+        from reports.serving.table import headline
+
+        html: str = self.summary.to_html(na_rep="–")
+        return f"<p>{escape(headline(self.document))}</p>{html}"
+
+    @property
+    def _spec(self) -> ServingScenario:
+        return self._sweep.cases[0].plan.scenario
+
+    def _require_detail(self) -> None:
+        if not self._spec.detail:
+            expected = "expected true: steps and series are not kept otherwise"
+            raise BadInput(expected, field="detail", value=False, file=self.scenario.path)
+
+
+def simulate(
+    scenario: str | Path | Scenario,
+    overrides: Overrides | None = None,
+    *,
+    replications: int = 1,
+    draws: int = 0,
+    trace: str | Path | None = None,
+    jobs: int | None = None,
+) -> Result:
+    """Simulate a serving system. Prints nothing and writes nothing.
+
+    Args:
+        scenario: a file of kind `serving`, or what `load` returned.
+        overrides: changed fields, as a mapping of dotted keys or as texts `key=value`.
+        replications: runs with other seeds of the same workload; several give every metric a 95 % interval.
+        draws: draws from the distribution of the step-time model's coefficients, each with all replications; 0 takes
+            the estimates.
+        trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
+        jobs: processes, by default one for each core. A single run needs none.
+
+    Raises:
+        BadInput: naming the file, the field or argument, the value and what was expected.
+    """
+    with errors_name_arguments():
+        check_counts("--", jobs=jobs, replications=replications, draws=draws)
+        source = opened(scenario, overrides, "serving")
+        path = None if trace is None else Path(trace)
+        sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
+    return run_all(sweep, source, {}, lambda key, point: None, jobs)
+
+
+def run_all(
+    sweep: ServingSweep,
+    scenario: Scenario,
+    done: dict[str, Document],
+    keep: Callable[[str, Document], None],
+    jobs: int | None,
+    advance: Callable[[Task], object] = lambda task: None,
+) -> Result:
+    """Make the runs of one configuration that are not in `done`; the first is always made, for its requests and steps.
+
+    Args:
+        done: reports of runs made before, by key; completed in place.
+        keep: called with the key and the report of each run that is made, except the first.
+        advance: called after each of these.
+
+    Raises:
+        BadInput: the reference run that the scenario names cannot be read.
+    """
+    task = sweep.tasks[0]
+    spec, measured = task.plan.scenario, _reference_run(sweep)
+    first = make_run(task)
+    done[task.key] = report_run(first, task.plan)
+    if len(sweep.tasks) > 1:
+        for finished in sweep.run(done, keep, jobs or parallel.usable_cores()):
+            advance(finished)
+    document = sweep.document(0, done)
+    document["series"] = timeseries(first, spec.measure) if spec.detail else None
+    document["measured"] = measured
+    document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
+    others = {key: point for key, point in done.items() if key != task.key}
+    return Result(scenario, document, others, sweep, first)
+
+
+def _reference_run(sweep: ServingSweep) -> Document | None:
+    """The measured run that the scenario names, read before anything is simulated."""
+    plan = sweep.cases[0].plan
+    spec = plan.scenario.measured
+    if spec is None:
+        return None
+    return read_reference_run(plan.base / spec.requests, plan.base / spec.timeseries if spec.timeseries else None)

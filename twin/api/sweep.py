@@ -1,0 +1,197 @@
+"""`twin.sweep`: many configurations of a serving system, or ratios of an AFD bundle."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scenarios.overrides import Settings, combinations
+from twin.api.arguments import Overrides, Variations, check_counts, errors_name_arguments, refuse_for_kind, values_of
+from twin.api.run_folder import save_run
+from twin.api.scenario import Scenario, opened
+from twin.sweeps import parallel, ratio_sweep, serving_sweep
+from twin.sweeps.ratio_sweep import RatioSweep
+from twin.sweeps.serving_sweep import ServingSweep
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Document = dict[str, Any]
+
+INSTEAD = {"afd-bundle": ": give ratio and vary", "serving": ": give vary"}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Results of a sweep. Columns and units of its DataFrames stand in docs/reference/python.md.
+
+    Attributes:
+        scenario: what was swept, before `vary`.
+        document: everything that is reported, as `twin sweep --json` prints it (schema `twin.serving-sweep/1` or, of an
+            AFD bundle, `twin.sweep/1`).
+        finished: points of the sweep by key, as `points.jsonl` has them.
+    """
+
+    scenario: Scenario
+    document: Document
+    finished: dict[str, Document]
+    _sweep: ServingSweep | RatioSweep
+    _requests: dict[str, pd.DataFrame] | None = None
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """One row for each configuration, and for each ratio of an AFD bundle: settings, then results."""
+        from twin.api.frames import bundle_points, serving_points
+
+        frame = serving_points if isinstance(self._sweep, ServingSweep) else bundle_points
+        return frame(self.document)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row for each finished request of every point of an AFD bundle; times in the calibration's unit.
+
+        Raises:
+            BadInput: the sweep was not told to keep requests.
+        """
+        import pandas as pd
+
+        if self._requests is None:
+            raise BadInput("expected twin.sweep(…, requests=True), for an AFD bundle", field="requests", value=False)
+        tables = [table.assign(point=name) for name, table in self._requests.items()]
+        columns = ["point", *(name for name in tables[0] if name != "point")]
+        return pd.concat(tables, ignore_index=True)[columns]
+
+    def plot(self, kind: str | None = None) -> Figure:
+        """A matplotlib figure: `sweep` or, of an AFD bundle, `throughput`, `idle` or `regimes`; None: the first.
+
+        Raises:
+            BadInput: there is no such figure of this sweep.
+        """
+        from twin.api.drawing import figure
+
+        first = "sweep" if isinstance(self._sweep, ServingSweep) else "throughput"
+        return figure(self.document, kind or first)
+
+    def save(self, folder: str | Path, *, figures: bool = True) -> Path:
+        """Write a run folder, as `twin sweep` leaves one; returns its path.
+
+        Args:
+            folder: made if it is not there.
+            figures: write figures and the HTML report.
+
+        Raises:
+            BadInput: there is something in the folder.
+            OSError: it cannot be written.
+        """
+        from reports.records.columns import write_columns
+        from twin.api.drawing import illustrate
+
+        with save_run(Path(folder), self._manifest()) as run:
+            for key, point in self.finished.items():
+                run.add_point(key, point)
+            for name, table in (self._requests or {}).items():
+                columns = {column: table[column].to_numpy() for column in table}
+                write_columns(run.path / "requests" / f"{name}.parquet", columns)
+            document = {**self.document, "run": {"id": run.id, "directory": str(run.path)}}
+            run.write_json("summary.json", document)
+            if figures:
+                illustrate(document, run)
+        return run.path
+
+    def _manifest(self) -> Document:
+        from twin.api.manifest import bundle_manifest, serving_manifest
+
+        call, file = "twin.sweep(…).save(…)", self.scenario.path
+        if isinstance(self._sweep, ServingSweep):
+            return serving_manifest(self._sweep, file, call)
+        inputs = {"scenario_file": str(file), "requests": self._requests is not None}
+        return bundle_manifest(self._sweep, inputs, call)
+
+    def _repr_html_(self) -> str:
+        """The points, for notebooks."""
+        html: str = self.points.to_html(na_rep="–")
+        return html
+
+
+def sweep(
+    scenario: str | Path | Scenario,
+    vary: Variations | None = None,
+    *,
+    ratio: str | float | Iterable[str | float] | None = None,
+    overrides: Overrides | None = None,
+    replications: int = 1,
+    draws: int = 0,
+    trace: str | Path | None = None,
+    jobs: int | None = None,
+    requests: bool = False,
+) -> SweepResult:
+    """Simulate every combination of the values in `vary`, of an AFD bundle at every ratio. Prints and writes nothing.
+
+    Args:
+        scenario: a file of kind `serving` or `afd-bundle`, or what `load` returned.
+        vary: several values of fields, as a mapping of dotted keys to lists
+            (`{"engine.max_num_seqs": [64, 128]}`) or as texts (`["engine.max_num_seqs=64,128"]`).
+        ratio: A/F ratios of an AFD bundle: a number, a text as after `--ratio` (`1,2,4`, `1:32`, `7/2`), or several of
+            these. None: the scenario's.
+        overrides: changed fields of every configuration.
+        replications, draws: as for `simulate`; of serving systems only.
+        trace: file whose lengths take the place of the scenario's.
+        jobs: processes, by default one for each core.
+        requests: keep every request of an AFD bundle, for `SweepResult.requests`.
+
+    Raises:
+        BadInput: naming the file, the field or argument, the value and what was expected.
+    """
+    with errors_name_arguments():
+        check_counts("--", jobs=jobs, replications=replications, draws=draws)
+        source = opened(scenario, overrides, "serving", "afd-bundle")
+        given = {"ratio": ratio is not None, "requests": requests}
+        refuse_for_kind(given, "afd-bundle", source.document, source.path, INSTEAD)
+        given = {"replications": replications > 1, "draws": draws > 0}
+        refuse_for_kind(given, "serving", source.document, source.path, INSTEAD)
+        settings: list[Settings] = [{**source.settings, **each} for each in combinations(values_of(vary))]
+        file = None if trace is None else Path(trace)
+        if source.kind == "serving":
+            systems = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
+            return _serving(systems, source, jobs or parallel.usable_cores())
+        bundles = ratio_sweep.prepare(source.document, source.path, _ratios(ratio), settings, file)
+    return _bundles(bundles, source, jobs or parallel.usable_cores(), keep_requests=requests)
+
+
+def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
+    """The ratios as a command line would have them."""
+    if ratio is None or isinstance(ratio, str):
+        return ratio
+    return ",".join(map(str, ratio)) if isinstance(ratio, Iterable) else str(ratio)
+
+
+def _serving(sweep: ServingSweep, source: Scenario, jobs: int) -> SweepResult:
+    done: dict[str, Document] = {}
+    _exhaust(sweep.run(done, lambda key, point: None, jobs))
+    return SweepResult(source, sweep.summarise(done), done, sweep)
+
+
+def _bundles(sweep: RatioSweep, source: Scenario, jobs: int, *, keep_requests: bool) -> SweepResult:
+    done: dict[str, Document] = {}
+    if not keep_requests:
+        _exhaust(sweep.run(done, lambda key, point: None, jobs, sweep.prepare_theory))
+        return SweepResult(source, sweep.summarise(done), done, sweep)
+    import pandas as pd
+
+    with tempfile.TemporaryDirectory() as folder:  # worker processes hand over their requests as files
+        _exhaust(sweep.run(done, lambda key, point: None, jobs, sweep.prepare_theory, Path(folder)))
+        files = sorted(Path(folder).glob("*.parquet"), key=lambda file: file.name)
+        tables = {file.stem: pd.read_parquet(file) for file in files}
+    return SweepResult(source, sweep.summarise(done), done, sweep, tables)
+
+
+def _exhaust(runs: Iterator[object]) -> None:
+    """Run to the end; each point is in the sweep's own records by then."""
+    for _ in runs:
+        pass

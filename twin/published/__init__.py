@@ -1,1 +1,0 @@
-"""Small tables of facts that the papers print, as data files; read with `importlib.resources`."""

@@ -1,0 +1,1 @@
+"""The AFD ratio paper: `reproduction` computes its tables and figures anew; `data/` holds the published values."""

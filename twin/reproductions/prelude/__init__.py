@@ -1,0 +1,1 @@
+"""The Prelude paper: `reproduction` computes its tables and figures anew; `data/` holds the published values."""

@@ -1,0 +1,47 @@
+"""What one device can do with a dense model at all, and a roofline's step time, for the Prelude experiments."""
+
+from __future__ import annotations
+
+from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware
+from latency_models.deployment.models import Model
+
+CACHE_BYTES = 2.0
+"""Of one KV element, BF16 like the weights."""
+
+
+def weight_bytes(model: Model) -> float:
+    """What a forward pass reads of the weights: every layer, and the output head."""
+    return (_layer_weights(model) + model.vocabulary * model.hidden_size) * WEIGHT_BYTES["bf16"]
+
+
+def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -> float:
+    """The least that a forward pass over `prompts` whole prompts of `tokens` tokens can take on one device.
+
+    The larger of FLOPs over peak and weight bytes over bandwidth: two FLOPs a weight and token in the layers, 4·h·d_h a
+    pair of tokens in causal attention, and the head for the last token of each prompt. No cost of launching anything.
+    """
+    pairs = tokens * (tokens + 1) / 2
+    attention = 4 * model.attention.heads * _head_dim(model) * model.layers * pairs
+    flops = prompts * (2 * _layer_weights(model) * tokens + attention + 2 * model.vocabulary * model.hidden_size)
+    return max(flops / hardware.flops("bf16"), weight_bytes(model) / hardware.memory_bandwidth)
+
+
+def step_line(model: Model, hardware: Hardware) -> tuple[float, float, float]:
+    """Seconds a step, a token, and a cached token that a decode reads: a roofline at the efficiencies that the hardware
+    file assumes. The parts are added up although a device overlaps them, so it is the slower side of the truth.
+    """
+    bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
+    rate = hardware.flops("bf16") * hardware.efficiency.compute
+    cached = model.kv_bytes(CACHE_BYTES) * model.layers
+    return weight_bytes(model) / bandwidth, 2 * _layer_weights(model) / rate, cached / bandwidth
+
+
+def _layer_weights(model: Model) -> float:
+    hidden = model.hidden_size
+    return model.layers * (model.attention.projection_weights(hidden) + model.ffn.weights(hidden))
+
+
+def _head_dim(model: Model) -> int:
+    attention = model.attention
+    assert attention.kind == "gqa"  # both of the paper's models
+    return attention.head_dim

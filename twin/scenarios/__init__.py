@@ -1,1 +1,0 @@
-"""What a user asks for: scenario files, `--set` overrides and `--ratio` lists, checked before anything runs."""

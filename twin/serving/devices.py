@@ -1,0 +1,33 @@
+"""Devices of a system, and what they cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from twin.serving.pools import PlannedPool
+
+
+def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
+    """Devices in total and of each type, and their price per hour; None where a pool does not say what it runs on.
+
+    The price is None where that of a device is not given.
+    """
+    by_type: Counter[str] = Counter()
+    cost: float | None = 0.0
+    for pool in pools:
+        device = pool.spec.device
+        if device is None:
+            return None
+        count = len(pool.names) * device.count
+        by_type[device.type] += count
+        cost = None if cost is None or device.price_per_hour is None else cost + count * device.price_per_hour
+    return {"total": by_type.total(), "by_type": dict(by_type), "cost_per_hour": cost}
+
+
+def cost_per_million_tokens(devices: dict[str, Any] | None, output_throughput: float | None) -> float | None:
+    """The price of a million output tokens at a throughput in tokens/s; None where devices have no price."""
+    if devices is None or devices["cost_per_hour"] is None or not output_throughput:
+        return None
+    return float(devices["cost_per_hour"]) / 3600 / output_throughput * 1e6

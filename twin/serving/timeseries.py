@@ -1,0 +1,68 @@
+"""Curves of a run for the report: quantiles of latencies, and running and waiting requests over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scenarios.measure import MeasureSpec
+from twin.serving.simulation import Run
+from twin.serving.summary import latencies, pooled_gaps
+
+Floats = NDArray[np.float64]
+
+POINTS = 101
+"""Number of quantiles of a curve."""
+
+SAMPLES = 400
+"""Number of instants of a time series."""
+
+
+def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
+    """Quantiles of every latency, seconds, and time series over all engines at evenly spaced instants.
+
+    The series are `running` and `waiting` requests, and `kv_used`, the share of KV blocks in use. Needs a run with
+    detail.
+    """
+    of_requests = latencies(run.columns, measure)
+    gaps, weights = pooled_gaps(run.logs, measure)
+    curves = {name: quantiles(values) for name, values in of_requests.items()}
+    curves["itl"] = _weighted_quantiles(gaps, weights)
+    instants = np.linspace(0.0, run.end, SAMPLES)
+    running, waiting, used = (np.zeros(SAMPLES) for _ in range(3))
+    blocks = sum(engine.blocks for engine in run.engines)
+    for engine in run.engines:
+        changes = engine.log.states()
+        if not len(changes):
+            continue
+        at = np.searchsorted(changes[:, 0], instants, side="right") - 1
+        known = at >= 0
+        running += np.where(known, changes[at, 1], 0)
+        waiting += np.where(known, changes[at, 2], 0)
+        used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
+    return {
+        "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
+        "time": instants.tolist(),
+        "running": running.tolist(),
+        "waiting": waiting.tolist(),
+        "kv_used": used.tolist(),
+    }
+
+
+def quantiles(values: Floats) -> list[float] | None:
+    """The quantiles of an empirical distribution; None for an empty one."""
+    return np.quantile(values, np.linspace(0, 1, POINTS)).tolist() if len(values) else None
+
+
+def _weighted_quantiles(values: Floats, weights: NDArray[np.int64]) -> list[float] | None:
+    kept = weights > 0
+    values, weights = values[kept], weights[kept]
+    if not len(values):
+        return None
+    order = np.argsort(values)
+    through = np.cumsum(weights[order])
+    ranks = np.linspace(0, 1, POINTS) * (through[-1] - 1)
+    curve: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
+    return curve

@@ -1,0 +1,91 @@
+"""The protocol of a live backend: a model on a machine that can be profiled and can replay a workload.
+
+`live.validation.backend.LiveBackend` implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.sources.engine_regression.step import Step
+from latency_models.speed_probes import Reading
+from schedulers.batches import Batch
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from workloads.request import Request
+
+
+class Timed(Protocol):
+    """A timed run. Times are seconds since its start."""
+
+    @property
+    def readings(self) -> Sequence[Reading]:
+        """Readings of the speed probes, in order; empty where the machine's speed was not read."""
+
+
+class ProfiledRounds(Timed, Protocol):
+    """Timed steps of several profiling rounds."""
+
+    @property
+    def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
+        """Of each round, its steps in order, each with the time at which it began."""
+
+
+class ReplayedRun(Timed, Protocol):
+    """A workload that was replayed."""
+
+    @property
+    def spans(self) -> Sequence[tuple[Batch, float, float]]:
+        """Every step: its batch, its begin and its end."""
+
+    @property
+    def token_times(self) -> Sequence[Sequence[float]]:
+        """Of each request, the times of its output tokens."""
+
+    def columns(self) -> Mapping[str, NDArray[np.float64]]:
+        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
+
+
+class Backend(Protocol):
+    """A model on a machine."""
+
+    @property
+    def speed_probe_rows(self) -> Sequence[int]:
+        """Rows of each speed probe; empty where the machine's speed is not read."""
+
+    def profile(
+        self,
+        config: EngineConfig,
+        *,
+        rounds: int,
+        max_steps: int,
+        max_prompt_tokens: int,
+        max_output_tokens: int,
+        seed: int,
+    ) -> ProfiledRounds:
+        """Time the steps of requests of random lengths. The limits hold for each round.
+
+        Raises:
+            ValueError: lengths that the engine refuses.
+        """
+
+    def warm_up(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> bool:
+        """Do the work that a replay of these requests would do only the first time. False if there is none."""
+
+    def replay(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> ReplayedRun:
+        """Send each request, paired with its number of output tokens, to an empty engine at its arrival time.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """The device, the dtype and the versions of the packages."""

@@ -1,0 +1,166 @@
+"""Fits a step-time model to profiled steps of an engine.
+
+Profiling sends requests of random lengths; the workload that is to be predicted is not used. Where the machine's speed
+is read, profiling alternates with the replays, and step times are normalised to the machine's median speed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency_models.io.config_io import write_yaml
+from latency_models.sources.engine_regression.step import Step
+from latency_models.sources.engine_regression.step_time import EngineRegression
+from reports.records.run_directory import RunDirectory
+from scenarios.validation import ValidationScenario
+from twin.validation.backend import Backend
+from twin.validation.machine_speed import normalised_steps, reference_seconds
+from twin.validation.recordings import ProfilingRecording
+
+PROFILING_SEED = 1
+HELD_OUT_EVERY = 5
+"""Every fifth profiling round is held out for evaluation."""
+
+
+class ProfiledStepModel:
+    """A step-time model that is fitted to the engine's own steps, which are profiled in parts.
+
+    Without readings of the machine's speed there is one part, before the first repeat; with them there is a part before
+    each repeat, so that profiling and replay meet the same minutes of a drifting machine.
+
+    Args:
+        base: folder that paths in the scenario start from.
+        run: keeps each part as soon as it has been profiled; a part that it holds is not profiled again.
+
+    Raises:
+        BadInput: invalid settings of the engine.
+    """
+
+    def __init__(
+        self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
+    ) -> None:
+        self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
+        self._config = scenario.engine.build(base).config
+        parts = 1 if scenario.machine_speed is None else scenario.repeats
+        self._rounds = rounds_per_part(scenario.profiling.rounds, parts)
+        self._parts: list[ProfilingRecording] = []
+
+    def profile_next_part(self) -> None:
+        """Profile the next part, if one is left.
+
+        Raises:
+            ValueError: lengths that the engine refuses.
+            OSError: a part that cannot be written, or a kept one that cannot be read.
+        """
+        number, spec = len(self._parts) + 1, self._scenario.profiling
+        if number > len(self._rounds):
+            return
+        name = f"profiling-{number}"
+        folder = self._run.path / "profiling" / f"part-{number}"
+        if name in self._run.points():
+            self._parts.append(ProfilingRecording.read(folder))
+            return
+        rounds = self._rounds[number - 1]
+        self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
+        profiled = self._backend.profile(
+            self._config, rounds=rounds, max_steps=spec.max_steps, max_prompt_tokens=spec.max_prompt_tokens,
+            max_output_tokens=spec.max_output_tokens, seed=PROFILING_SEED + number - 1,
+        )  # fmt: skip
+        part = ProfilingRecording(profiled.rounds, profiled.readings)
+        part.write(folder)
+        self._run.add_point(name, {"rounds": rounds, "steps": sum(map(len, part.rounds))})
+        self._parts.append(part)
+
+    def fitted_file(self, name: str) -> Path:
+        """Fit the model to the parts so far, and write it into the run folder: `twin.engine-steps/2`.
+
+        Raises:
+            OSError: a file that cannot be written.
+        """
+        backend = self._backend.describe()
+        document = fitted_document(
+            self._parts,
+            self._config.block_size,
+            {
+                "device": backend["device"],
+                "model": self._scenario.model.path,
+                "commit": self._run.manifest.get("commit"),
+                "versions": backend["versions"],
+                "note": f"{backend['dtype']}; every {HELD_OUT_EVERY}th round held out",
+            },
+        )
+        self._run.write_text(name, write_yaml(document))
+        return self._run.path / name
+
+
+class FixedStepModel:
+    """The step-time model of an earlier validation, in place of a `ProfiledStepModel`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def profile_next_part(self) -> None:
+        """Do nothing: the model is complete."""
+
+    def fitted_file(self, name: str) -> Path:
+        """The file that was given, whatever the name."""
+        return self._file
+
+
+def rounds_per_part(rounds: int, parts: int) -> list[int]:
+    """Profiling rounds of each part: as even as possible, with at least one held-out round in each part."""
+    parts = min(parts, rounds // HELD_OUT_EVERY)
+    return [len(range(part, rounds, parts)) for part in range(parts)]
+
+
+def fitted_document(
+    parts: Sequence[ProfilingRecording], block_size: int, provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document `twin.engine-steps/2` of a model that is fitted to profiled steps.
+
+    Args:
+        provenance: added to the method, the source and the date.
+    """
+    speed_probes = reference_seconds([reading for part in parts for reading in part.readings])
+    rounds = [steps for part in parts for steps in normalised_steps(part, speed_probes)]
+    training = [step for i, steps in enumerate(rounds) if i % HELD_OUT_EVERY for step in steps]
+    held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT_EVERY for step in steps]
+    model = EngineRegression(block_size).fit(training)
+    return model.document(
+        errors=model.errors(held_out),
+        repeat_spread=repeat_spread(rounds),
+        speed_probes=speed_probes,
+        provenance={
+            "method": "measured",
+            "source": f"{sum(map(len, rounds))} timed steps of the live engine in {len(rounds)} rounds",
+            "date": datetime.date.today().isoformat(),
+            **provenance,
+        },
+    )
+
+
+def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:
+    """Relative deviation between successive decode steps with equal features, from quartiles of their log ratios."""
+    ratios = [
+        math.log(after.seconds / before.seconds)
+        for steps in rounds
+        for before, after in itertools.pairwise(steps)
+        if _equal_decodes(before, after)
+    ]
+    if len(ratios) < 2:
+        return 0.0
+    low, high = np.quantile(ratios, [0.25, 0.75])
+    return float((high - low) / 1.349 / math.sqrt(2))
+
+
+def _equal_decodes(one: Step, other: Step) -> bool:
+    return not one.chunks and (one.rows, one.decode_attention, one.chunks, one.decodes) == (
+        other.rows, other.decode_attention, other.chunks, other.decodes,
+    )  # fmt: skip

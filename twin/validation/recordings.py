@@ -1,0 +1,191 @@
+"""Measured requests and steps, kept in the run folder, so that a killed validation repeats nothing.
+
+profiling/part-2/steps.parquet              one row a step: its round, its features, its begin and its duration
+profiling/part-2/machine-speed.parquet      one row a reading of a speed probe
+live/load-0.7-repeat-2/requests.parquet     one row a request: its times, and the times of its output tokens
+live/load-0.7-repeat-2/steps.parquet        one row a step: its batch, its features, its begin and its duration
+live/load-0.7-repeat-2/machine-speed.parquet
+
+Files of readings exist only where the machine's speed was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.speed_probes import Reading
+from reports.records.columns import read_columns, write_columns
+from schedulers.batches import Batch, DecodeBatch, OneShotBatch
+from twin.validation.backend import ReplayedRun
+
+Floats = NDArray[np.float64]
+
+SPEED_FILE = "machine-speed.parquet"
+
+
+@dataclass(frozen=True)
+class TimedBatch:
+    """A measured step.
+
+    Attributes:
+        kind: decode, mixed (prompts beside decodes), prefill (prompts alone) or one-shot.
+        batch: the batch in words.
+        begin: seconds since the start.
+        step: its features and its duration.
+    """
+
+    kind: str
+    batch: str
+    begin: float
+    step: Step
+
+    @classmethod
+    def of(cls, batch: Batch, begin: float, end: float, block_size: int) -> Self:
+        """Describe a batch that ran from `begin` to `end`."""
+        return cls(kind_of(batch), _in_words(batch), begin, describe(batch, block_size, end - begin))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One measured repeat of a load. Times are seconds since its start.
+
+    Attributes:
+        requests: one entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
+        token_times: of each request, the times of its output tokens.
+        steps: in order.
+        readings: of the speed probes, in order.
+    """
+
+    requests: Mapping[str, Floats]
+    token_times: Sequence[Sequence[float]]
+    steps: Sequence[TimedBatch]
+    readings: Sequence[Reading]
+
+    @classmethod
+    def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
+        """Keep what a validation needs of a replayed run."""
+        steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
+        return cls(replayed.columns(), replayed.token_times, steps, replayed.readings)
+
+    def columns(self) -> dict[str, Floats]:
+        """`requests`, and `gaps`: seconds between successive output tokens of a request, for all requests together."""
+        gaps = [np.diff(np.array(times)) for times in self.token_times if len(times) > 1]
+        return {**self.requests, "gaps": np.concatenate(gaps) if gaps else np.empty(0)}
+
+    @property
+    def late(self) -> float:
+        """Mean seconds from a request's arrival until the engine takes it in."""
+        return float(np.mean(self.requests["noticed"] - self.requests["arrival"]))
+
+    def write(self, folder: Path) -> None:
+        """Write the files of a repeat.
+
+        Raises:
+            OSError: a file that cannot be written.
+        """
+        write_columns(folder / "requests.parquet", {**self.requests, "token_times": [*map(list, self.token_times)]})
+        rows = [
+            {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
+        ]
+        _write_steps(folder, rows)
+        _write_readings(folder, self.readings)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the files that `write` wrote.
+
+        Raises:
+            OSError: a file that cannot be read.
+        """
+        requests = read_columns(folder / "requests.parquet")
+        token_times = requests.pop("token_times")
+        columns = read_columns(folder / "steps.parquet")
+        batches = zip(columns.pop("kind"), columns.pop("batch"), columns.pop("begin"), strict=True)
+        return cls(
+            {name: np.array(values, dtype=np.float64) for name, values in requests.items()},
+            token_times,
+            [TimedBatch(*batch, step) for batch, step in zip(batches, _steps(columns), strict=True)],
+            _read_readings(folder),
+        )
+
+
+@dataclass(frozen=True)
+class ProfilingRecording:
+    """One measured part of the profiling. Times are seconds since its start.
+
+    Attributes:
+        rounds: of each round, its steps in order, each with the time at which it began.
+        readings: of the speed probes, in order.
+    """
+
+    rounds: Sequence[Sequence[tuple[float, Step]]]
+    readings: Sequence[Reading]
+
+    def write(self, folder: Path) -> None:
+        """Write the files of a part.
+
+        Raises:
+            OSError: a file that cannot be written.
+        """
+        rows = [
+            {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
+        ]
+        _write_steps(folder, rows)
+        _write_readings(folder, self.readings)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the files that `write` wrote.
+
+        Raises:
+            OSError: a file that cannot be read.
+        """
+        columns = read_columns(folder / "steps.parquet")
+        numbers, begins = columns.pop("round"), columns.pop("begin")
+        rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
+        for number, begin, step in zip(numbers, begins, _steps(columns), strict=True):
+            rounds[number].append((begin, step))
+        return cls(rounds, _read_readings(folder))
+
+
+def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:
+    """Write at least one step."""
+    write_columns(folder / "steps.parquet", {name: [row[name] for row in steps] for name in steps[0]})
+
+
+def _steps(columns: Mapping[str, Sequence[Any]]) -> list[Step]:
+    return [Step(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def _write_readings(folder: Path, readings: Sequence[Reading]) -> None:
+    if readings:
+        columns = zip(Reading._fields, map(list, zip(*readings, strict=True)), strict=True)
+        write_columns(folder / SPEED_FILE, dict(columns))
+
+
+def _read_readings(folder: Path) -> list[Reading]:
+    if not (folder / SPEED_FILE).exists():
+        return []
+    columns = read_columns(folder / SPEED_FILE)
+    return [Reading(*row) for row in zip(*(columns[name] for name in Reading._fields), strict=True)]
+
+
+def kind_of(batch: Batch) -> str:
+    """The kind of a batch, as in `TimedBatch.kind`."""
+    if isinstance(batch, OneShotBatch):
+        return "one-shot"
+    if isinstance(batch, DecodeBatch):
+        return "decode"
+    return "mixed" if batch.n_decodes else "prefill"
+
+
+def _in_words(batch: Batch) -> str:
+    chunks = ", ".join(f"{chunk.context}+{chunk.tokens}" for chunk in batch.chunks)
+    return f"{batch.n_decodes} decodes of {batch.decode_kv} tokens" + (f"; prompts {chunks}" if chunks else "")

@@ -1,0 +1,93 @@
+"""JSON files that came from elsewhere: a model's config.json, its tokenizer's settings, the index of its weights.
+
+Size and depth are bounded, so that a broken or hostile file is refused in one line before it takes memory or the
+interpreter's stack.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads.errors import BadInput
+
+MAX_BYTES = 64 << 20
+"""Of one file. The index of a published model with the most tensors has some 10 MB."""
+
+MAX_DEPTH = 64
+"""Objects and lists inside one another. Published files have fewer than ten."""
+
+
+def read_bounded_text(file: Path, max_bytes: int = MAX_BYTES) -> str:
+    """A text file's content, without a byte order mark.
+
+    Raises:
+        BadInput: it cannot be read, is larger than `max_bytes`, or is not UTF-8.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(max_bytes + 1)
+    except OSError as error:
+        raise BadInput(f"expected a readable file ({error.strerror})", file=file) from None
+    except ValueError as error:  # a null byte in the path
+        raise BadInput(f"expected a path ({error})", value=str(file)) from None
+    if len(content) > max_bytes:
+        raise BadInput(f"expected at most {max_bytes} bytes, found more", file=file)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput("expected UTF-8", file=file) from None
+
+
+def read_json_object(file: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        BadInput: as `read_bounded_text`; no JSON, something other than an object, nesting deeper than MAX_DEPTH, or
+            lone surrogates, which no text has.
+    """
+    text = read_bounded_text(file, max_bytes)
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"expected JSON: {error.msg}", file=file, line=error.lineno) from None
+    except RecursionError:
+        raise _too_deep(file) from None
+    except ValueError:  # an integer literal with more digits than Python converts
+        raise BadInput("expected JSON with numbers of at most 4300 digits", file=file) from None
+    if not isinstance(document, dict):
+        raise BadInput("expected a JSON object", value=type(document).__name__, file=file)
+    _check_values(document, file)
+    return document
+
+
+def _check_values(document: dict[str, Any], file: Path) -> None:
+    """Walk a document level by level, which takes no stack."""
+    level: list[Any] = [document]
+    for _ in range(MAX_DEPTH):
+        level = [value for each in level for value in _children(each)]
+        if not level:
+            return
+        if any(isinstance(value, str) and not _is_text(value) for value in level):
+            raise BadInput("expected text without lone surrogates", file=file)
+    if any(isinstance(each, dict | list) for each in level):
+        raise _too_deep(file)
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list) else []
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _too_deep(file: Path) -> BadInput:
+    return BadInput(f"expected JSON nested at most {MAX_DEPTH} deep, found more", file=file)

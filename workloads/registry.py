@@ -1,0 +1,37 @@
+"""Things that a scenario names: a dictionary from names to entries, which plug-ins add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class Registry(dict[str, Entry]):
+    """Entries by name, in the order in which they were registered."""
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """A decorator that adds an entry and returns it.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self:
+            raise ValueError(f"expected a name that is not registered, found {name!r}")
+
+        def add(entry: Entry) -> Entry:
+            self[name] = entry
+            return entry
+
+        return add
+
+    def select(self, name: str) -> Entry:
+        """The entry of a name.
+
+        Raises:
+            ValueError: no entry has this name; the message lists the names.
+        """
+        if name not in self:
+            raise ValueError(f"expected one of {', '.join(self)}, found {name!r}")
+        return self[name]
