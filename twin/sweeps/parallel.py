@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # a single run needs no processes, and would wait for these to load
     from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ def each_as_done(
 
     Worker processes start with the block and end with it, or with this process, however it ends. Their unfinished tasks
     are dropped. With one job or one task there are none, and each task runs when its result is asked for.
+    Workers take the tasks with them when they start, so the block may change what a task refers to.
 
     Raises:
         Exception: what a task raised, when its result is asked for.
@@ -38,9 +39,10 @@ def each_as_done(
     context = _context()
     # Only this process holds the writing end: the reading end becomes ready when it closes that, or is killed.
     parent_gone, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _end_with_parent, (parent_gone, held))
+    # Submitted tasks would be pickled later, in a thread, while the block fills the caches of what they refer to.
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), context, _start_worker, (work, tasks, parent_gone, held))
     try:
-        pending = {pool.submit(work, task): task for task in tasks}
+        pending = {pool.submit(_work_on, index): task for index, task in enumerate(tasks)}
         yield ((pending[future], future.result()) for future in as_completed(pending))
     finally:
         held.close()
@@ -62,8 +64,25 @@ def _context() -> BaseContext:
     return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
+_work: Callable[[Any], Any]
+_tasks: Sequence[Any]
+
+
+def _start_worker(
+    work: Callable[[Task], Any], tasks: Sequence[Task], parent_gone: Connection, held: Connection
+) -> None:
+    """In a worker: keep what there is to do, and end with the parent."""
+    global _work, _tasks
+    _work, _tasks = work, tasks
+    _end_with_parent(parent_gone, held)
+
+
+def _work_on(index: int) -> Any:
+    return _work(_tasks[index])
+
+
 def _end_with_parent(parent_gone: Connection, held: Connection) -> None:
-    """In a worker: end when no process holds the pipe's other end, of which fork has made a copy here.
+    """End when no process holds the pipe's other end, of which fork has made a copy here.
 
     Ctrl-C in a terminal reaches workers too; it is left to the parent. The parent's own handler of SIGTERM is undone.
     """
