@@ -45,6 +45,7 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
         for load in document["loads"]
     ]
     return {
+        "clock": document["clock"],
         "capacity": document["capacity"],
         "calibration": _shortened_calibration(document["calibration"]),
         "calibration_at_measured_speed": _shortened_calibration(document["calibration_at_measured_speed"]),
@@ -54,7 +55,7 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened_calibration(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
-    names = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "speed_probes", "points")
+    names = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "clock", "speed_probes", "points")
     return calibration and {name: calibration[name] for name in names}
 
 
