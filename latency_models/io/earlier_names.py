@@ -45,11 +45,12 @@ def present_key(model: type[Strict], key: str, notes: Notes) -> str:
 def print_notes(notes: Notes) -> None:
     """Say on stderr what was read under an earlier name, in one line and once a process."""
     if notes:
-        _print_once("; ".join(f"{old} is now called {new}" for old, new in notes.items()))
+        print_note("; ".join(f"{old} is now called {new}" for old, new in notes.items()))
 
 
 @functools.cache  # a sweep reads its scenario many times
-def _print_once(text: str) -> None:
+def print_note(text: str) -> None:
+    """Print a line on stderr, the same one once a process."""
     print(f"twin: {text}", file=sys.stderr)
 
 
