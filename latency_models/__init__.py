@@ -5,6 +5,7 @@ in it runs an engine. It imports `schedulers` (batch types), `reports.records` a
 `workloads.json_files` at most.
 
     step_time      the protocol that a simulator calls
+    origin         what imported timings were measured on
     sources/       one folder for each source of step times: its scenario section and its model
     interpolation  between measured points
     calibration/   the calibration file (α and β lines), and how one is fitted

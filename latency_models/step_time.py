@@ -16,6 +16,8 @@ from schedulers.lockstep import GroupBatch
 if TYPE_CHECKING:
     import numpy as np
 
+    from latency_models.origin import MeasuredDeployment
+
 ChunkTable: TypeAlias = tuple[list[int], list[float]]
 """Token counts, rising, and the seconds of a pass over each."""
 
@@ -64,6 +66,10 @@ class StepTime(Protocol):
 
     def chunk_table(self) -> ChunkTable | None:
         """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
+        ...
+
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """The model and devices that the times were measured for; None where the source does not say."""
         ...
 
 
@@ -119,4 +125,8 @@ class StepTimeModel(ABC):
 
     def chunk_table(self) -> ChunkTable | None:
         """As `StepTime.chunk_table`."""
+        return None
+
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """As `StepTime.measured_deployment`."""
         return None

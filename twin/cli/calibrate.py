@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 if TYPE_CHECKING:
     from latency_models.calibration.file_format import Calibration
-    from latency_models.sources.origin import Origin
+    from latency_models.origin import Origin
 
 FLAG = Parameter(negative=())
 
@@ -96,7 +96,7 @@ def import_(
         File to write; default: print it.
     """
     from latency_models.io.config_io import write_yaml
-    from latency_models.sources.origin import Origin
+    from latency_models.origin import Origin
     from latency_models.sources.recognise import AICONFIGURATOR, source_of
     from reports.records.run_directory import naming
     from twin.api.arguments import require_at_least

@@ -13,6 +13,7 @@ from typing import Any
 
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
+from latency_models.origin import Origin
 from latency_models.sources.aiconfigurator.tables import (
     BALANCED,
     AttentionKind,
@@ -21,7 +22,6 @@ from latency_models.sources.aiconfigurator.tables import (
     KernelTables,
     read_tables,
 )
-from latency_models.sources.origin import Origin
 from workloads.errors import BadInput
 
 ELEMENT_BYTES = {"float16": 2.0, "fp8": 1.0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latency_models.interpolation import Curve, blend
+from latency_models.origin import MeasuredDeployment
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
-from latency_models.sources.origin import Origin
 from latency_models.step_time import StepTimeModel
 from schedulers.batches import Batch
 
@@ -42,10 +42,10 @@ class AiconfiguratorStepTime(StepTimeModel):
         self.kernels, self.corrections = kernels, corrections or Corrections()
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 
-    @property
-    def origin(self) -> Origin:
-        """What the kernels were measured on, and the model and its split."""
-        return self.kernels.origin
+    def measured_deployment(self) -> MeasuredDeployment:
+        """As `StepTime.measured_deployment`. The kernels are sums over the layers of one model."""
+        kernels = self.kernels
+        return MeasuredDeployment(kernels.origin, ranks=kernels.origin.tensor_parallel, notes=kernels.notes)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
 from latency_models.io.config_io import read_yaml
 from latency_models.io.tables import Columns, read_columns
-from latency_models.sources.origin import Origin
+from latency_models.origin import Origin
 from latency_models.sources.recognise import AICONFIGURATOR, other_source
 from workloads.errors import BadInput
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from latency_models.deployment.models import Model, load_model
+from latency_models.origin import MeasuredDeployment
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
-from latency_models.sources.origin import Origin
 from latency_models.step_time import StepTimeModel
 from schedulers.batches import Batch
 from workloads.errors import BadInput
@@ -50,10 +50,10 @@ class KernelTableStepTime(StepTimeModel):
         self._overhead = settings.overhead + settings.kernel_gap * kernels_a_step(tables, model)
         self._peers = settings.data_parallel
 
-    @property
-    def origin(self) -> Origin:
-        """What the kernels were measured on, and the model and its split."""
-        return self.tables.origin
+    def measured_deployment(self) -> MeasuredDeployment:
+        """As `StepTime.measured_deployment`."""
+        ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
+        return MeasuredDeployment(self.tables.origin, self.model, ranks)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""

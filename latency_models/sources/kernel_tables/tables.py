@@ -23,8 +23,8 @@ from pydantic import (
 
 from latency_models.calibration.file_format import Pair, Provenance
 from latency_models.io.config_io import Strict, checked
+from latency_models.origin import Origin
 from latency_models.sources.kernel_tables.skew import SkewFit
-from latency_models.sources.origin import Origin
 from workloads.errors import BadInput
 
 

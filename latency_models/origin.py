@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
 
 FLAGS = {"gpu": "--gpu", "engine": "--engine", "engine_version": "--engine-version", "model": "--model"}
 """Of `twin calibrate import`: they say what the source does not."""
@@ -61,6 +64,23 @@ class Origin:
             TypeError: it has other fields.
         """
         return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDeployment:
+    """The deployment that imported step times are for.
+
+    Attributes:
+        origin: what the timings were measured on.
+        model: the model that step times are computed with; None where they are sums over its layers already.
+        ranks: ranks that share a layer; None where that is not known, or where experts are split otherwise.
+        notes: on how the timings were completed.
+    """
+
+    origin: Origin
+    model: Model | None = None
+    ranks: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def plain_name(text: str) -> str:
