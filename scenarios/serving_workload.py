@@ -26,7 +26,7 @@ from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
-from workloads.traces import Trace, read_trace
+from workloads.traces import Trace
 
 SMALLEST_CV = 1e-3
 """Of gamma-distributed times, as in `workloads.arrivals.Gamma`."""
@@ -180,11 +180,7 @@ class ServingWorkloadSpec(Strict):
 
     def read_trace(self, base: Path) -> Trace | None:
         """The trace, if there is one; relative paths start from `base`."""
-        if self.trace is None:
-            return None
-        if self.trace.path is None:
-            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
-        return read_trace(base / self.trace.path, self.trace.format)
+        return None if self.trace is None else self.trace.read(base)
 
     def build(self, trace: Trace | None) -> Workload:
         """The workload.

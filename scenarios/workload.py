@@ -79,6 +79,16 @@ class TraceSpec(Strict):
     format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
     pairing: Literal["joint", "independent"] = "joint"
 
+    def read(self, base: Path) -> Trace:
+        """The trace. Relative paths start from `base`.
+
+        Raises:
+            BadInput: no file is named, or it cannot be read in its format.
+        """
+        if self.path is None:
+            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
+        return read_trace(base / self.path, self.format)
+
 
 class ClosedLoopSpec(Strict):
     """Whoever finishes is followed at once: every slot stays full."""
@@ -141,11 +151,7 @@ class WorkloadSpec(Strict):
 
     def read_trace(self, base: Path) -> Trace | None:
         """The trace, if there is one; relative paths start from `base`."""
-        if self.trace is None:
-            return None
-        if self.trace.path is None:
-            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
-        return read_trace(base / self.trace.path, self.trace.format)
+        return None if self.trace is None else self.trace.read(base)
 
     def lengths(self, trace: Trace | None) -> LengthPairs:
         """The joint distribution of prefill and decode lengths."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression.step import Step
 from latency_models.speed_probes import Reading
+from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -57,17 +58,8 @@ class Backend(Protocol):
     def speed_probe_rows(self) -> Sequence[int]:
         """Rows of each speed probe; empty where the machine's speed is not read."""
 
-    def profile(
-        self,
-        config: EngineConfig,
-        *,
-        rounds: int,
-        max_steps: int,
-        max_prompt_tokens: int,
-        max_output_tokens: int,
-        seed: int,
-    ) -> ProfiledRounds:
-        """Time the steps of requests of random lengths. The limits hold for each round.
+    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
+        """Time the steps of requests of random lengths.
 
         Raises:
             ValueError: lengths that the engine refuses.

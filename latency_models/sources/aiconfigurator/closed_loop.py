@@ -87,22 +87,6 @@ def closed_loop(
     return ClosedLoop(ttft + waiting, tpot, step, prompt, residents, decoding)
 
 
-def closed_loop_tpot(
-    step_time: StepTime,
-    concurrency: float,
-    isl: float,
-    osl: float,
-    *,
-    ahead: float = 0.0,
-    max_batched_tokens: int = 8192,
-    kv_capacity: float | None = None,
-) -> float:
-    """Seconds an output token after the first, as `closed_loop` has it."""
-    return closed_loop(
-        step_time, concurrency, isl, osl, ahead=ahead, max_batched_tokens=max_batched_tokens, kv_capacity=kv_capacity
-    ).tpot
-
-
 def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_batched_tokens: int) -> float:
     """Seconds that one prompt adds to the decode steps that its chunks run in."""
     room = max_batched_tokens - decodes
