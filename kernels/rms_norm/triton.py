@@ -36,7 +36,7 @@ def rms_norm_kernel(
 
 
 def warps_for(hidden: int) -> int:
-    """Threads enough that each keeps at most 16 elements of the row in flight."""
+    """The warps with which each thread keeps at most 16 elements of the row in flight."""
     width: int = triton.next_power_of_2(hidden)
     return max(1, min(16, width // 512))
 

@@ -1,4 +1,4 @@
-"""QK-norm, rotary positions and the write to the paged cache, read once and written once.
+"""QK-norm, rotary positions and the write to the paged cache. Each element is read once and written once.
 
 A program has a few heads of one token, all of them queries, keys or values. Each thread loads 16 bytes of the lower and
 16 of the upper half of a head: the two that turn together. The norm is a sum over the threads of a head.
