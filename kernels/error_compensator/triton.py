@@ -460,7 +460,7 @@ def _launch(
 
 
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """The compensated product in two streams, for many tokens. It is rounded to x's type before the correction is added."""
+    """The compensated product in two streams, for many tokens. It is rounded to x's type before the correction."""
     tokens = x.numel() // weight.inputs
     count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.

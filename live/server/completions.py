@@ -13,7 +13,7 @@ from live.server.replies import Completion, CompletionChoice, CompletionLogprobs
 from live.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's and vLLM's."""
+"""The default of OpenAI and of vLLM."""
 
 
 async def create_completion(
@@ -67,7 +67,7 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
         }
 
     def _choice(self, output: CompletionOutput) -> CompletionChoice:
-        """The new part of an output; without a stream, all of it. The first part also holds what is of the prompt."""
+        """The new part of an output; without a stream, all of it. The first part also holds the prompt's fields."""
         request, first = self.request, not output.num_read
         delta = output.read()
         echoed = bool(request.echo) and first

@@ -1,4 +1,4 @@
-"""The response to a request for tokens, whole or as a stream: the part that completions and chats share."""
+"""Responses with generated tokens, whole or as a stream: the part that completions and chats share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 class GenerationResponse(ABC, Generic[_Request]):
-    """Submits the generations of a request and formats their outputs. A subclass checks and encodes the request first.
+    """Submits the generations of a request, and formats their outputs.
+
+    A subclass checks and encodes the request, and formats choices.
 
     Args:
         prompts: token ids. max_tokens: of each output.

@@ -1,4 +1,4 @@
-"""From command line options to a tokenizer and an engine."""
+"""Builds a tokenizer and an engine from command line options."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _expect_blocks(
     config: ModelConfig, model: Model, block_size: int, blocks: int, sequences: int,
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
-    """Refuse more blocks, or block tables, than there is memory for; `field`, `value`: what asked for them.
+    """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame.
 
     Raises:
         BadInput: there is not so much memory.

@@ -46,7 +46,7 @@ class LiveBackend(LoadedModel):
         self._speed = MachineSpeedReader(self.decoder, machine_speed_share) if machine_speed_share else None
 
     def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
-        """Time steps as `live.validation.profiling` does. On a GPU the same steps run untimed first.
+        """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first.
 
         Raises:
             ValueError: lengths that the engine refuses.
