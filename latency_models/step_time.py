@@ -1,7 +1,7 @@
-"""How long one engine step takes: the protocol that a simulator calls, and a base class with its defaults.
+"""The duration of one engine step: the protocol that a simulator calls, and a base class with its defaults.
 
 A model gives the same durations, bit for bit, for single batches and for runs of decode steps between which no
-sequence joins or leaves. That is what lets a simulation skip over such runs.
+sequence joins or leaves, so that a simulation can skip over such runs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepTime(Protocol):
 
     @property
     def can_draw(self) -> bool:
-        """Whether `draw` gives other models: the fit left a distribution of its parameters."""
+        """True if `draw` gives other models: the fit left a distribution of its parameters."""
         ...
 
     def draw(self, rng: np.random.Generator) -> StepTime:
@@ -97,7 +97,7 @@ class StepTimeModel(ABC):
         return 0.0 if batch is None else self.seconds(batch)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """`rank_seconds` of successive decode steps; 0 decodes mean an idle rank."""
+        """The values of `rank_seconds` for successive decode steps; 0 decodes mean an idle rank."""
         return self.decode_seconds(decodes, kv, longest, steps) if decodes else [0.0] * steps
 
     def group_seconds(self, batch: GroupBatch) -> float:

@@ -1,7 +1,7 @@
 """TTFT and TPOT of a closed loop in steady state: a client that keeps a number of requests in flight.
 
 With N requests in flight, each runs through `osl` decode steps, during which the N - 1 others are prefilled once each.
-Let D be the time of a decode step and P what one prompt adds to the steps that prefill it; a request takes osl·D + N·P.
+Let D be the time of a decode step, and P the time that one prompt adds to its steps. A request takes osl·D + N·P.
 Its TTFT contains one D, its own P, and the P of the prompts that go before it (`ahead`). The rest, divided by the
 remaining osl - 1 tokens, is its TPOT:
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from schedulers.sequence import Sequence
 
 ROUNDS = 4
-"""In which the number of decoding requests settles."""
+"""Iterations after which the number of decoding requests has settled."""
 
 
 @dataclass(frozen=True, slots=True)

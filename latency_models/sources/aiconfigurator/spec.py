@@ -20,7 +20,7 @@ class AiconfiguratorSpec(SourceSpec):
 
     Attributes:
         decode: factor on the kernels of decodes.
-        prefill: factor on what prompts add.
+        prefill: factor on the time that prompts add.
         prompt_step: further seconds of a step with prompts.
         per_sequence: seconds of the host for each decode. `latency_models.sources.aiconfigurator.regression` fits all
             four to closed-loop measurements.

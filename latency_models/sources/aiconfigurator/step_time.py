@@ -13,7 +13,7 @@ from schedulers.batches import Batch
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Corrections for what kernels timed one by one leave out.
+    """Corrections for times that kernels timed one by one leave out.
 
     Attributes:
         decode: factor on the kernels of decodes. Below 1 where the engine fuses what the tables time separately; above
@@ -30,12 +30,11 @@ class Corrections:
 
 
 class AiconfiguratorStepTime(StepTimeModel):
-    """GEMMs and all-reduces by rows, attention by context, the head by sequences.
+    """The sum of GEMMs and all-reduces by rows, attention by context, and the head by sequences.
 
-    A step is its decodes plus what prompts add to them. Decodes of uneven lengths count as decodes of their mean
-    length. A later chunk of a prompt costs attention over everything so far, less attention over what came before.
-    Decode attention is
-    never faster than the memory: some tables were measured with the KV cache in L2.
+    A step takes the time of its decodes plus the time that prompts add. Decodes of uneven lengths count as decodes of
+    their mean length. A later chunk of a prompt costs attention over all tokens so far, less that over earlier tokens.
+    Decode attention is never faster than the memory: some tables were measured with the KV cache in L2.
     """
 
     def __init__(self, kernels: ModelKernels, corrections: Corrections | None = None) -> None:
@@ -60,7 +59,7 @@ class AiconfiguratorStepTime(StepTimeModel):
         return [self._decode(decodes, tokens) for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:
-        """Whether the tables cover every kernel of a step: its rows, contexts and decodes."""
+        """True if the tables cover every kernel of a step: its rows, contexts and decodes."""
         kernels, decodes = self.kernels, batch.n_decodes
         fits = batch.tokens <= kernels.rows.x[-1]
         if decodes:

@@ -27,7 +27,7 @@ class KernelTableStepTime(StepTimeModel):
 
     Args:
         tables: kernel timings of one rank.
-        settings: how the deployment runs the model.
+        settings: of the deployment.
         model: the measured model.
 
     Raises:
@@ -101,7 +101,7 @@ def load_kernel_tables(
 
     Args:
         path: the folder or file.
-        settings: how the deployment runs the model.
+        settings: of the deployment.
         model: used in place of the model that the settings name.
         base: the folder from which relative paths start.
 

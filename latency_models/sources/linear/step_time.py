@@ -1,4 +1,4 @@
-"""Step times as a line over the size of a batch: AFD's α/β lines for a whole colocated engine."""
+"""Step times on a line over the size of a batch: AFD's α/β lines for a whole colocated engine."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class StepRegression(Estimator, StepTimeModel):
         points_: number of steps.
 
     Args:
-        late: whether the log is one step late, as `StepLog.executed` describes.
+        late: the log is one step late, as `StepLog.executed` describes.
         graph_sizes: batch sizes to which smaller batches are padded, rising.
         huber: steps further than this many deviations off count by their distance, not by its square.
     """
@@ -86,8 +86,9 @@ class StepRegression(Estimator, StepTimeModel):
         return predicted
 
     def seconds(self, batch: Batch) -> float:
-        """`predict` for one batch, bit for bit. Its KV tokens are those of decodes and of prompts up to the end of
-        their chunks.
+        """The value of `predict` for one batch, bit for bit.
+
+        Its KV tokens are those of decodes and of prompts up to the end of their chunks.
 
         Raises:
             NotFitted: before `fit`.
@@ -103,7 +104,7 @@ class StepRegression(Estimator, StepTimeModel):
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:
-        """Whether a batch as large was measured.
+        """True if a batch as large was measured.
 
         Raises:
             NotFitted: before `fit`.
