@@ -48,15 +48,15 @@ class Instant:
         self._logits = cache(lambda rows: torch.zeros(rows, 100))
 
     def forward(self, inputs: Inputs, kv: PagedCache) -> torch.Tensor:
-        """As `Decoder.forward`."""
+        """See `Decoder.forward`."""
         return self._hidden(inputs.tokens.shape[0])
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.normed`."""
+        """See `Decoder.normed`."""
         return hidden
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.logits`."""
+        """See `Decoder.logits`."""
         return self._logits(normed.shape[0])
 
 

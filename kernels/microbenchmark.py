@@ -111,7 +111,7 @@ def _elapsed(calls: list[Callable[[], object]]) -> float:
 
 
 def _cuda_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:
-    """As `_cpu_times`, by events around a graph that goes through all buffers."""
+    """The result of `_cpu_times`, from events around a graph that goes through all buffers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls:  # compiles and tunes, which a graph cannot hold

@@ -81,11 +81,11 @@ class StepTimeModel(ABC):
 
     @abstractmethod
     def seconds(self, batch: Batch) -> float:
-        """As `StepTime.seconds`."""
+        """See `StepTime.seconds`."""
 
     @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """Seconds of one data-parallel rank's step.
@@ -101,32 +101,32 @@ class StepTimeModel(ABC):
         return self.decode_seconds(decodes, kv, longest, steps) if decodes else [0.0] * steps
 
     def group_seconds(self, batch: GroupBatch) -> float:
-        """As `StepTime.group_seconds`."""
+        """See `StepTime.group_seconds`."""
         return max(self.rank_seconds(rank, batch.tokens) for rank in batch.ranks)
 
     def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """As `StepTime.group_decode_seconds`."""
+        """See `StepTime.group_decode_seconds`."""
         gathered = sum(decodes for decodes, _, _ in runs)
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
 
     @property
     def can_draw(self) -> bool:
-        """As `StepTime.can_draw`."""
+        """See `StepTime.can_draw`."""
         return False
 
     def draw(self, rng: np.random.Generator) -> StepTime:
-        """As `StepTime.draw`."""
+        """See `StepTime.draw`."""
         return self
 
     def outside(self) -> Mapping[str, float]:
-        """As `StepTime.outside`."""
+        """See `StepTime.outside`."""
         return {}
 
     def chunk_table(self) -> ChunkTable | None:
-        """As `StepTime.chunk_table`."""
+        """See `StepTime.chunk_table`."""
         return None
 
     def measured_deployment(self) -> MeasuredDeployment | None:
-        """As `StepTime.measured_deployment`."""
+        """See `StepTime.measured_deployment`."""
         return None

@@ -13,11 +13,11 @@ from workloads.errors import BadInput
 
 
 def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> SchedulerPlan:
-    """What the scheduler of a scenario's engine is built from: the same in the simulator and in a live server.
+    """The plan of the scheduler of a scenario's engine: the same in the simulator and in a live server.
 
     Files that the scenario names are read where the scheduler depends on them: a trace for the length of its prefix
-    blocks, step times for a chunk policy that uses their table. One note on stderr names the router of a scenario that
-    has several engines or says which router it wants: here it has nothing to choose.
+    blocks, step times for a chunk policy that uses their table. A scenario with several engines or with a
+    `system.routing` causes one note on stderr, since a router has nothing to choose here.
 
     Raises:
         BadInput: the scenario cannot be used, or describes more than replicas of one engine.

@@ -35,11 +35,11 @@ class QuantiseSpec(Strict):
 
 
 class LiveModelSpec(Strict):
-    """The model that is run.
+    """The live model.
 
     Attributes:
         path: a Hugging Face directory; or, with `weights: random`, a config.json.
-        threads: of the CPU that one operation may use. More than the machine has to itself makes steps erratic.
+        threads: CPU threads that one operation may use. Threads that other programs delay make step times vary.
     """
 
     path: FilePath
@@ -50,7 +50,7 @@ class LiveModelSpec(Strict):
 
 
 class ProfilingSpec(Strict):
-    """How the engine is profiled where no calibration is given.
+    """The profiling of the engine, which takes place without a calibration.
 
     Attributes:
         rounds: number of rounds; every fifth is held out for evaluation.
@@ -70,7 +70,7 @@ class ProfilingSpec(Strict):
 
 
 class MachineSpeedSpec(Strict):
-    """How often the machine's speed is read.
+    """The readings of the machine's speed.
 
     Attributes:
         share: largest share of the time that speed probes take; there is at most one reading a step.
@@ -89,7 +89,7 @@ class ValidationScenario(Strict):
         loads: requests per second, relative to the predicted capacity.
         repeats: of each load, with other requests each time.
         machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
-        calibration: a file of engine steps, as an earlier validation wrote it; without one the engine is profiled.
+        calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"probe": "profiling"}

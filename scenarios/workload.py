@@ -30,7 +30,7 @@ class FixedLengths(Strict):
 
 
 class GeometricLengths(Strict):
-    """Geometric on {1, 2, …} with the given mean, tokens."""
+    """Geometric lengths on {1, 2, …} with the given mean, tokens."""
 
     distribution: Literal["geometric"]
     mean: float = Field(ge=1, le=MAX_TOKENS)
@@ -40,7 +40,7 @@ class GeometricLengths(Strict):
 
 
 class LogNormalLengths(Strict):
-    """Log-normal with the given mean (tokens) and coefficient of variation."""
+    """Log-normal lengths with the given mean (tokens) and coefficient of variation."""
 
     distribution: Literal["lognormal"]
     mean: float = Field(ge=1, le=MAX_TOKENS)
@@ -73,7 +73,7 @@ LengthSpec = Annotated[
 
 
 class TraceSpec(Strict):
-    """A recorded workload. `pairing` joint keeps which prompt had which answer, independent shuffles them apart."""
+    """A recorded workload. `pairing` joint keeps each prompt with its answer, independent shuffles them."""
 
     path: FilePath | None = None
     format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
@@ -91,7 +91,7 @@ class TraceSpec(Strict):
 
 
 class ClosedLoopSpec(Strict):
-    """Whoever finishes is followed at once: every slot stays full."""
+    """A closed loop: a finished request is replaced at once, so that every slot stays full."""
 
     process: Literal["closed_loop"] = "closed_loop"
 
@@ -131,7 +131,7 @@ ArrivalSpec = Annotated[
 
 
 class WorkloadSpec(Strict):
-    """Lengths from two distributions or from a trace, and how requests arrive."""
+    """Lengths from two distributions or from a trace, and the arrival process."""
 
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None

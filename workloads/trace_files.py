@@ -202,7 +202,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """As `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
+    """See `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
     blank = rows = 0
     for number in itertools.count(1):
         line = file.readline(MAX_LINE + 1)

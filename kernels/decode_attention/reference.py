@@ -56,7 +56,7 @@ def latent_decode_attention(
     *,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """As `decode_attention`, where all heads share one key, and its first `latent` columns are the value.
+    """Compute `decode_attention` where all heads share one key, whose first `latent` columns are the value.
 
     This is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) with the up-projections absorbed
     into the query and the output.

@@ -176,7 +176,7 @@ def latent_decode_kernel(
     TILE: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """As `decode_kernel`, for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
+    """The `decode_kernel` for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
     first = tl.program_id(0) * ROWS
     split = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -269,7 +269,7 @@ def decode_attention(
     longest: int | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
+    """Compute `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
     batch, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     assert q.is_contiguous(), "heads must follow one another"
@@ -318,7 +318,7 @@ def latent_decode_attention(
     longest: int | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.latent_decode_attention`; latent and rope_dim are powers of two, 16 or more."""
+    """Compute `reference.latent_decode_attention`; latent and rope_dim are powers of two, 16 or more."""
     batch, heads, width = q.shape
     block_size = cache.shape[1]
     assert q.is_contiguous(), "heads must follow one another"

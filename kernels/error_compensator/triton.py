@@ -380,7 +380,7 @@ def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """As `reference.compensated_gemm`; x contiguous."""
+    """Compute `reference.compensated_gemm`; x contiguous."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
     if fits_one_launch(tokens, weight, compensator.rank):

@@ -259,7 +259,7 @@ def combine_kernel(made_ptr, weights_ptr, y_ptr, hidden, CHOSEN: tl.constexpr, C
 
 
 def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.route`; logits contiguous, weights in float32."""
+    """Compute `reference.route`; logits contiguous, weights in float32."""
     assert logits.is_contiguous(), "rows must follow one another"
     tokens, experts = logits.shape
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
@@ -321,7 +321,7 @@ def sort_by_expert(numbers: torch.Tensor, experts: int, tile: int) -> Sorted:
 def expert_mlp(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `reference.expert_mlp`, all contiguous; what the two products make is rounded to x's type."""
+    """Compute `reference.expert_mlp`, all contiguous; what the two products make is rounded to x's type."""
     assert all(each.is_contiguous() for each in (x, weights, experts, gate_up, down)), "rows must follow one another"
     (tokens, hidden), chosen = x.shape, experts.shape[1]
     count, intermediate = down.shape[0], down.shape[2]

@@ -44,7 +44,7 @@ def copy_blocks_kernel(
 
 
 def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> torch.Tensor:
-    """As `reference.gather_blocks`."""
+    """See `reference.gather_blocks`."""
     buffer = torch.empty(
         (*cache.shape[:axis], len(blocks), *cache.shape[axis + 1 :]), dtype=cache.dtype, device=cache.device
     )
@@ -53,7 +53,7 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> t
 
 
 def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tensor, axis: int = 0) -> None:
-    """As `reference.scatter_blocks`; the buffer contiguous."""
+    """Compute `reference.scatter_blocks`; the buffer contiguous."""
     _copy(cache, blocks, buffer, axis, to_cache=True)
 
 

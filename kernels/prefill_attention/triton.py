@@ -212,7 +212,7 @@ def prefill_attention(
     *,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.prefill_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
+    """Compute `reference.prefill_attention`; q and heads of the caches contiguous. `plan` overrides `select`."""
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     sequences, group = len(context_lengths), heads // kv_heads

@@ -122,7 +122,7 @@ def rope_kv_write(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """As `reference.rope_kv_write`; all contiguous."""
+    """Compute `reference.rope_kv_write`; all contiguous."""
     kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     assert (q_norm is None) == (k_norm is None), "both queries and keys are normed, or none"

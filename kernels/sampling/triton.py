@@ -36,7 +36,7 @@ def _order_key(x):
 
 @triton.jit
 def _weight(scaled, top):
-    """As `reference.whole_weights`."""
+    """See `reference.whole_weights`."""
     return (tl.exp(scaled - top) * 34359738368.0).to(tl.int64)
 
 
@@ -305,7 +305,7 @@ def choose_kernel(
 
 
 def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.sample`; `logits` contiguous."""
+    """Compute `reference.sample`; `logits` contiguous."""
     assert logits.is_contiguous(), "rows must follow one another"
     rows, vocabulary = logits.shape
     blocks = triton.cdiv(vocabulary, BLOCK)

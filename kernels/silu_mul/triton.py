@@ -39,7 +39,7 @@ def select(rows: int, intermediate: int) -> tuple[int, int]:
 
 
 def silu_mul(packed: torch.Tensor) -> torch.Tensor:
-    """As `reference.silu_mul`; `packed` contiguous."""
+    """Compute `reference.silu_mul`; `packed` contiguous."""
     assert packed.is_contiguous(), "rows must follow one another"
     intermediate = packed.shape[-1] // 2
     y = torch.empty((*packed.shape[:-1], intermediate), dtype=packed.dtype, device=packed.device)

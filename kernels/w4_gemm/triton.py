@@ -355,7 +355,7 @@ def unpack_kernel(
 
 
 def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """As `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are 512 tokens or more."""
+    """Compute `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are 512 tokens or more."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
     if tokens >= UNPACK_TOKENS:
@@ -367,7 +367,7 @@ def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """As `pack.dequantise`."""
+    """See `pack.dequantise`."""
     blocks, rows, _ = weight.qweight.shape
     made = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
     unpack_kernel[(blocks, rows // 32)](

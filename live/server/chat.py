@@ -35,11 +35,11 @@ class ChatResponse(GenerationResponse[ChatRequest]):
 
     @property
     def logprobs(self) -> int:
-        """As `GenerationResponse.logprobs`."""
+        """See `GenerationResponse.logprobs`."""
         return (self.request.top_logprobs or 0) if self.request.logprobs else -1
 
     def document(self) -> Chat:
-        """As `GenerationResponse.document`."""
+        """See `GenerationResponse.document`."""
         document: Chat = {
             "id": self.id,
             "object": "chat.completion",
@@ -68,7 +68,7 @@ class ChatResponse(GenerationResponse[ChatRequest]):
         return choice
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """As `GenerationResponse.chunk`."""
+        """See `GenerationResponse.chunk`."""
         return {
             "id": self.id,
             "object": "chat.completion.chunk",
@@ -78,7 +78,7 @@ class ChatResponse(GenerationResponse[ChatRequest]):
         }
 
     def deltas(self, output: CompletionOutput) -> list[dict[str, Any]]:
-        """As `GenerationResponse.deltas`; the first choice of a stream names the role."""
+        """See `GenerationResponse.deltas`; the first choice of a stream names the role."""
         choices = [_delta_choice(output, {"role": "assistant", "content": ""})] if not output.num_read else []
         delta = output.read()
         choice = _delta_choice(output, {"content": delta.text})

@@ -38,26 +38,26 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
 
     @property
     def logprobs(self) -> int:
-        """As `GenerationResponse.logprobs`."""
+        """See `GenerationResponse.logprobs`."""
         return -1 if self.request.logprobs is None else self.request.logprobs
 
     @property
     def prompt_logprobs(self) -> int:
-        """As `GenerationResponse.prompt_logprobs`. An echoed prompt has those of the output."""
+        """See `GenerationResponse.prompt_logprobs`. An echoed prompt has those of the output."""
         return max(super().prompt_logprobs, self.logprobs) if self.request.echo else super().prompt_logprobs
 
     def document(self) -> Completion:
-        """As `GenerationResponse.document`."""
+        """See `GenerationResponse.document`."""
         document = self.chunk([self._choice(output) for output in self.outputs])
         document["usage"] = self.usage()
         return document
 
     def deltas(self, output: CompletionOutput) -> list[CompletionChoice]:
-        """As `GenerationResponse.deltas`."""
+        """See `GenerationResponse.deltas`."""
         return [self._choice(output)]
 
     def chunk(self, choices: list[CompletionChoice]) -> Completion:
-        """As `GenerationResponse.chunk`."""
+        """See `GenerationResponse.chunk`."""
         return {
             "id": self.id,
             "object": "text_completion",

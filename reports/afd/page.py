@@ -1,4 +1,4 @@
-"""The self-contained HTML page of a ratio sweep: the answer, the figures, the numbers, and how they were come by."""
+"""The self-contained HTML page of a ratio sweep: the answer, the figures, the numbers, and their origin."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _points(points: list[Document]) -> str:
 
 
 def _gaps(points: list[Document], document: Document) -> list[str]:
-    """From the published formula to the measured eq. 21, factor by factor, in per cent."""
+    """The factors from the published formula to the measured eq. 21, in per cent."""
     explained = [point for point in points if point["gaps"] is not None]
     if not explained:
         return []

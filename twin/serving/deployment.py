@@ -14,7 +14,7 @@ from workloads.errors import BadInput
 
 
 def describe_origin(step_time: StepTime) -> dict[str, Any]:
-    """The entries of a document on what the step times were measured on; empty where the source does not say."""
+    """The entries of a document on the origin of the step times; empty if the source does not state it."""
     known = step_time.measured_deployment()
     if known is None:
         return {}
@@ -58,6 +58,6 @@ def _alike(one: Model, other: Model) -> bool:
 
 
 def _builtin(name: str) -> Model | None:
-    """The built-in model of a name, as any owner and case spells it."""
+    """The built-in model of a name, with any owner and in any case."""
     found = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
     return None if found is None else load_model(found)

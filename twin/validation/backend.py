@@ -33,7 +33,7 @@ class ProfiledRounds(Timed, Protocol):
 
     @property
     def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
-        """Of each round, its steps in order, each with the time at which it began."""
+        """The steps of each round in order, each with the time at which it began."""
 
 
 class ReplayedRun(Timed, Protocol):
@@ -45,7 +45,7 @@ class ReplayedRun(Timed, Protocol):
 
     @property
     def token_times(self) -> Sequence[Sequence[float]]:
-        """Of each request, the times of its output tokens."""
+        """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
         """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
@@ -68,7 +68,7 @@ class Backend(Protocol):
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
     ) -> bool:
-        """Do the work that a replay of these requests would do only the first time. False if there is none."""
+        """Do the work that only the first replay of these requests would do. False if there is none."""
 
     def replay(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]

@@ -108,7 +108,7 @@ class FixedStepModel:
         """Do nothing: the model is complete."""
 
     def fitted_file(self, name: str) -> Path:
-        """The file that was given, whatever the name."""
+        """The given file, for any name."""
         return self._file
 
 

@@ -231,7 +231,7 @@ class _Posterior:
     def _tpot(
         self, decode: Floats, prefill: Floats, prompt_step: Floats, per_sequence: Floats, base: Floats, each: Floats
     ) -> Floats:
-        """As `closed_loop` has it."""
+        """The TPOT of `closed_loop`."""
         step = np.exp(self._shares @ decode) * self._step + per_sequence[self._model] * self._decoding
         prompt = np.exp(self._shares @ prefill) * self._prompt + prompt_step[self._model] * self._prompt_layers
         others = self._residents - 1

@@ -34,7 +34,7 @@ class AiconfiguratorSpec(SourceSpec):
     per_sequence: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> StepTime:
-        """As `SourceSpec.build`."""
+        """See `SourceSpec.build`."""
         from latency_models.sources.aiconfigurator.kernels import ModelKernels
         from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
 
@@ -45,5 +45,5 @@ class AiconfiguratorSpec(SourceSpec):
         return AiconfiguratorStepTime(kernels, Corrections(**self.model_dump(exclude={"source", "path"})))
 
     def provenance(self) -> dict[str, Any]:
-        """As `SourceSpec.provenance`."""
+        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

@@ -42,7 +42,7 @@ class AiconfiguratorStepTime(StepTimeModel):
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """As `StepTime.measured_deployment`. The kernels are sums over the layers of one model."""
+        """See `StepTime.measured_deployment`. The kernels are sums over the layers of one model."""
         kernels = self.kernels
         return MeasuredDeployment(kernels.origin, ranks=kernels.origin.tensor_parallel, notes=kernels.notes)
 
@@ -55,7 +55,7 @@ class AiconfiguratorStepTime(StepTimeModel):
         return duration
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return [self._decode(decodes, tokens) for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:

@@ -62,11 +62,11 @@ class EcTables(StepTimeModel):
         return self.at(batch.n_decodes) + self.at(max(batch.prefill_tokens, self.pad_to))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return [self.at(decodes)] * steps
 
     def outside(self) -> dict[str, float]:
-        """As `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""
+        """See `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""
         return dict(self._outside)
 
     def chunk_table(self) -> tuple[list[int], list[float]]:

@@ -115,7 +115,7 @@ class EngineRegression(Estimator, StepTimeModel):
         return self._at(describe(batch, self.block_size))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         self._require_fit()
         durations = []
         known: dict[int, float] = {}

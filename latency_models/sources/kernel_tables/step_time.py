@@ -51,7 +51,7 @@ class KernelTableStepTime(StepTimeModel):
         self._peers = settings.data_parallel
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """As `StepTime.measured_deployment`."""
+        """See `StepTime.measured_deployment`."""
         ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
         return MeasuredDeployment(self.tables.origin, self.model, ranks)
 
@@ -60,11 +60,11 @@ class KernelTableStepTime(StepTimeModel):
         return self.rank_seconds(batch, batch.tokens * self._peers)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return self.rank_decode_seconds(decodes, kv, longest, decodes * self._peers, steps)
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """As `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
+        """See `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
@@ -74,14 +74,14 @@ class KernelTableStepTime(StepTimeModel):
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """As `StepTimeModel.rank_decode_seconds`."""
+        """See `StepTimeModel.rank_decode_seconds`."""
         if not decodes:
             return [self.rank_seconds(None, gathered)] * steps
         rest, attention = self._rest(decodes, decodes, gathered), self._attention.decode
         return [rest + attention(decodes, kv + decodes * i, longest + i) for i in range(steps)]
 
     def outside(self) -> dict[str, float]:
-        """As `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
+        """See `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
         return dict(self._outside)
 
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:

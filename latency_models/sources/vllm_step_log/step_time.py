@@ -99,7 +99,7 @@ class StepRegression(Estimator, StepTimeModel):
         return self._fixed(batch.n_decodes, batch.prefill_tokens) + self.per_kv_token_ * kv
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         fixed, slope = self._fixed(decodes, 0), self.per_kv_token_
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
@@ -114,7 +114,7 @@ class StepRegression(Estimator, StepTimeModel):
 
     @property
     def can_draw(self) -> bool:
-        """As `StepTime.can_draw`: coefficients have a covariance."""
+        """See `StepTime.can_draw`: coefficients have a covariance."""
         return True
 
     def draw(self, rng: np.random.Generator) -> StepRegression:
