@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from reports.serving.page import drawn_figures, whole_page
+from reports.html_page import drawn_figures, whole_page
 
 WIDTH = 200
 """Characters in a line of the tables, like those of `twin reproduce` without a terminal."""
