@@ -28,9 +28,9 @@ class LineSpec(Strict):
 class LatencySpec(Strict):
     """Changes to a calibration for what-if questions, for a whole decode step and in its own units."""
 
-    attention: LineSpec = LineSpec()
-    ffn: LineSpec = LineSpec()
-    communication: LineSpec = LineSpec()
+    attention: LineSpec = Field(default_factory=LineSpec)
+    ffn: LineSpec = Field(default_factory=LineSpec)
+    communication: LineSpec = Field(default_factory=LineSpec)
 
 
 class RooflineSpec(Strict):
@@ -89,8 +89,8 @@ class AfdScenario(Strict):
     plugins: list[Plugin] = Field(default_factory=list)
     seed: int = Field(default=0, ge=0)
     calibration: Annotated[str | RooflineSpec, NAME_OR_FILE]
-    latency: LatencySpec = LatencySpec()
-    instances: InstancesSpec = InstancesSpec()
+    latency: LatencySpec = Field(default_factory=LatencySpec)
+    instances: InstancesSpec = Field(default_factory=InstancesSpec)
     batch_size: Slots
     microbatches: Microbatches = 2
     requests_per_instance: Requests = 10_000
