@@ -4,8 +4,8 @@
 
 Each run profiles, predicts and replays anew, and its folder stays under runs/. The errors are those of the forecast;
 where the scenario reads the machine's speed, the errors at measured speed, which are no predictions, follow in a second
-table. Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). With the wall clock keep the machine
-idle meanwhile; with `clock: direct` leave the run one core of its own.
+table. Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). With the wall clock keep the
+machine idle meanwhile; with `clock: direct` leave the run one core of its own.
 """
 
 from __future__ import annotations

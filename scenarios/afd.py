@@ -26,11 +26,11 @@ class LineSpec(Strict):
 
 
 class LatencySpec(Strict):
-    """What-if changes to a calibration, for a whole decode step and in its own units."""
+    """Changes to a calibration for what-if questions, for a whole decode step and in its own units."""
 
-    attention: LineSpec = LineSpec()
-    ffn: LineSpec = LineSpec()
-    communication: LineSpec = LineSpec()
+    attention: LineSpec = Field(default_factory=LineSpec)
+    ffn: LineSpec = Field(default_factory=LineSpec)
+    communication: LineSpec = Field(default_factory=LineSpec)
 
 
 class RooflineSpec(Strict):
@@ -42,7 +42,7 @@ class RooflineSpec(Strict):
 
 
 class InstancesSpec(Strict):
-    """What one attention and one FFN instance are made of.
+    """Cards and memory of one attention and one FFN instance.
 
     A calibration derived from hardware knows all of it but the utilization. For any other, one card an instance is
     assumed, and memory is checked where `memory` and `kv_bytes_per_token` are given.
@@ -65,7 +65,7 @@ class InstancesSpec(Strict):
 
 
 class AfdScenario(Strict):
-    """One AFD bundle and what it serves.
+    """One AFD bundle and its workload.
 
     Attributes:
         calibration: a built-in name, a file (from the scenario's folder), or a roofline to derive one from.
@@ -75,9 +75,9 @@ class AfdScenario(Strict):
         requests_per_instance: N, requests to complete per attention instance (with replay: the whole trace is played).
         layers: passes through attention and FFN that one decode step is cut into, for per-layer pipelining. 1 treats
             the step as a single pass.
-        refill: who takes a vacated slot, and where.
-        start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests caught
-            in mid-life.
+        refill: the policy that assigns requests to vacated slots.
+        start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests
+            of random ages.
         fast_forward: one event a microbatch step in place of one a state; the same records, sooner.
         ratio: A/F ratios to sweep when the command line names none.
     """
@@ -89,8 +89,8 @@ class AfdScenario(Strict):
     plugins: list[Plugin] = Field(default_factory=list)
     seed: int = Field(default=0, ge=0)
     calibration: Annotated[str | RooflineSpec, NAME_OR_FILE]
-    latency: LatencySpec = LatencySpec()
-    instances: InstancesSpec = InstancesSpec()
+    latency: LatencySpec = Field(default_factory=LatencySpec)
+    instances: InstancesSpec = Field(default_factory=InstancesSpec)
     batch_size: Slots
     microbatches: Microbatches = 2
     requests_per_instance: Requests = 10_000
@@ -103,7 +103,7 @@ class AfdScenario(Strict):
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> AfdScenario:
-    """The document with `settings` applied, checked.
+    """Apply `settings` to a document, and check it.
 
     Raises:
         BadInput: naming the file, the field, the value and what was expected.

@@ -44,7 +44,7 @@ def validate(
     scenario
         A scenario of kind validation.
     backend
-        Where the model runs.
+        Device of the model.
     calibration
         Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
         scenario's, or else profile the engine.
@@ -52,7 +52,7 @@ def validate(
         `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the scenario's,
         or else direct on a CPU with one thread, where the machine's speed is not read.
     repeats
-        Of each load, in place of the scenario's.
+        Repeats of each load, in place of the scenario's.
     tolerance
         A factor on all goals.
     set_
