@@ -2,8 +2,8 @@
 
 The engine runs through rounds. A round begins with a number of requests of random lengths, and replaces each request
 that finishes, so that it has steps with prompts only, with prompts beside decodes, and with decodes only. In the second
-half of a round the sequences leave one after the other. The number of sequences and the limits of their lengths are
-spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload to be predicted.
+half of a round the sequences leave one after the other. The square roots of the number of sequences and of the limits
+of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload to be predicted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def profile(
         speed: reads the machine's speed between steps; None: it is not read.
     """
     rng = np.random.default_rng([seed, 23])
-    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs)
+    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs, power=2)
     prompts = stratified_sizes(rng, limits.rounds, limits.max_prompt_tokens, power=2)
     outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
     engine = make_engine()
