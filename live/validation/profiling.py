@@ -3,7 +3,8 @@
 The engine runs through rounds. A round begins with a number of requests of random lengths, and replaces each request
 that finishes, so that it has steps with prompts only, with prompts beside decodes, and with decodes only. In the second
 half of a round the sequences leave one after the other. The square roots of the number of sequences and of the limits
-of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload to be predicted.
+of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload
+to be predicted.
 """
 
 from __future__ import annotations
