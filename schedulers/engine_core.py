@@ -201,9 +201,13 @@ class EngineCore:
 
     def advance(self, steps: int) -> None:
         """Begin and end `steps` steady decode steps at once."""
-        new_blocks = self.decode_set.num_new_blocks_within(steps) - self.blocks_allocated_ahead
-        self.blocks_allocated_ahead = max(-new_blocks, 0)
-        self.kv_cache.allocate_unassigned(max(new_blocks, 0))
+        new_blocks = self.decode_set.num_new_blocks_within(steps)
+        if self.blocks_allocated_ahead:
+            from_ahead = min(new_blocks, self.blocks_allocated_ahead)
+            self.blocks_allocated_ahead -= from_ahead
+            new_blocks -= from_ahead
+        if new_blocks:
+            self.kv_cache.allocate_unassigned(new_blocks)
         self.decode_set.advance(steps)
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
