@@ -41,7 +41,7 @@ class Strict(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 _MERGE, _INT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))

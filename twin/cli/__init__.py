@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import FrameType
 
 import cyclopts
@@ -24,10 +25,18 @@ from twin.cli.sweep import sweep
 from twin.cli.validate import validate
 from workloads.errors import TwinError
 
+
+def _version() -> str:
+    """The version, and whether the simulator's hot modules run compiled (hatch_build.py)."""
+    core = find_spec("schedulers.engine_core")
+    compiled = core is not None and core.origin is not None and not core.origin.endswith(".py")
+    return f"{__version__} ({'compiled' if compiled else 'pure Python'})"
+
+
 app = cyclopts.App(
     name="twin",
     help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
-    version=__version__,
+    version=_version,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
     help_format="plaintext",

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Chunk, MixedBatch
+from schedulers.sequence import Sequence
 from workloads.errors import BadInput
-
-if TYPE_CHECKING:
-    from schedulers.sequence import Sequence
+from workloads.request import Request
 
 ROUNDS = 4
 """In which the number of decoding requests settles."""
@@ -110,12 +109,12 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
         expected = f"expected more than the {decodes} tokens of the decodes"
         raise BadInput(expected, field="max_batched_tokens", value=max_batched_tokens)
     # Latency models count sequences and look at none.
-    running, no_sequence = cast("Many[Sequence]", range(decodes)), cast("Sequence", None)
+    running, sequence = cast("Many[Sequence]", range(decodes)), Sequence(Request(0, 0.0, isl, 1), 0, False)
     alone = step_time.decode_seconds(decodes, kv, kv, 1)[0]
     added, context = 0.0, 0
     while context < isl:
         tokens = min(room, isl - context)
-        chunk = Chunk(no_sequence, tokens, context, last=context + tokens == isl)
+        chunk = Chunk(sequence, tokens, context, last=context + tokens == isl)
         added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - alone
         context += tokens
     return added
