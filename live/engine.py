@@ -34,7 +34,7 @@ Watch = Callable[[Batch, float, float], None]
 
 
 class StepResult(NamedTuple):
-    """What one step changed: the output of the model, and the generations that are finished."""
+    """The result of one step: the output of the model, and the generations that are finished."""
 
     output: ModelRunnerOutput
     finished: list[Generation]

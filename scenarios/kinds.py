@@ -1,4 +1,4 @@
-"""Scenario files before their fields are checked: which kind a file is of, and which command runs that kind."""
+"""Kinds of scenario files, and the commands that run them. Fields are checked elsewhere."""
 
 from __future__ import annotations
 

@@ -177,10 +177,10 @@ def read_text(path: Path) -> str:
 
 
 def checked(model: type[_Model], document: dict[str, Any], file: Path | None, section: str = "") -> _Model:
-    """`document` as a `model`.
+    """Check a document, and return it as an instance of `model`.
 
     Args:
-        file: where the document came from, for the error.
+        file: origin of the document, for the error.
         section: dotted field under which the document stands in that file.
 
     Raises:

@@ -11,5 +11,6 @@ these helpers:
    c. `async_engine.py` runs the generation on the event loop and notifies the endpoint of new tokens;
    d. `completion_output.py` reads text and log-probabilities off the generation, whole or in deltas (`replies.py`).
 
-`service.py` holds these helpers together. `command.py`, `loading.py` and `launcher.py` start and stop the server.
+`generation_response.py` has the part of the responses that completions and chats share. `service.py` holds the helpers
+together. `command.py` with its `options.py`, `loading.py` and `launcher.py` start and stop the server.
 """

@@ -1,4 +1,4 @@
-"""The engine on the event loop: one step, its outputs, whatever has arrived meanwhile, the next step.
+"""Runs the engine on the event loop: a step, its outputs, the requests that have arrived, the next step.
 
 Between two steps the loop serves the clients: it writes tokens, and reads and parses requests, which could not have run
 before the next step anyway. Nothing is passed from thread to thread, and nothing waits for the interpreter lock
@@ -145,7 +145,7 @@ class AsyncEngine:
                 self.engine.abort(state.generation.request.id)
 
     def _step(self) -> None:
-        """Run a step, deliver its output, and schedule the next step behind what that leads to."""
+        """Run a step, deliver its output, and schedule the next step after the callbacks of the responses."""
         try:
             result = self.engine.step()
             if result is None and self.engine.core.sequences:

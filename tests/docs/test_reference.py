@@ -138,7 +138,7 @@ def flags(command: cyclopts.App, path: str = "twin") -> Iterator[tuple[str, set[
         if not name.startswith("-"):
             inner = command[name]
             arguments = inner.assemble_argument_collection() if inner.default_command else []
-            yield f"{path} {name}", {flag for each in arguments for flag in each.names}
+            yield f"{path} {name}", {flag for each in arguments if each.show for flag in each.names}
             yield from flags(inner, f"{path} {name}")
 
 

@@ -1,4 +1,4 @@
-"""The simulated plant of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
+"""The simulation of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
 A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. m microbatches are in
 flight, so that one computes attention while another is in transfer or at the FFN. `twin.afd.lockstep` and
@@ -45,12 +45,12 @@ class BundleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The requests that a bundle is given, by id 0, 1, …, in order of arrival.
+    """The requests of a bundle, by id 0, 1, …, in order of arrival.
 
     Arrays of one length. `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the
-    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop that is given more
-    requests than that keeps its slots full to the end, one that is not drains. A request caught in mid-life by a
-    stationary start has its generated tokens counted into `prefill` and taken off `decode`.
+    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop with more requests
+    than that keeps its slots full to the end; otherwise it drains. A request that is in progress at a stationary start
+    has its generated tokens counted into `prefill` and taken off `decode`.
     """
 
     prefill: IntArray
@@ -66,7 +66,7 @@ class Supply:
         arrivals: Sequence[float] | None = None,
         completions: int | None = None,
     ) -> Supply:
-        """The same from plain lists."""
+        """A supply from plain lists."""
         times = None if arrivals is None else np.array(arrivals, dtype=np.float64)
         return cls(np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64), times, completions)
 
@@ -76,7 +76,7 @@ StepRow = tuple[int, float, float, float, float, int, int, int, int]
 
 @dataclass(slots=True)
 class BundleRecords:
-    """What one run saw. One row a microbatch step in `steps`, in order of their ends.
+    """The records of one run. `steps` has one row for each microbatch step, in order of their ends.
 
     Columns of `steps`: microbatch, ready (set out), end, time waited for attention and for the FFN (links included,
     over all layers), largest token load of an instance, token load over all instances, requests, attention instances
@@ -106,7 +106,7 @@ class Bundle:
         self._over = self.env.event()
 
     def run(self) -> BundleRecords:
-        """Run until as many requests have finished as the supply asks for."""
+        """Run until the supply's `completions` have finished."""
         if self._arrivals is None:
             self._submit(len(self._prefill))
         for index in range(self.config.microbatches):

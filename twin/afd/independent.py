@@ -103,7 +103,7 @@ class IndependentSteps:
         return returned - done
 
     def _walk_round(self, parts: list[_Part], ffn: float, transfer: float) -> Generator[Event, None, float]:
-        """One pass state by state, each an event: what the fast path is held against."""
+        """One pass with an event for each state: the reference for the fast path."""
         env, stage = self.env, self.ffn
         # A place in the FFN's queue: taken when the microbatch sets out, or when it is complete.
         place = stage.queue.request() if self._in_order else None

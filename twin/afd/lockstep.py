@@ -1,9 +1,10 @@
 """Attention instances in lockstep: all compute the same microbatch, and its attention ends with the slowest of them.
 
-Attention, the two directions of the link, and the FFN each serve one microbatch at a time, in order of arrival. Because
-all four serve in order and every microbatch visits them in the same order, none overtakes. When a microbatch sets out,
-all its waiting times are therefore already known: with `fast_forward` one event carries it round, without it each state
-is an event of its own. Both give the same records to the last bit (`tests/parity`).
+Attention, the two directions of the link, and the FFN each serve one microbatch at a time, in order of arrival.
+
+All four serve in order, and every microbatch visits them in the same order, so none overtakes another. When a
+microbatch sets out, all its waiting times are therefore known. With `fast_forward` one event carries it round; without
+it each state is an event of its own. Both give the same records to the last bit (`tests/parity`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LockstepSteps:
         return attention_wait, ffn_wait
 
     def _reserve_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
-        """One pass as one event: every stage is reserved at once, which is exact because no microbatch overtakes."""
+        """One pass as one event: all stages are reserved at once, which is exact because no microbatch overtakes."""
         env = self.env
         ready = env.now
         begun = self.attention.reserve(ready, attention)
@@ -62,7 +63,7 @@ class LockstepSteps:
         return (begun - ready) + (returned - done), (sent - attended) + (taken - arrived)
 
     def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, Waits]:
-        """One pass state by state, each an event: what the fast path is held against."""
+        """One pass with an event for each state: the reference for the fast path."""
         for_attention = yield from self.attention.serve(attention)
         for_link = yield from self.outward.serve(transfer)
         for_ffn = yield from self.ffn.serve(ffn)

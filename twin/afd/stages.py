@@ -17,7 +17,7 @@ Waits = tuple[float, float]
 
 
 class StepRunner(Protocol):
-    """How one decode step of a microbatch passes the stages."""
+    """Takes one decode step of a microbatch through the stages."""
 
     def run(self, microbatch: Microbatch) -> Generator[Event, None, Waits]:
         """Take a microbatch with requests through every layer; ends when its step does."""

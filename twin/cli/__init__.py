@@ -1,7 +1,7 @@
 """The command line: one verb for one question.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
-Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input, said in one line; 3 a goal cannot be
+Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input (one line on stderr); 3 a goal cannot be
 met; 4 a threshold was missed; 130 interrupted.
 """
 
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code. What a user can cause ends in one clear line on stderr."""
+    """Run one command; returns the exit code. A user's error ends in one clear line on stderr."""
     try:
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()

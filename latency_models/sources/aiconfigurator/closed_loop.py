@@ -1,7 +1,7 @@
 """TTFT and TPOT of a closed loop in steady state: a client that keeps a number of requests in flight.
 
 With N requests in flight, each runs through `osl` decode steps, during which the N - 1 others are prefilled once each.
-Let D be the time of a decode step and P what one prompt adds to the steps that prefill it; a request takes osl·D + N·P.
+Let D be the time of a decode step, and P the time that one prompt adds to its steps. A request takes osl·D + N·P.
 Its TTFT contains one D, its own P, and the P of the prompts that go before it (`ahead`). The rest, divided by the
 remaining osl - 1 tokens, is its TPOT:
 
@@ -23,7 +23,7 @@ from workloads.errors import BadInput
 from workloads.request import Request
 
 ROUNDS = 4
-"""In which the number of decoding requests settles."""
+"""Iterations after which the number of decoding requests has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +84,6 @@ def closed_loop(
         decoding = max(round(residents * (1 - ttft / life)), 1)
     waiting = (concurrency - residents) / residents * life
     return ClosedLoop(ttft + waiting, tpot, step, prompt, residents, decoding)
-
-
-def closed_loop_tpot(
-    step_time: StepTime,
-    concurrency: float,
-    isl: float,
-    osl: float,
-    *,
-    ahead: float = 0.0,
-    max_batched_tokens: int = 8192,
-    kv_capacity: float | None = None,
-) -> float:
-    """Seconds an output token after the first, as `closed_loop` has it."""
-    return closed_loop(
-        step_time, concurrency, isl, osl, ahead=ahead, max_batched_tokens=max_batched_tokens, kv_capacity=kv_capacity
-    ).tpot
 
 
 def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_batched_tokens: int) -> float:

@@ -25,7 +25,7 @@ SCATTER = 0.012
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What a parameter is thought to be before any step is seen: a median, and the spread of its logarithm."""
+    """A parameter as expected before any step is seen: a median, and the standard deviation of its logarithm."""
 
     median: float
     spread: float
@@ -63,7 +63,7 @@ def fit_bundle(stages: LayerStages, measured: Sequence[StepMeasurement]) -> Bund
 
 
 STARTS = [(shift, other) for shift in (-0.5, 0.5) for other in (-0.5, 0.5)]
-"""Where fits start from, in logarithms of the first and the last parameter around their medians."""
+"""Starting points of a fit: shifts of the logarithms of the first and the last parameter from their medians."""
 
 
 def relative_error(stages: LayerStages, parameters: BundleParameters, row: StepMeasurement) -> float:

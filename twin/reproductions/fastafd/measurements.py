@@ -38,7 +38,7 @@ class StepMeasurement:
 
     @property
     def curve(self) -> tuple[int, int]:
-        """What the points of one curve over r have in common: prompt length and batch size."""
+        """Prompt length and batch size, which the points of one curve over r have in common."""
         return self.prompt_tokens, self.batch_size
 
 

@@ -36,15 +36,15 @@ OVERHEAD_GPUS = (8, 32)
 """Sizes of wide EP that its overhead is fitted on."""
 
 GOAL = {"fitted": 0.015, "left_out": 0.03, "regret": 0.02, "worst_regret": 0.04}
-"""What this project set out to reach: mean absolute TPOT errors, and throughput lost by the predicted ratio at most
-lengths and at any."""
+"""The goals that were set for this project: mean absolute TPOT errors, and throughput lost by the predicted ratio, at
+most lengths and at any."""
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class FitChoice:
-    """Which measured steps are fitted.
+    """The measured steps that are fitted.
 
     Attributes:
         ratios: attention trays, as after `--ratio`; None: every second ratio of each curve.
@@ -138,7 +138,7 @@ def claims(document: Document) -> list[Document]:
 
 
 def notes(document: Document) -> list[str]:
-    """What a reader has to know of how the numbers came about."""
+    """Notes on how the numbers came about, shown below the tables."""
     said = [
         "The memory bandwidth is the data sheet's. A fitted share of it came to 1.00. The steps of 65,536-token prompts"
         " leave no room for reading the attention projections beside the KV cache, so these are not charged.",

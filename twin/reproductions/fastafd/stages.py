@@ -26,10 +26,10 @@ from twin.reproductions.fastafd.measurements import TRAY
 from workloads.errors import BadInput
 
 KV_BYTES = 2.0
-"""Of one element of the KV cache. The measured capacities imply 16 bits."""
+"""Bytes of one element of the KV cache. The measured capacities imply 16 bits."""
 
 ROW_BYTES = 3.0
-"""Of one activation element to an expert and back: 8 bits and 16 (eq. 34)."""
+"""Bytes of one activation element to an expert and back: 8 bits and 16 (eq. 34)."""
 
 MICROBATCHES = 2
 PRECISION: Final = "fp8"
@@ -37,7 +37,7 @@ PRECISION: Final = "fp8"
 
 @dataclass(frozen=True, slots=True)
 class BundleParameters:
-    """What is fitted of a bundle; seconds are of one layer and microbatch.
+    """The fitted numbers of a bundle; seconds are of one layer and microbatch.
 
     Attributes:
         sequence_seconds: s, of an attention GPU for each of its sequences, beside reading their KV cache.

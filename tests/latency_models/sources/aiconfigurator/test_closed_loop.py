@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from latency_models.sources.aiconfigurator.closed_loop import closed_loop, closed_loop_tpot
+from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.linear.step_time import LinearStepTime
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, MixedBatch
@@ -99,10 +99,6 @@ def test_requests_that_the_cache_cannot_hold_wait_for_their_first_token() -> Non
     assert held.tpot == free.tpot
     assert held.ttft == pytest.approx(free.ttft + 200 * 10e-3)
     assert closed_loop(CONSTANT, 20, 1000, 200, kv_capacity=5.0).residents == 1
-
-
-def test_the_tpot_alone() -> None:
-    assert closed_loop_tpot(STEP, 16, 1000, 100, ahead=2) == closed_loop(STEP, 16, 1000, 100, ahead=2).tpot
 
 
 @pytest.mark.parametrize(
