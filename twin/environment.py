@@ -80,7 +80,7 @@ class Environment(simpy.Environment):
         return True
 
     def run(self, until: float | Event | None = None) -> object:
-        """As `simpy.Environment.run`. Raises the exception that ended a process, if none waits for that process."""
+        """Run as `simpy.Environment.run`, and raise the exception that ended a process if none waits for it."""
         if until is not None:
             return super().run(until)
         queue = self._queue

@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run(arguments) == 0
     printed = capsys.readouterr().out
     assert "AFD over wide EP" in printed
-    assert "What falls short" in printed
+    assert "TPOT at lengths that are not fitted" in printed
 
 
 def test_steps_of_another_folder_are_fitted(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def claims(document: Document) -> list[Document]:
 
 
 def notes(document: Document) -> list[str]:
-    """Notes on how the numbers came about, shown below the tables."""
+    """Remarks on how the numbers came about, shown below the tables."""
     said = [
         "The memory bandwidth is the data sheet's. A fitted share of it came to 1.00. The steps of 65,536-token prompts"
         " leave no room for reading the attention projections beside the KV cache, so these are not charged.",
