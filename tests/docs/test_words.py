@@ -57,6 +57,9 @@ ATTRIBUTES = {
 OPENINGS = {"As", "How", "Of", "That", "What", "Where", "Whether", "Which", "Whoever", "Why"}
 """Words that begin a sentence which does not stand alone."""
 
+NOT_YET = ("schedulers/", "twin/environment.py", "twin/serving/answer_ends.py")
+"""Paths of modules that still have docstrings with such a beginning."""
+
 
 def public_names(tree: ast.Module) -> Iterator[str]:
     """Functions, classes and constants of a module; methods and attributes of its classes. Leading underscores: no."""
@@ -102,9 +105,9 @@ def prose(page: Path) -> list[str]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings of a module, its classes and functions, and of attributes and constants. Private functions: no."""
+    """Docstrings of a module, its classes and functions, and of attributes and constants."""
     for node in ast.walk(tree):
-        body = [] if _private(getattr(node, "name", None) or "") else getattr(node, "body", None)
+        body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -137,13 +140,13 @@ def test_public_names_are_the_fields_own(package: str) -> None:
     assert retired == []
 
 
-@pytest.mark.parametrize("package", sorted({*PACKAGES} - {"schedulers"}))
+@pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_begin_with_a_subject_or_a_verb(package: str) -> None:
     unclear = []
     for file in sorted((ROOT / package).rglob("*.py")):
         begins = [text.split()[0] for text in docstrings(ast.parse(file.read_text())) if text.strip()]
         unclear += [f"{where(file)}: {word}" for word in begins if word in OPENINGS]
-    assert unclear == []
+    assert [text for text in unclear if not text.startswith(NOT_YET)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=where)
