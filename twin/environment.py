@@ -80,7 +80,11 @@ class Environment(simpy.Environment):
         return True
 
     def run(self, until: float | Event | None = None) -> object:
-        """Run as `simpy.Environment.run`, and raise the exception that ended a process if none waits for it."""
+        """Run as `simpy.Environment.run` does.
+
+        Raises:
+            Exception: the exception that ended a process for which none waits.
+        """
         if until is not None:
             return super().run(until)
         queue = self._queue
