@@ -16,6 +16,8 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from latency_models.sources.registry import built_in_sources
+from latency_models.sources.specification import SourceSpec
 from scenarios.afd import AfdScenario
 from scenarios.serving import ServingScenario
 from schedulers.bundle_slots import REFILL_POLICIES
@@ -45,7 +47,9 @@ def names(text: str) -> list[str]:
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type, those of a union too."""
+    """The models in a type: those of a union too, and all step-time sources."""
+    if annotation is SourceSpec:
+        return list(built_in_sources().values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in models(inner)]
