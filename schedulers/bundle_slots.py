@@ -12,8 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
 
 from schedulers.registry import Registry
+
+Advance: TypeAlias = Literal["lockstep", "independent"]
+"""How attention instances go on to their next microbatch: all together when the slowest is done, or each on its own."""
+
+FfnOrder: TypeAlias = Literal["in_order", "first_ready"]
+"""Which microbatch the FFN takes next where instances advance on their own: the one that set out first, or whichever is
+complete."""
 
 Waiting = tuple[int, int]
 """A queued request: (request id, prompt tokens)."""
