@@ -114,7 +114,7 @@ class Engine:
             in_flight[0] = in_flight[0]._replace(begin=end)
         if self._depth > 1:
             decodes, output = _without_finished(oldest.batch, output)
-        finished = self._commit(oldest.batch, decodes, output, end)
+        finished = self.commit(oldest.batch, decodes, output, end)
         if self.watch is not None:
             self.watch(oldest.batch, oldest.begin, end)
         return StepResult(output, finished)
@@ -122,14 +122,17 @@ class Engine:
     def _launch(self) -> InFlightStep | None:
         """Schedule a step and launch it; None when there is nothing to schedule."""
         begin = self.clock()
+        batch = self.schedule(begin)
+        return None if batch is None else InFlightStep(batch, self.executor.launch(batch), begin)
+
+    def schedule(self, begin: float) -> Batch | None:
+        """Schedule a step at `begin`, for a caller that runs it itself; None when there is nothing to run."""
         batch = self.core.begin_step(begin)
-        if batch is None:
-            return None
-        for chunk in batch.chunks:
+        for chunk in batch.chunks if batch is not None else ():
             generation = generation_of(chunk.sequence)
             if generation.scheduled < 0:
                 generation.scheduled = begin
-        return InFlightStep(batch, self.executor.launch(batch), begin)
+        return batch
 
     def abort(self, request_id: int) -> Generation | None:
         """Abort a request between steps; None when there is no such request."""
@@ -140,7 +143,7 @@ class Engine:
         generation.finish_reason = "abort"
         return generation
 
-    def _commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
+    def commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
         """Write a step's output to its generations, and end the step; returns the generations that are finished.
 
         `decodes`: the sequences that `output.decodes` belong to.
