@@ -33,11 +33,24 @@ Watch = Callable[[Batch, float, float], None]
 """Called after each step with its batch, its start and its end, in seconds of the engine's clock."""
 
 
+class Progress(NamedTuple):
+    """What a step changed for clients: the generations that got a token, and those of them that are finished."""
+
+    advanced: list[Generation]
+    finished: list[Generation]
+
+
 class StepResult(NamedTuple):
     """What one step changed: the output of the model, and the generations that are finished."""
 
     output: ModelRunnerOutput
     finished: list[Generation]
+
+    @property
+    def progress(self) -> Progress:
+        """The same, as far as clients see it."""
+        first = [generation_of(sequence) for sequence, _ in self.output.first_tokens]
+        return Progress([*self.output.decodes, *first], self.finished)
 
 
 class InFlightStep(NamedTuple):
