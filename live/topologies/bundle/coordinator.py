@@ -226,6 +226,9 @@ class Coordinator:
                 self._leaving.append(request_id)
                 self._generations[request_id].finish_reason = "abort"
                 ended.append(request_id)
+        leaving = set(ended)
+        if len(leaving) > 1:  # slots become free in the order in which their requests entered, as in the twin
+            ended = [each for each in microbatch.resident if each in leaving]
         self.slots.end_step(microbatch, ended)
         for request_id in ended:
             del self._generations[request_id]
