@@ -1,0 +1,179 @@
+"""Each role in a process of its own: messages over torch.distributed's gloo backend.
+
+A message is sent as one buffer of bytes: a header of 16 integers, then its tensors, each at its exact number of rows.
+The receiver has a buffer for the largest message that the forms allow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from live.topologies.membership import Membership
+from live.topologies.transport import (
+    FIELDS,
+    PAYLOADS,
+    Form,
+    Forms,
+    Idle,
+    Message,
+    Receive,
+    Role,
+    TransportError,
+    Wait,
+    check_message,
+)
+
+HEADER = 1 + FIELDS + PAYLOADS + 1
+"""Integers of a header: kind, fields, rows of each tensor, and one that is 0."""
+
+ALIGNMENT = 16
+"""Bytes that the beginning of a tensor in a buffer is a multiple of."""
+
+OUTSTANDING = 16
+"""Messages to one destination that may be under way at a time."""
+
+TAG = 0
+
+
+class GlooTransport:
+    """One role's side, as `Transport`, and what drives the role.
+
+    Args:
+        members: this rank's place among the others, gathered. limit: seconds that any wait may take.
+    """
+
+    def __init__(self, members: Membership, forms: Forms, limit: float) -> None:
+        self.rank = members.rank
+        self._members, self._forms, self._limit = members, forms, limit
+        self._group: dist.ProcessGroupGloo | None = members.group(limit)
+        self._wait_limit = timedelta(seconds=limit)
+        self._capacity = 8 * HEADER + max(sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values())
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._sending: dict[int, deque[tuple[object, torch.Tensor]]] = {}
+
+    def clock(self) -> float:
+        """As `Transport.clock`."""
+        return time.perf_counter()
+
+    def send(self, destination: int, message: Message) -> None:
+        """As `Transport.send`."""
+        check_message(message, self._forms)
+        buffer = pack(message)
+        under_way = self._sending.setdefault(destination, deque())
+        if len(under_way) >= OUTSTANDING:
+            self._finish(under_way.popleft()[0], destination)
+        try:
+            under_way.append((self._group.send([buffer], destination, TAG), buffer))
+        except RuntimeError as error:
+            raise self._members.blame(destination, _reason(error)) from None
+
+    def receive(self, source: int) -> Message:
+        """The next message from a source.
+
+        Raises:
+            TransportError: none comes within the limit, the source has ended, or it sends what it must not.
+        """
+        buffer = self._buffers.get(source)
+        if buffer is None:
+            buffer = self._buffers[source] = torch.empty(self._capacity, dtype=torch.uint8)
+        try:
+            work = self._group.recv([buffer], source, TAG)
+        except RuntimeError as error:
+            raise self._members.blame(source, _reason(error)) from None
+        self._finish(work, source)
+        try:
+            return unpack(buffer, self._forms)
+        except TransportError as error:
+            raise self._members.fail(f"{self._members.name(source)} sent {error}") from None
+
+    def run(self, role: Role, idle: Callable[[], None] = lambda: None) -> None:
+        """Run a role to its end. `idle`: waits until it should go on, when it has nothing to do.
+
+        Raises:
+            TransportError: a wait has failed.
+        """
+        message: Message | None = None
+        with torch.inference_mode():
+            while True:
+                try:
+                    wait = role.send(message)
+                except StopIteration:
+                    break
+                message = self._await(wait, idle)
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until every message has been read."""
+        for destination, under_way in self._sending.items():
+            while under_way:
+                self._finish(under_way.popleft()[0], destination)
+
+    def close(self) -> None:
+        """Close the connections: the others notice it at once. Messages that have not been read are lost."""
+        self._sending.clear()
+        self._group = None
+
+    def _await(self, wait: Wait, idle: Callable[[], None]) -> Message | None:
+        if isinstance(wait, Receive):
+            return self.receive(wait.source)
+        assert isinstance(wait, Idle)
+        idle()
+        return None
+
+    def _finish(self, work: object, peer: int) -> None:
+        try:
+            work.wait(self._wait_limit)  # type: ignore[attr-defined]
+        except RuntimeError as error:
+            raise self._members.blame(peer, _reason(error, self._limit)) from None
+
+
+def pack(message: Message) -> torch.Tensor:
+    """A message as bytes."""
+    rows = [len(tensor) for tensor in message.tensors]
+    header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
+    sizes = [_aligned(tensor.nbytes) for tensor in message.tensors]
+    buffer = torch.empty(8 * HEADER + sum(sizes), dtype=torch.uint8)
+    buffer[: 8 * HEADER].view(torch.int64).copy_(torch.tensor(header + [0] * (HEADER - len(header))))
+    begin = 8 * HEADER
+    for tensor, size in zip(message.tensors, sizes, strict=True):
+        buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        begin += size
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, forms: Forms) -> Message:
+    """The message at the beginning of a buffer; its tensors are views of it.
+
+    Raises:
+        TransportError: an unknown kind, or more rows than its form allows.
+    """
+    kind, *header = buffer[: 8 * HEADER].view(torch.int64).tolist()
+    form: Form | None = forms.get(kind)
+    if form is None:
+        raise TransportError(f"a message of kind {kind}: expected one of {sorted(forms)}")
+    begin, tensors = 8 * HEADER, []
+    for payload, rows in zip(form.payloads, header[FIELDS:], strict=False):
+        if not 0 <= rows <= payload.rows:
+            raise TransportError(f"a message of kind {kind} with {rows} rows: expected at most {payload.rows}")
+        end = begin + rows * payload.row_bytes
+        tensors.append(buffer[begin:end].view(payload.dtype).view(rows, *payload.row))
+        begin += _aligned(end - begin)
+    return Message(kind, tuple(header[: form.fields]), tuple(tensors))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _reason(error: RuntimeError, limit: float = 0.0) -> str:
+    """What has happened to a peer, from gloo's message."""
+    text = str(error)
+    if "Timed out" in text or "timed out" in text:
+        return f"has not answered within {limit:g} s"
+    return "has ended" if "closed" in text.lower() or "reset" in text.lower() else f"cannot be reached ({text[:160]})"
