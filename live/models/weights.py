@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 import torch
 
-from kernels.shapes import Shape
 from live.models.checkpoint import Checkpoint
 from live.models.config import ModelConfig
 from live.models.linear import Matrix, Rounding
@@ -19,7 +18,11 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a mixture: `gate_up` (experts, 2 · intermediate, hidden), `down` (experts, hidden, intermediate)."""
+    """The experts of a mixture.
+
+    Attributes:
+        gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
+    """
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -143,9 +146,7 @@ class _Reader:
     def joined(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
         for name in names:
             if is_packed(self.checkpoint, module := name.removesuffix(".weight")):
-                raise BadInput(
-                    "expected this one dense", field=f"{module}.qweight", file=self.checkpoint.directory
-                )
+                raise BadInput("expected this one dense", field=f"{module}.qweight", file=self.checkpoint.directory)
         return self.checkpoint.joined(names, shapes).to(self.device, self.dtype)
 
     def matrix(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:

@@ -113,6 +113,7 @@ def serve_live(
 
     try:
         from live.device import DEFAULT_DTYPE, use_threads
+        from live.server.engine_backend import EngineBackend
         from live.server.launcher import run
         from live.server.limits import Limits
         from live.server.loading import Model, build_text
@@ -140,7 +141,7 @@ def serve_live(
     wanted = Model(model, random_weights, dtype or DEFAULT_DTYPE[device], device, threads)
     text = build_text(tokenizer, model, random_weights)
     flags = EngineFlags(max_num_seqs, max_num_batched_tokens, kv_blocks, kv_gib, one_shot)
-    return run(_build_engine(wanted, flags, scenario, set_ or []), config, *text)
+    return run(EngineBackend(_build_engine(wanted, flags, scenario, set_ or [])), config, *text)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from live.engine import Engine
+from live.backend import Backend
 from live.memory import freeze_loaded_objects
 from live.server.app import App
 from live.server.asgi import Application
@@ -73,7 +73,7 @@ async def start_server(
 
 
 async def serve(
-    engine: Engine,
+    backend: Backend,
     config: ServerConfig,
     listener: socket.socket,
     *,
@@ -88,7 +88,7 @@ async def serve(
         listener: from `listen`. ready: called when requests are accepted.
         signals: SIGTERM and SIGINT begin a graceful shutdown; a second signal ends it at once.
     """
-    service = Service.build(config, engine, asyncio.get_running_loop(), tokenizer, template)
+    service = Service.build(config, backend, tokenizer, template)
     app = App(service)
     server, serving = await start_server(app, listener, config.limits)
     shutdown = GracefulShutdown(app, server, config.drain_seconds)
@@ -143,7 +143,7 @@ class GracefulShutdown:
         self.server.should_exit = True
 
 
-def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> int:
+def run(backend: Backend, config: ServerConfig, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> int:
     """Serve until a shutdown, and print one line when requests are accepted. Returns as `serve`.
 
     Raises:
@@ -154,7 +154,7 @@ def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, templ
     shown = f"[{host}]" if ":" in host else host
 
     def ready(service: Service, shutdown: GracefulShutdown) -> None:
-        settings = engine.core.config
+        settings = backend.limits
         text = "" if tokenizer is not None else "; token ids only"
         print(
             f"http://{shown}:{port} serves {service.model.name}: {settings.num_gpu_blocks} blocks of "
@@ -164,4 +164,4 @@ def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, templ
 
     freeze_loaded_objects()
     logging.basicConfig(format="live.server: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    return asyncio.run(serve(engine, config, listener, tokenizer=tokenizer, template=template, ready=ready))
+    return asyncio.run(serve(backend, config, listener, tokenizer=tokenizer, template=template, ready=ready))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from live.engine import Engine
+from live.backend import Backend
 from live.server.errors import bad_request
 from live.text.tokenizer import Tokenizer
 
@@ -31,16 +31,16 @@ class ServedModel:
     prefix_block_size: int
 
     @classmethod
-    def of(cls, name: str, engine: Engine, tokenizer: Tokenizer | None) -> Self:
-        """The model of an engine."""
-        config, limits = engine.executor.decoder.config, engine.core.config
+    def of(cls, name: str, backend: Backend, tokenizer: Tokenizer | None) -> Self:
+        """The model of a backend."""
+        config, limits = backend.config, backend.limits
         of_tokenizer = tokenizer.end_tokens if tokenizer is not None else frozenset()
         return cls(
             name=name,
             labels=config.labels,
             hidden_size=config.shape.hidden,
             vocab_size=config.shape.vocabulary,
-            max_model_len=min(config.max_position_embeddings, limits.num_gpu_blocks * limits.block_size),
+            max_model_len=limits.max_model_len,
             end_tokens=frozenset([*config.end_tokens, *(each for each in of_tokenizer if each is not None)]),
             prefix_block_size=limits.prefix_id_tokens,
         )

@@ -53,7 +53,9 @@ class GlooTransport:
         self._members, self._forms, self._limit = members, forms, limit
         self._group: dist.ProcessGroupGloo | None = members.group(limit)
         self._wait_limit = timedelta(seconds=limit)
-        self._capacity = 8 * HEADER + max(sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values())
+        self._capacity = 8 * HEADER + max(
+            sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values()
+        )
         self._buffers: dict[int, torch.Tensor] = {}
         self._sending: dict[int, deque[tuple[object, torch.Tensor]]] = {}
 

@@ -1,8 +1,8 @@
 """All roles in one process, one at a time: for tests, and for machines with fewer cores than a topology has workers.
 
 Every message passes through `LocalNetwork`, and every stretch of a role's work runs between two calls of its
-`Timekeeper`. So a timekeeper can give each role a clock of its own: it advances by what the role's own work takes, and a
-message arrives when it would arrive over a link. `WallTime` is the timekeeper that does neither.
+`Timekeeper`. So a timekeeper can give each role a clock of its own: it advances by what the role's own work takes, and
+a message arrives when it would arrive over a link. `WallTime` is the timekeeper that does neither.
 """
 
 from __future__ import annotations

@@ -112,6 +112,24 @@ def pack_tokens(generations: Sequence[Generation]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, TOKEN_COLUMNS)
 
 
+def append_token(generation: Generation, token: int, code: int, now: float) -> bool:
+    """Append a token that a worker has sampled; returns whether the output has ended.
+
+    Args:
+        code: of the finish reason that the worker knows, 0 for none. now: seconds.
+    """
+    generation.output.append(token)
+    generation.last_token = now
+    if generation.first_token < 0:
+        generation.first_token = now
+    checked = token in generation.end_tokens or generation.stop_check is not None
+    if checked and generation.ends_with(token):
+        generation.finish_reason = "stop"
+    elif code:
+        generation.finish_reason = FINISH_REASONS[code]
+    return bool(generation.finish_reason)
+
+
 def _signed(value: int) -> int:
     """64 bits as int64 has them."""
     return value - WORD if value >= WORD >> 1 else value

@@ -15,11 +15,10 @@ import torch
 from live.engine import Engine, StepResult
 from live.executor import ModelRunnerOutput
 from live.generation import Generation
-from live.models.decoder import Decoder, FFNRows, Inputs
+from live.models.decoder import Decoder, FFNRows
 from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import (
-    IDLE,
     STOP,
     Message,
     Receive,
@@ -100,7 +99,9 @@ class AttentionWorker:
             yield from self._step(index)
             command = received((yield Receive(COORDINATOR)))
             if command.kind != COMMAND:
-                raise TransportError(f"the coordinator sent {command.kind} to a microbatch that runs: expected {COMMAND}")
+                raise TransportError(
+                    f"the coordinator sent {command.kind} to a microbatch that runs: expected {COMMAND}"
+                )
             if not self._obey(command, current=index):
                 return
 
@@ -142,7 +143,8 @@ class AttentionWorker:
             found = (message.kind, message.fields, *(len(tensor) for tensor in message.tensors))
             if found != (OUTPUT, (index, layer), share):
                 raise TransportError(
-                    f"{self._layout.role(rank)} sent {found}: expected {share} rows of microbatch {index}, layer {layer}"
+                    f"{self._layout.role(rank)} sent {found}: expected {share} rows of microbatch {index}, "
+                    f"layer {layer}"
                 )
             parts.append(message.tensors[0])
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -8,35 +8,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from live.engine import Progress
 from live.generation import Generation
 from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
-from live.topologies.requests import FINISH_REASONS, MAX_END_TOKENS, pack_requests
+from live.topologies.requests import MAX_END_TOKENS, append_token, pack_requests
 from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
-
-
-class Assignment(NamedTuple):
-    """A request that has entered a slot."""
-
-    generation: Generation
-    instance: int
-    microbatch: int
 
 
 class Coordinator:
     """Admits requests to slots, and keeps what clients know of them.
 
-    `submit`, `abort` and `stop` may be called at any time, also from another thread: they take effect at the next end of
-    a step, or at once when the role is idle and is woken.
+    `submit`, `abort` and `stop` may be called at any time, also from another thread: they take effect when a step ends,
+    or at once when the role is idle and is woken.
 
     Args:
         max_model_len: tokens of a prompt and its output together, at most.
-        on_progress: called with what each step has changed.
+        on_progress: called with what each step has changed. refill: the policy by which requests get slots.
 
     Attributes:
         slots: the scheduler. num_free_blocks, preemptions: of the attention workers, by (microbatch, instance), as of
@@ -167,18 +158,18 @@ class Coordinator:
     def _command(self, started: list[Microbatch]) -> None:
         """Tell each attention worker which microbatches start, and its own requests that enter and leave."""
         mask = sum(1 << microbatch.index for microbatch in started)
-        entering: list[list[Assignment]] = [[] for _ in self._layout.attention_ranks]
+        entering: list[list[tuple[Generation, int]]] = [[] for _ in self._layout.attention_ranks]
         now = self._transport.clock()
         for microbatch in started:
             for request_id in microbatch.admitted:
                 instance, _ = microbatch.resident[request_id]
                 generation = self._generations[request_id]
                 generation.scheduled = now
-                entering[instance].append(Assignment(generation, instance, microbatch.index))
+                entering[instance].append((generation, microbatch.index))
         leaving = torch.tensor(self._leaving, dtype=torch.int64)
         self._leaving = []
-        for rank, assigned in zip(self._layout.attention_ranks, entering, strict=True):
-            packed = pack_requests([each.generation for each in assigned], [each.microbatch for each in assigned])
+        for rank, entered in zip(self._layout.attention_ranks, entering, strict=True):
+            packed = pack_requests([generation for generation, _ in entered], [index for _, index in entered])
             self._transport.send(rank, Message(COMMAND, (mask,), (*packed, leaving)))
 
     def _read(self, message: Message, rank: int, microbatch: Microbatch) -> list[list[int]]:
@@ -196,40 +187,25 @@ class Coordinator:
     def _end_step(self, microbatch: Microbatch, rows: list[list[int]]) -> Progress:
         """Write a step's tokens to the requests, and free the slots of those that are finished."""
         now = self._transport.clock()
-        advanced, finished, ended = [], [], []
+        advanced, ended = [], dict[int, bool]()  # by id: whether its attention worker knows
         for request_id, token, code in rows:
-            generation = self._generations[request_id]
             if request_id in self._cancelled:
-                if code:  # its worker has ended it already
-                    self._cancelled.discard(request_id)
-                    ended.append(request_id)
-                    generation.finish_reason = "abort"
+                if code:
+                    ended[request_id] = True
                 continue
-            generation.output.append(token)
-            generation.last_token = now
-            if generation.first_token < 0:
-                generation.first_token = now
+            generation = self._generations[request_id]
             advanced.append(generation)
-            checked = token in generation.end_tokens or generation.stop_check is not None
-            if checked and generation.ends_with(token):
-                generation.finish_reason = "stop"
-                if not code:
-                    self._leaving.append(request_id)
-            elif code:
-                generation.finish_reason = FINISH_REASONS[code]
-            if generation.finish_reason:
-                finished.append(generation)
-                ended.append(request_id)
+            if append_token(generation, token, code, now):
+                ended[request_id] = code > 0
+        finished = [self._generations[request_id] for request_id in ended if request_id not in self._cancelled]
         for request_id in [each for each in self._cancelled if each in microbatch.resident]:
             self._cancelled.discard(request_id)
-            if request_id not in ended:
-                self._leaving.append(request_id)
-                self._generations[request_id].finish_reason = "abort"
-                ended.append(request_id)
-        leaving = set(ended)
-        if len(leaving) > 1:  # slots become free in the order in which their requests entered, as in the twin
-            ended = [each for each in microbatch.resident if each in leaving]
-        self.slots.end_step(microbatch, ended)
+            self._generations[request_id].finish_reason = "abort"
+            ended.setdefault(request_id, False)
+        self._leaving += [request_id for request_id, known in ended.items() if not known]
+        # Slots become free in the order in which their requests entered, as in the twin.
+        order = [each for each in microbatch.resident if each in ended] if len(ended) > 1 else ended
+        self.slots.end_step(microbatch, order)
         for request_id in ended:
             del self._generations[request_id]
         return Progress(advanced, finished)

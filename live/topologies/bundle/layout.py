@@ -83,7 +83,10 @@ def bundle_forms(layout: BundleLayout, config: ModelConfig, dtype: torch.dtype) 
     rows = engine.max_num_batched_tokens
     slots = layout.batch_size * layout.microbatches
     longest = min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size)
-    routed = (Payload(torch.float32, rows, (shape.experts_per_token,)), Payload(torch.int32, rows, (shape.experts_per_token,)))
+    routed = (
+        Payload(torch.float32, rows, (shape.experts_per_token,)),
+        Payload(torch.int32, rows, (shape.experts_per_token,)),
+    )
     hidden = Payload(dtype, rows, (shape.hidden,))
     return {
         **COMMON_FORMS,

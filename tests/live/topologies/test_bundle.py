@@ -68,7 +68,9 @@ def test_tokens_do_not_depend_on_how_a_microbatch_is_scheduled(case: str) -> Non
 def test_what_a_seed_draws_does_not_depend_on_the_bundle() -> None:
     decoder = make_decoder("llama")
     bundle = LocalBundle(BundleLayout(3, 1, 2, settings(2)), decoder)
-    generations = requests(20, sampling=SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 9))
+    generations = requests(
+        20, sampling=SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 9)
+    )
     for generation in generations:
         bundle.submit(generation)
     bundle.run()
@@ -154,7 +156,10 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
     bundle.run()
 
     latency = PassLatency((0.001, 1.0), (0.001, 1.0), (0.0, 0.01))
-    prompts, answers = ([each.request.prompt_tokens for each in generations], [len(each.output) for each in generations])
+    prompts, answers = (
+        [each.request.prompt_tokens for each in generations],
+        [len(each.output) for each in generations],
+    )
     simulated = Bundle(BundleConfig(3, 1, 2, latency, microbatches=2, refill=refill), Supply.of(prompts, answers))
     predicted = note_decisions(simulated.slots)
     simulated.run()
