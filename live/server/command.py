@@ -6,7 +6,8 @@ Heavy modules are imported only when the command runs.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +15,8 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from live.engine import Engine
-    from live.server.loading import Model
+    from live.loaded_model import ModelSource
+    from live.server.flags import EngineFlags
 
 KEY = "SERVING_TWIN_API_KEY"
 """Environment variable that holds the API key."""
@@ -37,6 +39,11 @@ def serve_live(
     api_key: str | None = None,
     scenario: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    role: str | None = None,
+    rank: int = 0,
+    rendezvous: str | None = None,
+    join_seconds: float = 10.0,
+    worker_seconds: float = 6.0,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     kv_blocks: int | None = None,
@@ -79,9 +86,21 @@ def serve_live(
         Key that clients must send, except to /health, /ping, /version and /metrics; default: $SERVING_TWIN_API_KEY.
     scenario
         Serving scenario whose engine section describes the engine: the one that twin simulate predicts. It replaces the
-        flags for sequences, tokens, the cache and one-shot requests, which are refused beside it.
+        flags for sequences, tokens, the cache and one-shot requests, which are refused beside it. A scenario of kind
+        afd-bundle with one ratio serves with attention and FFN workers, each a process.
     set_
         With a scenario, change any field of it, key=value.
+    role
+        Start only this part of a scenario's topology: the server itself (coordinator), or a worker (attention, ffn).
+        Default: all, on this machine.
+    rank
+        With --role, the worker's number among those of its role, from 0.
+    rendezvous
+        HOST:PORT at which the processes of a topology meet, the coordinator's; default: a free port of this machine.
+    join_seconds
+        Time limit for the processes of a topology to meet, in seconds.
+    worker_seconds
+        Time limit for a worker's answer, in seconds: no step may take longer.
     max_num_seqs
         Maximum number of running sequences; default 128.
     max_num_batched_tokens
@@ -111,13 +130,17 @@ def serve_live(
     """
     from workloads.errors import BadInput
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which reads it then
     try:
         from live.device import DEFAULT_DTYPE, use_threads
+        from live.loaded_model import ModelSource
         from live.server.engine_backend import EngineBackend
+        from live.server.flags import EngineFlags
         from live.server.launcher import run
         from live.server.limits import Limits
-        from live.server.loading import Model, build_text
+        from live.server.loading import build_text
         from live.server.server_config import ServerConfig
+        from live.server.topology import Place, kind_of, serve_bundle
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
     use_threads(threads, "--threads")
@@ -138,24 +161,18 @@ def serve_live(
         ),
         drain_seconds=drain_seconds,
     )
-    wanted = Model(model, random_weights, dtype or DEFAULT_DTYPE[device], device, threads)
+    wanted = ModelSource(model, random_weights, dtype or DEFAULT_DTYPE[device], device, threads)
     text = build_text(tokenizer, model, random_weights)
     flags = EngineFlags(max_num_seqs, max_num_batched_tokens, kv_blocks, kv_gib, one_shot)
+    place = Place(role, rank, rendezvous, join_seconds, worker_seconds)
+    if scenario is not None and kind_of(scenario) == "afd-bundle":
+        serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
+        return serve_bundle(wanted, flags, scenario, set_ or [], place, serve)
+    place.refuse()
     return run(EngineBackend(_build_engine(wanted, flags, scenario, set_ or [])), config, *text)
 
 
-@dataclass(frozen=True)
-class EngineFlags:
-    """The engine's settings on the command line; None where a flag is not given."""
-
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    kv_blocks: int | None
-    kv_gib: float | None
-    one_shot: bool | None
-
-
-def _build_engine(wanted: Model, flags: EngineFlags, scenario: Path | None, changes: list[str]) -> Engine:
+def _build_engine(wanted: ModelSource, flags: EngineFlags, scenario: Path | None, changes: list[str]) -> Engine:
     """The engine that a scenario describes, or without one the flags.
 
     Raises:

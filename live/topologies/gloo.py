@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from live.topologies.membership import Membership
 from live.topologies.transport import (
@@ -51,13 +51,13 @@ class GlooTransport:
     def __init__(self, members: Membership, forms: Forms, limit: float) -> None:
         self.rank = members.rank
         self._members, self._forms, self._limit = members, forms, limit
-        self._group: dist.ProcessGroupGloo | None = members.group(limit)
+        self._group: Any = members.group(limit)
         self._wait_limit = timedelta(seconds=limit)
         self._capacity = 8 * HEADER + max(
             sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values()
         )
         self._buffers: dict[int, torch.Tensor] = {}
-        self._sending: dict[int, deque[tuple[object, torch.Tensor]]] = {}
+        self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
     def clock(self) -> float:
         """As `Transport.clock`."""
@@ -128,9 +128,9 @@ class GlooTransport:
         idle()
         return None
 
-    def _finish(self, work: object, peer: int) -> None:
+    def _finish(self, work: Any, peer: int) -> None:
         try:
-            work.wait(self._wait_limit)  # type: ignore[attr-defined]
+            work.wait(self._wait_limit)
         except RuntimeError as error:
             raise self._members.blame(peer, _reason(error, self._limit)) from None
 

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from live.topologies.transport import TransportError
 from workloads.errors import BadInput
@@ -89,7 +91,8 @@ class Membership:
         join_seconds: time limit for all ranks to come.
 
     Attributes:
-        store: the key-value store. address: this rank's own address, towards the others.
+        store: the key-value store. meeting_point: its address. address: this rank's own, towards the others.
+        watch: called by `check`; raises for what else can fail, such as a process that this one has started.
 
     Raises:
         TransportError: rank 0 is not there. `gather` waits for the other ranks.
@@ -112,7 +115,8 @@ class Membership:
             address = Address(address.host, listener.getsockname()[1])
         else:
             self._await_store(address)
-        self.address = _own_address(address)
+        self.meeting_point, self.address = address, _own_address(address)
+        self.watch: Callable[[], None] = lambda: None
         self.store = self._connect(address, listener)
         self._pulse_store = self.store if listener is None else self._connect(address, None)
         now = time.monotonic()
@@ -125,21 +129,24 @@ class Membership:
         """A rank in a message to people."""
         return f"rank {rank} ({self.names[rank]})"
 
+    def extend(self, seconds: float) -> None:
+        """Give all ranks more time to come."""
+        self._deadline = max(self._deadline, time.monotonic() + seconds)
+
     def gather(self) -> None:
         """Wait until every rank has come.
 
         Raises:
             TransportError: one does not come, has failed, or was started with other settings.
         """
-        self._call(lambda: self.store.set(f"here/{self.rank}", self._fingerprint))
+        self._tell(f"here/{self.rank}", self._fingerprint)
         for rank in range(len(self.names)):
-            while not self._call(lambda rank=rank: self.store.check([f"here/{rank}"])):  # type: ignore[misc]
+            while not self._knows([f"here/{rank}"]):
                 self.check()
                 if time.monotonic() > self._deadline:
                     raise self.fail(f"{self.name(rank)} has not come within {self._join_seconds:g} s")
                 time.sleep(POLL_SECONDS)
-            found = self._call(lambda rank=rank: self.store.get(f"here/{rank}"))  # type: ignore[misc]
-            if found.decode() != self._fingerprint:
+            if self._ask(lambda store: store.get(f"here/{rank}")) != self._fingerprint.encode():  # noqa: B023
                 raise self.fail(f"{self.name(rank)} was started with other settings than {self.name(self.rank)}")
         self._pulse = threading.Thread(target=self._keep_pulse, name="pulse", daemon=True)
         self._pulse.start()
@@ -150,18 +157,18 @@ class Membership:
         Raises:
             TransportError: one has failed or is lost.
         """
-        self._call(lambda: self.store.set(f"ready/{self.rank}", "1"))
+        self._tell(f"ready/{self.rank}", "1")
         keys = [f"ready/{rank}" for rank in range(len(self.names))]
-        while not self._call(lambda: self.store.check(keys)):
+        while not self._knows(keys):
             self.check()
             time.sleep(POLL_SECONDS)
 
     def group(self, seconds: float) -> dist.ProcessGroupGloo:
         """A gloo group of all ranks, whose operations take at most so many seconds."""
-        options = dist.ProcessGroupGloo._Options()
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         options._timeout = timedelta(seconds=seconds)
-        store = dist.PrefixStore("group", self.store)
+        store = PrefixStore("group", self.store)
         try:
             return dist.ProcessGroupGloo(store, self.rank, len(self.names), options)
         except RuntimeError as error:
@@ -179,11 +186,12 @@ class Membership:
         return self.fail(text)
 
     def check(self) -> None:
-        """Look whether all ranks are alive; for a rank that waits for nothing.
+        """Look whether all ranks are alive; for a rank that waits for no message.
 
         Raises:
             TransportError: one is not.
         """
+        self.watch()
         if (text := self._failure()) is not None:
             raise self.fail(text)
 
@@ -218,35 +226,35 @@ class Membership:
                     ) from None
                 time.sleep(POLL_SECONDS)
 
-    def _connect(self, address: Address, listener: socket.socket | None) -> dist.TCPStore:
+    def _connect(self, address: Address, listener: socket.socket | None) -> TCPStore:
         limit = timedelta(seconds=STORE_SECONDS)
-        keep = {} if listener is None else {"master_listen_fd": os.dup(listener.fileno())}
+        keep: dict[str, Any] = {} if listener is None else {"master_listen_fd": os.dup(listener.fileno())}
         try:
-            return dist.TCPStore(
+            return TCPStore(
                 address.host, address.port, None, listener is not None, limit, wait_for_workers=False,
                 multi_tenant=False, **keep,
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise TransportError(f"{self.name(0)} cannot be reached at {address} ({_line(error)})") from None
 
-    def _call(self, action):  # type: ignore[no-untyped-def]
-        """A call of the store; its failure is that of rank 0, which keeps it."""
-        try:
-            return action()
-        except RuntimeError:
-            raise TransportError(f"{self.name(0)} has ended") from None
+    def _tell(self, key: str, value: str) -> None:
+        self._ask(lambda store: store.set(key, value))
+
+    def _knows(self, keys: list[str]) -> bool:
+        """Whether the store has all of some keys."""
+        return bool(self._ask(lambda store: b"1" if store.check(keys) else b""))
 
     def _failure(self) -> str | None:
         """The first failure that a rank has entered, or a rank that gives no sign of life; None if there is neither."""
-        present = self._ask(lambda store: b"1" if store.check([FAILED]) else b"")
-        if present is None:
+        present = self._knows([FAILED])
+        if self._store_silent:
             return f"{self.name(0)} {'has ended' if self._store_ended else 'does not answer'}"
         if present and (entered := self._ask(lambda store: store.get(FAILED))):
             return entered.decode()
         lost = self._lost()
         return None if lost is None else f"{self.name(lost)} does not answer"
 
-    def _ask(self, question: Callable[[dist.TCPStore], bytes | None]) -> bytes | None:
+    def _ask(self, question: Callable[[TCPStore], bytes | None]) -> bytes | None:
         """Ask the store, in a thread: it has no time limit of its own. None if it does not answer."""
         if self._store_silent:
             return None

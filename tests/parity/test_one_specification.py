@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.engine import Engine
 from live.server import launcher
-from live.server.loading import Model, build_planned_engine
+from live.loaded_model import ModelSource
+from live.server.loading import build_planned_engine
 from live.validation.prompts import materialise
 from live.validation.replay import replay
 from scenarios.single_engine import single_engine
@@ -74,7 +75,7 @@ def simulated(file: Path) -> ServingPlan:
 
 
 def served(file: Path) -> Engine:
-    model = Model(file.parent / "config.json", True, "float32", "cpu", 1)
+    model = ModelSource(file.parent / "config.json", True, "float32", "cpu", 1)
     return build_planned_engine(model, single_engine(yaml.safe_load(file.read_text()), {}, file))
 
 

@@ -32,7 +32,8 @@ from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
 from live.server.launcher import GracefulShutdown, listen, serve
-from live.server.loading import Cache, Model, build_engine
+from live.loaded_model import ModelSource
+from live.server.loading import Cache, build_engine
 from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.validation.prompts import GREEDY
@@ -187,7 +188,7 @@ def server(gpu: PretendedGPU) -> None:
     """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
     made = listen("127.0.0.1", 0)
     client = Client(made.getsockname()[1])
-    model = Model(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
+    model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
     engine = build_engine(model, Cache(blocks=500, gib=None), 8, 512, one_shot=True)
     told: list[int] = []
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
 from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
@@ -89,15 +90,14 @@ class Coordinator:
         """Abort all requests and end all workers. A second call changes nothing."""
         self._stopping = True
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a slot."""
-        return len(self._arriving) + len(self.slots.waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests in slots."""
-        return sum(microbatch.requests for microbatch in self.slots.microbatches)
+    def state(self) -> BackendState:
+        """The present state, for metrics."""
+        layout = self._layout
+        blocks = layout.engine.num_gpu_blocks * layout.microbatches * layout.attention_instances
+        usage = 1 - sum(self.num_free_blocks.values()) / blocks
+        running = sum(microbatch.requests for microbatch in self.slots.microbatches)
+        waiting = len(self._arriving) + len(self.slots.waiting)
+        return BackendState(running, waiting, usage, preemptions=sum(self.preemptions.values()))
 
     # -- the role ----------------------------------------------------------------------------------------------------
 
@@ -140,15 +140,13 @@ class Coordinator:
             self._aborting.extend(self._generations)
         while self._aborting:
             request_id = self._aborting.popleft()
-            generation = self._generations.get(request_id)
-            if generation is None:
+            if request_id not in self._generations:
                 continue
             if any(request_id in microbatch.resident for microbatch in self.slots.microbatches):
                 self._cancelled.add(request_id)
             else:
                 self.slots.withdraw(request_id)
-                del self._generations[request_id]
-                generation.finish_reason = "abort"
+                self._generations.pop(request_id).finish_reason = "abort"
 
     def _begin_idle(self, busy: deque[Microbatch] | list[Microbatch]) -> list[Microbatch]:
         """Begin a step of each microbatch that is not busy and gets requests."""

@@ -45,9 +45,8 @@ class LocalBundle:
         attention_only = Decoder(config, without_ffns(weights))
         self.attention = [AttentionWorker(layout, attention_only, transport(rank)) for rank in layout.attention_ranks]
         ffns = [FFNWorker(layout, ffns_of(weights), transport(rank)) for rank in layout.ffn_ranks]
-        workers = [self.coordinator, *self.attention, *ffns]
-        roles: dict[int, Role] = {rank: worker.run() for rank, worker in enumerate(workers)}
-        self.network.start(roles)
+        roles: list[Role] = [self.coordinator.run(), *(each.run() for each in self.attention), *(f.run() for f in ffns)]
+        self.network.start(dict(enumerate(roles)))
 
     def submit(self, generation: Generation) -> None:
         """Queue a request. Raises as `Coordinator.check`."""

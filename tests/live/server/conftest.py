@@ -179,7 +179,7 @@ def running(
         ended.append(
             asyncio.run(
                 serve(
-                    EngineBackend(made_engine),
+                    backend,
                     front,
                     made,
                     tokenizer=text[0],

@@ -105,7 +105,7 @@ def test_aborts_and_stop_checks_free_their_slots() -> None:
             assert each.output == output
     assert sorted([*ended, 3, 22]) == list(range(24))
     bundle.coordinator.slots.check_integrity()
-    assert bundle.coordinator.num_running == bundle.coordinator.num_waiting == 0
+    assert bundle.coordinator.state()[:3] == (0, 0, 0.0)
     for engine in (engine for worker in bundle.attention for engine in worker.engines):
         assert not engine.core.sequences
         assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
