@@ -204,8 +204,10 @@ class Membership:
         """Leave. Rank 0 keeps the store until the others have left, or for a moment, so that they can read it."""
         self._ask(lambda store: store.set(f"gone/{self.rank}", "1"))
         end = time.monotonic() + LINGER_SECONDS
-        while self._keeps_store and self._pulse is not None and time.monotonic() < end:
-            alive = [rank for rank in range(len(self.names)) if not self._silent(rank)]
+        while self._keeps_store and time.monotonic() < end:
+            alive = [
+                rank for rank in range(len(self.names)) if self._knows([f"here/{rank}"]) and not self._silent(rank)
+            ]
             if self.store.check([f"gone/{rank}" for rank in alive]):
                 break
             time.sleep(POLL_SECONDS)
