@@ -92,8 +92,15 @@ class Engine:
         self.clock, self.watch, self.keep_times = clock, watch, False
         self._depth, self._in_flight = depth, deque[InFlightStep]()
 
-    def submit(self, generation: Generation) -> Sequence:
-        """Add a request.
+    def submit(
+        self,
+        generation: Generation,
+        *,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
+    ) -> Sequence:
+        """Add a request. The keyword arguments are those of `EngineCore.submit`.
 
         Raises:
             ValueError: an id that is in use, a request that does not fit into the KV cache, one that is longer than the
@@ -109,7 +116,9 @@ class Engine:
         if decoder.weights.head is None and (request.task == "generate" or generation.prompt_logprobs >= 0):
             raise ValueError(f"request {request.id}: expected a pooling task, since the model has no LM head")
         generation.submitted = self.clock()
-        sequence = self.core.submit(request, generation.submitted)
+        sequence = self.core.submit(
+            request, generation.submitted, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+        )
         sequence.payload = generation
         return sequence
 

@@ -24,9 +24,6 @@ from live.topologies.processes import END_SECONDS, LocalWorkers, TimeLimits
 from live.topologies.requests import FINISH_REASONS, append_token
 from live.topologies.transport import TransportError
 
-KEEP_ALIVE_SECONDS = 1.0
-"""How often an idle topology shows its workers that it is alive."""
-
 Rows = list[tuple[int, int, int]]
 """New tokens: request id, token, code of the finish reason."""
 
@@ -48,7 +45,6 @@ class TopologyBackend:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
         self._fail: Callable[[str], None] = lambda reason: None
-        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="topology", daemon=True)
         self._failed = False
 
@@ -76,7 +72,7 @@ class TopologyBackend:
         self._role.submit(replace(generation, stop_check=None, output=[]))
         generation.submitted = time.perf_counter()
         self._generations[generation.request.id] = generation
-        self._wake.set()
+        self._transport.wake()
 
     def abort(self, request_id: int) -> None:
         """As `Backend.abort`."""
@@ -84,12 +80,12 @@ class TopologyBackend:
         if generation is not None:
             generation.finish_reason = "abort"
             self._role.abort(request_id)
-            self._wake.set()
+            self._transport.wake()
 
     def close(self) -> None:
         """End the workers, and wait until they have ended."""
         self._role.stop()
-        self._wake.set()
+        self._transport.wake()
         if self._thread.is_alive():
             self._thread.join(END_SECONDS)
         self._transport.close()
@@ -101,19 +97,13 @@ class TopologyBackend:
 
     def _run(self) -> None:
         try:
-            self._transport.run(self._role.run(), self._idle)
+            self._transport.run(self._role.run())
         except TransportError as error:
             self._report(str(error))
         except Exception as error:
             self._report(
                 str(self._members.fail(f"{self._members.name(0)} has failed: {type(error).__name__}: {error}"))
             )
-
-    def _idle(self) -> None:
-        """Wait for a request; if none comes, look whether the others are alive."""
-        if not self._wake.wait(KEEP_ALIVE_SECONDS):
-            self._members.check()
-        self._wake.clear()
 
     def _report(self, reason: str) -> None:
         self._transport.close()

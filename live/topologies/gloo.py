@@ -6,9 +6,11 @@ The receiver has a buffer for the largest message that the forms allow.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +20,7 @@ from live.topologies.membership import Membership
 from live.topologies.transport import (
     FIELDS,
     PAYLOADS,
+    STOP,
     Form,
     Forms,
     Idle,
@@ -40,6 +43,11 @@ OUTSTANDING = 16
 
 TAG = 0
 
+KEEP_ALIVE_SECONDS = 1.0
+"""How long rank 0 waits for something to do before it shows the others that it is alive."""
+
+UNLIMITED = timedelta(days=1000)
+
 
 class GlooTransport:
     """One role's side, as `Transport`, and what drives the role.
@@ -57,6 +65,9 @@ class GlooTransport:
             sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values()
         )
         self._buffers: dict[int, torch.Tensor] = {}
+        self._is_front, self._closing = members.rank == 0, False
+        self._mail: queue.SimpleQueue[Message | TransportError | None] = queue.SimpleQueue()
+        self._listeners: dict[int, threading.Thread] = {}
         self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
     def clock(self) -> float:
@@ -75,8 +86,8 @@ class GlooTransport:
         except RuntimeError as error:
             raise self._members.blame(destination, _reason(error)) from None
 
-    def receive(self, source: int) -> Message:
-        """The next message from a source.
+    def receive(self, source: int, limit: timedelta | None = None) -> Message:
+        """The next message from a source. `limit`: in place of the transport's own.
 
         Raises:
             TransportError: none comes within the limit, the source has ended, or it sends what it must not.
@@ -88,14 +99,18 @@ class GlooTransport:
             work = self._group.recv([buffer], source, TAG)
         except RuntimeError as error:
             raise self._members.blame(source, _reason(error)) from None
-        self._finish(work, source)
+        self._finish(work, source, limit)
         try:
             return unpack(buffer, self._forms)
         except TransportError as error:
             raise self._members.fail(f"{self._members.name(source)} sent {error}") from None
 
-    def run(self, role: Role, idle: Callable[[], None] = lambda: None) -> None:
-        """Run a role to its end. `idle`: waits until it should go on, when it has nothing to do.
+    def wake(self) -> None:
+        """Resume the role if it is idle, or waits for a message of any source. May be called from any thread."""
+        self._mail.put(None)
+
+    def run(self, role: Role) -> None:
+        """Run a role to its end.
 
         Raises:
             TransportError: a wait has failed.
@@ -107,7 +122,7 @@ class GlooTransport:
                     wait = role.send(message)
                 except StopIteration:
                     break
-                message = self._await(wait, idle)
+                message = self._await(wait)
         self.flush()
 
     def flush(self) -> None:
@@ -118,19 +133,60 @@ class GlooTransport:
 
     def close(self) -> None:
         """Close the connections: the others notice it at once. Messages that have not been read are lost."""
+        self._closing = True
         self._sending.clear()
         self._group = None
 
-    def _await(self, wait: Wait, idle: Callable[[], None]) -> Message | None:
+    def _await(self, wait: Wait) -> Message | None:
         if isinstance(wait, Receive):
             return self.receive(wait.source)
-        assert isinstance(wait, Idle)
-        idle()
-        return None
+        if isinstance(wait, Idle):
+            return self._next_mail(KEEP_ALIVE_SECONDS)
+        for source in wait.sources:
+            if source not in self._listeners:
+                self._listen(source)
+        if not wait.wait:
+            return self._next_mail(0.0)
+        return self._next_mail(KEEP_ALIVE_SECONDS if self._is_front else self._limit)
 
-    def _finish(self, work: Any, peer: int) -> None:
+    def _next_mail(self, seconds: float) -> Message | None:
+        """The next message of the sources that are listened to; None if the role is woken, or for none in time.
+
+        Raises:
+            TransportError: a source has ended, or the front does not answer within the limit.
+        """
         try:
-            work.wait(self._wait_limit)
+            mail = self._mail.get(seconds > 0, seconds or None)
+        except queue.Empty:
+            if seconds and not self._is_front:
+                raise self._members.blame(0, f"has not answered within {self._limit:g} s") from None
+            if seconds:
+                self._members.check()
+            return None
+        if isinstance(mail, TransportError):
+            raise mail
+        return mail
+
+    def _listen(self, source: int) -> None:
+        """Receive a source's messages in a thread from now on. Gloo itself cannot be asked whether one has come."""
+
+        def listen() -> None:
+            while not self._closing:
+                try:
+                    message = self.receive(source, UNLIMITED)
+                except TransportError as error:
+                    self._mail.put(error)
+                    return
+                self._mail.put(replace(message, tensors=tuple(tensor.clone() for tensor in message.tensors)))
+                if message.kind == STOP:
+                    return
+
+        thread = self._listeners[source] = threading.Thread(target=listen, name=f"from rank {source}", daemon=True)
+        thread.start()
+
+    def _finish(self, work: Any, peer: int, limit: timedelta | None = None) -> None:
+        try:
+            work.wait(limit or self._wait_limit)
         except RuntimeError as error:
             raise self._members.blame(peer, _reason(error, self._limit)) from None
 

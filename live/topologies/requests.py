@@ -16,8 +16,10 @@ from live.generation import FinishReason, Generation
 from live.topologies.transport import Payload
 from workloads.request import TASKS, Request
 
-COLUMNS = 10
-"""Integers of a request: id, prompt tokens, max_tokens, min_tokens, top_k, seed, end tokens, prefix ids, task, lane."""
+COLUMNS = 12
+"""Integers of a request: id, prompt tokens, max_tokens, min_tokens, top_k, seed, end tokens, prefix ids, task, first
+output token, priority, and a number that tells its receiver where it belongs.
+"""
 
 WORD = 1 << 64
 
@@ -65,7 +67,7 @@ def pack_requests(generations: Sequence[Generation], lanes: Sequence[int]) -> Pa
             [
                 request.id, request.prompt_tokens, request.max_tokens, generation.min_tokens, params.top_k,
                 _signed(params.seed), len(generation.end_tokens), len(request.prefix_blocks),
-                TASKS.index(request.task), lane,
+                TASKS.index(request.task), generation.output[0] if generation.output else -1, request.priority, lane,
             ]
         )  # fmt: skip
         ends += sorted(generation.end_tokens)
@@ -88,14 +90,15 @@ def unpack_requests(packed: PackedRequests) -> list[tuple[Generation, int]]:
     ends, ids = packed.end_tokens.tolist(), packed.prefix_ids.tolist()
     token = end = block = 0
     for row, (temperature, top_p, min_p) in zip(packed.numbers.tolist(), packed.fractions.tolist(), strict=True):
-        request_id, prompt, max_tokens, min_tokens, top_k, seed, num_ends, num_blocks, task, lane = row
+        request_id, prompt, max_tokens, min_tokens, top_k, seed, num_ends, num_blocks, task, first, priority, lane = row
         prefix = tuple((low % WORD) + (high % WORD) * WORD for low, high in ids[block : block + num_blocks])
         generation = Generation(
-            Request(request_id, 0.0, prompt, max_tokens, prefix_blocks=prefix, task=TASKS[task]),
+            Request(request_id, 0.0, prompt, max_tokens, prefix_blocks=prefix, task=TASKS[task], priority=priority),
             tokens[token : token + prompt],
             SamplingParams(temperature, top_k, top_p, min_p, seed % WORD),
             frozenset(ends[end : end + num_ends]),
             min_tokens,
+            output=[] if first < 0 else [first],
         )
         token, end, block = token + prompt, end + num_ends, block + num_blocks
         unpacked.append((generation, lane))

@@ -108,7 +108,8 @@ class Receive:
 class ReceiveAny:
     """A role takes the message that has come first from any of several sources.
 
-    `wait`: for one to come; otherwise the role gets None if there is none yet.
+    `wait`: for one to come; otherwise the role gets None if there is none yet. Rank 0 may get None even so: something
+    has reached it from outside, or it should show that it is alive.
     """
 
     sources: tuple[int, ...]
