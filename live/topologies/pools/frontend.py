@@ -189,9 +189,9 @@ class Frontend:
             self._aborting.extend(self._generations)
         while self._aborting:
             request_id = self._aborting.popleft()
-            generation = self._generations.get(request_id)
-            if generation is not None and not generation.finish_reason:
-                generation.finish_reason = "abort"
+            aborted = self._generations.get(request_id)
+            if aborted is not None and not aborted.finish_reason:
+                aborted.finish_reason = "abort"
                 if request_id not in self._moving:  # its blocks are on their way: it ends when they are there
                     self._at[request_id].aborts.append(request_id)
                     self._forget(request_id)
