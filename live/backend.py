@@ -49,6 +49,7 @@ class Backend(Protocol):
 
     Attributes:
         config: the model's. limits: sizes that limit requests.
+        models: the names of several models that are served; empty where there is one.
     """
 
     @property
@@ -56,6 +57,9 @@ class Backend(Protocol):
 
     @property
     def limits(self) -> BackendLimits: ...
+
+    @property
+    def models(self) -> tuple[str, ...]: ...
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """Begin. On the running event loop, `deliver` is called with what each step has changed, and `fail` once if the

@@ -90,7 +90,7 @@ class ChatResponse:
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": [self._choice(output) for output in self.outputs],
             "usage": usage([self.prompt], self.outputs),
         }
@@ -119,7 +119,7 @@ class ChatResponse:
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": choices,
         }
 

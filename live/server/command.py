@@ -39,6 +39,7 @@ def serve_live(
     api_key: str | None = None,
     scenario: Path | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    module: Annotated[list[str] | None, Parameter(negative=())] = None,
     role: str | None = None,
     rank: int = 0,
     rendezvous: str | None = None,
@@ -87,12 +88,16 @@ def serve_live(
     scenario
         Serving scenario whose engine section describes the engine: the one that twin simulate predicts. It replaces the
         flags for sequences, tokens, the cache and one-shot requests, which are refused beside it. A scenario of kind
-        afd-bundle with one ratio serves with attention and FFN workers, each a process.
+        afd-bundle with one ratio serves with attention and FFN workers, each a process; one with prefill and decode
+        pools serves with prefill and decode engines, each a process.
     set_
         With a scenario, change any field of it, key=value.
+    module
+        NAME=PATH, the weights of one of several models of a scenario; --model is then the decoder that they share.
+        With random weights, each model that is not given has weights of its own.
     role
-        Start only this part of a scenario's topology: the server itself (coordinator), or a worker (attention, ffn).
-        Default: all, on this machine.
+        Start only this part of a scenario's topology: the server itself (coordinator or frontend), or a worker
+        (attention, ffn; prefill, decode). Default: all, on this machine.
     rank
         With --role, the worker's number among those of its role, from 0.
     rendezvous
@@ -140,7 +145,7 @@ def serve_live(
         from live.server.limits import Limits
         from live.server.loading import build_text
         from live.server.server_config import ServerConfig
-        from live.server.topology import Place, kind_of, serve_bundle
+        from live.server.topology import Place, has_pools, kind_of, serve_bundle, serve_pools
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
     use_threads(threads, "--threads")
@@ -165,10 +170,12 @@ def serve_live(
     text = build_text(tokenizer, model, random_weights)
     flags = EngineFlags(max_num_seqs, max_num_batched_tokens, kv_blocks, kv_gib, one_shot)
     place = Place(role, rank, rendezvous, join_seconds, worker_seconds)
+    serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
     if scenario is not None and kind_of(scenario) == "afd-bundle":
-        serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
         return serve_bundle(wanted, flags, scenario, set_ or [], place, serve)
-    place.refuse()
+    if scenario is not None and has_pools(scenario, set_ or []):
+        return serve_pools(wanted, module or [], flags, scenario, set_ or [], place, serve)
+    place.refuse(module or [])
     return run(EngineBackend(_build_engine(wanted, flags, scenario, set_ or [])), config, *text)
 
 

@@ -90,7 +90,7 @@ class CompletionResponse:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": choices,
         }
 

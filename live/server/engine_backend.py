@@ -50,6 +50,11 @@ class EngineBackend:
             settings.prefix_id_tokens,
         )
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """As `Backend.models`: an engine has one."""
+        return ()
+
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """As `Backend.start`."""
         self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail

@@ -75,9 +75,10 @@ class Service:
         Raises:
             ApiError: 404 or 503.
         """
-        name = self.model.name
-        if model is not None and model != name:
-            raise ApiError(404, f"model: expected {name}, found {model}", param="model", code="model_not_found")
+        names = self.model.names
+        if model is not None and model not in names:
+            expected = " or ".join(names[:10])
+            raise ApiError(404, f"model: expected {expected}, found {model}", param="model", code="model_not_found")
         if self.draining:
             raise busy(503, "the server is shutting down")
         if self.async_engine.failure is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from latency_models.io.config_io import read_yaml
@@ -17,12 +17,18 @@ from live.topologies.bundle.layout import BundleLayout
 from live.topologies.deployment import Deployment
 from live.topologies.front import TopologyBackend
 from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.pools.deployment import PoolsDeployment
+from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.processes import LocalWorkers, TimeLimits, run_worker
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario
+from scenarios.engine_pools import EnginePool, engine_pools
 from scenarios.kinds import read_scenario
 from scenarios.overrides import single_settings
 from scenarios.ratios import parse_ratios
+from scenarios.serving import ServingScenario
+from scenarios.serving import check_scenario as check_serving
+from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 
@@ -31,9 +37,6 @@ BLOCK = 16
 
 PROMPT_TOKENS = 512
 """Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
-
-FRONT = "coordinator"
-"""The role of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,14 @@ class Place:
     join_seconds: float
     worker_seconds: float
 
-    def refuse(self) -> None:
-        """Refuse a place without a topology.
+    def refuse(self, modules: list[str]) -> None:
+        """Refuse a place, and modules, without a topology.
 
         Raises:
-            BadInput: a role or a rendezvous is given.
+            BadInput: a role, a rendezvous or a module is given.
         """
-        for field, value in (("--role", self.role), ("--rendezvous", self.rendezvous)):
+        given = ("--role", self.role), ("--rendezvous", self.rendezvous), ("--module", modules[0] if modules else None)
+        for field, value in given:
             if value is not None:
                 raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
 
@@ -109,6 +113,55 @@ def serve_bundle(
     deployment = BundleDeployment(model, _layout(spec, model, flags, scenario), spec.refill)
     options = _worker_options(model, flags, scenario, changes, place)
     return serve_topology(deployment, place, options, serve)
+
+
+def serve_pools(
+    model: ModelSource,
+    modules: list[str],
+    flags: EngineFlags,
+    scenario: Path,
+    changes: list[str],
+    place: Place,
+    serve: Callable[[TopologyBackend], int],
+) -> int:
+    """Serve with the pools of engines of a scenario, or be one of the engines; returns the exit code.
+
+    Args:
+        modules: NAME=PATH, the weights of each of several models.
+
+    Raises:
+        BadInput: a scenario, a model or a place that cannot be used.
+    """
+    for name, value in asdict(flags).items():
+        if value is not None:
+            expected = "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
+            raise BadInput(expected, field=f"--{name.replace('_', '-')}", value=value)
+    document = read_scenario(scenario, "serving")
+    spec, pools = engine_pools(document, single_settings(changes), scenario)
+    sources = _modules(spec.model_names, modules, model)
+    layout, chunks = _pools_layout(spec, pools)
+    deployment = PoolsDeployment(model, layout, sources, chunks)
+    if deployment.config.labels:
+        raise BadInput("expected a model that generates tokens, which one that classifies does not", file=model.path)
+    shape, device = deployment.config.shape, model.device
+    for place_of, config in ((each, each.config) for each in layout.engines):
+        row = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
+        size, field = config.num_gpu_blocks * config.block_size * row, "engine.num_gpu_blocks or engine.kv_memory"
+        check_memory(size, f"KV caches of a {place_of.role} engine", device, field=field, value=config.num_gpu_blocks)
+    options = _worker_options(model, flags, scenario, changes, place)
+    for entry in modules:
+        options += ["--module", entry]
+    return serve_topology(deployment, place, options, serve)
+
+
+def has_pools(scenario: Path, changes: list[str]) -> bool:
+    """Whether a serving scenario has more than one pool, and so engines of several kinds.
+
+    Raises:
+        BadInput: the scenario cannot be used.
+    """
+    spec = check_serving(read_scenario(scenario, "serving"), single_settings(changes), scenario)
+    return len(spec.pools) > 1
 
 
 def serve_topology(
@@ -199,6 +252,56 @@ def _layout(spec: AfdScenario, model: ModelSource, flags: EngineFlags, file: Pat
     except ValueError as error:
         raise BadInput(str(error), field="engine") from None
     return BundleLayout(topology.attention_instances, topology.ffn_instances, spec.microbatches, engine)
+
+
+def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
+    """The weights of each of several models: given by NAME=PATH, or random ones of a seed of their own.
+
+    Raises:
+        BadInput: a name that the scenario does not have, a model without weights, or modules of another shape.
+    """
+    given = {}
+    for entry in modules:
+        name, separator, path = entry.partition("=")
+        if not separator or name not in names or len(names) == 1:
+            known = ", ".join(names[:10]) if len(names) > 1 else "a scenario with several models"
+            raise BadInput(f"expected NAME=PATH, with a name of {known}", field="--module", value=entry)
+        given[name] = replace(model, path=Path(path))
+    if len(names) == 1:
+        return {}
+    sources = {}
+    for i, name in enumerate(names):
+        source = given.get(name)
+        if source is None and not model.random:
+            raise BadInput(f"expected {name}=PATH, the weights of each model of the scenario", field="--module")
+        sources[name] = source or replace(model, seed=model.seed + 1 + i)
+        if sources[name].config().shape != model.config().shape:
+            expected = "expected the shape of --model, whose decoder reads its cache"
+            raise BadInput(expected, field="--module", value=name, file=sources[name].path)
+    return sources
+
+
+def _pools_layout(
+    spec: ServingScenario, pools: list[EnginePool]
+) -> tuple[PoolsLayout, tuple[Callable[[], ChunkPolicy | None], ...]]:
+    """The engines of a scenario, and what makes the chunk policy of each."""
+    models = spec.model_names
+    engines: list[EnginePlace] = []
+    chunks: list[Callable[[], ChunkPolicy | None]] = []
+    ranks: dict[str, dict[str, tuple[int, ...]]] = {"prefill": {}, "decode": {}}
+    for pool in pools:
+        known: dict[str, int] = {}
+        own = pool.spec.models == "each" and len(models) > 1
+        side = ranks["decode" if pool.spec.role == "decode" else "prefill"]
+        for model, names in pool.spec.engine_names(models).items():
+            for name in names:
+                if name not in known:
+                    engines.append(EnginePlace(pool.spec.role, pool.scheduler.config, model if own else None))
+                    chunks.append(pool.scheduler.chunk_policy)
+                    known[name] = len(engines)
+            side[model] = side.get(model, ()) + tuple(known[name] for name in names)
+    routing = spec.system.routing
+    return PoolsLayout(tuple(engines), ranks["prefill"], ranks["decode"], routing), tuple(chunks)
 
 
 def _worker_options(

@@ -56,6 +56,11 @@ class Deployment(Protocol):
         ...
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The names of several models that share the topology; empty where there is one."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Changes with everything that all processes must agree on."""
         ...

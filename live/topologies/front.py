@@ -58,6 +58,11 @@ class TopologyBackend:
         """As `Backend.limits`."""
         return self._deployment.limits
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """As `Backend.models`."""
+        return self._deployment.models
+
     def state(self) -> BackendState:
         """As `Backend.state`."""
         return self._role.state()

@@ -14,8 +14,8 @@ from simpy.events import Event
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.engine import Engine
-from live.server import launcher
 from live.loaded_model import ModelSource
+from live.server import launcher
 from live.server.loading import build_planned_engine
 from live.validation.prompts import materialise
 from live.validation.replay import replay
@@ -123,7 +123,7 @@ def test_the_command_serves_the_engine_of_the_scenario(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest: engines.append(backend.engine) or 0)
     command = ["serve-live", "--model", str(file.parent / "config.json"), "--random-weights", "--scenario", str(file)]
     assert run([*command, "--set", "engine.max_num_seqs=3"]) == 0
     (engine,) = engines

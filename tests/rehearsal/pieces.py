@@ -27,12 +27,13 @@ from kernels.shapes import Shape
 from live.engine import Engine
 from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
+from live.loaded_model import ModelSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
+from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
-from live.loaded_model import ModelSource
 from live.server.loading import Cache, build_engine
 from live.server.server_config import ServerConfig
 from live.server.service import Service
@@ -207,7 +208,7 @@ def server(gpu: PretendedGPU) -> None:
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
         Thread(target=clients, args=[stop]).start()
 
-    code = asyncio.run(serve(engine, ServerConfig("tiny"), made, ready=ready, signals=False))
+    code = asyncio.run(serve(EngineBackend(engine), ServerConfig("tiny"), made, ready=ready, signals=False))
     assert (code, told) == (0, [200] * 24), told
 
 

@@ -38,6 +38,11 @@ class BundleDeployment:
         return [self.layout.role(rank) for rank in range(self.layout.size)]
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """As `Deployment.models`: a bundle serves one."""
+        return ()
+
+    @property
     def fingerprint(self) -> str:
         """As `Deployment.fingerprint`."""
         settings = self.config, self.layout, self.refill, self.model.dtype, self.model.random, self.model.seed

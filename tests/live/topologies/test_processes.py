@@ -1,4 +1,4 @@
-"""Bundles whose ranks are processes: the same answers, and one clear line from every rank when one fails."""
+"""Topologies whose ranks are processes: the same answers, and one clear line from every rank when one fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.processes import QUIET
 from live.topologies.transport import TransportError
 from tests.live.topologies.answers import colocated, requests
-from tests.live.topologies.ranks import deployment
 
 ROOT = Path(__file__).parents[3]
 TINY = {
@@ -33,7 +32,7 @@ TINY = {
 
 
 class Ranks:
-    """The four ranks of one bundle, 2A-1F."""
+    """The four ranks of one topology."""
 
     def __init__(self, folder: Path, pids: dict[int, int]) -> None:
         self.folder, self.pids = folder, pids
@@ -60,17 +59,18 @@ class Ranks:
 
 
 class Starter:
-    """Starts bundles."""
+    """Starts topologies."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, folder: Path, port: int = 0, missing: tuple[int, ...] = ()) -> Ranks:
+    def start(self, folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = ()) -> Ranks:
         (folder / "config.json").write_text(json.dumps(TINY))
         port = port or free_port()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"folder": str(folder), "port": port, "missing": missing}) + "\n")
+        wanted = {"kind": kind, "folder": str(folder), "port": port, "missing": missing}
+        self._process.stdin.write(json.dumps(wanted) + "\n")
         self._process.stdin.flush()
         return Ranks(folder, {int(rank): pid for rank, pid in json.loads(self._process.stdout.readline()).items()})
 
@@ -101,23 +101,39 @@ def free_port() -> int:
         return port
 
 
-def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(starter: Starter, tmp_path: Path) -> None:
-    ranks = starter.start(tmp_path)
+@pytest.mark.parametrize("kind", ["bundle", "pools"])
+def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(
+    kind: str, starter: Starter, tmp_path: Path
+) -> None:
+    ranks = starter.start(tmp_path, kind)
     answers = json.loads(ranks.wait_for("answers.json"))
-    model = deployment(tmp_path).model
-    decoder = LoadedModel(model.path, random=True, dtype="float32", device="cpu", threads=1).decoder
+    config = tmp_path / "config.json"
+    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
     assert answers == colocated(decoder, requests(12, seed=1))
     (tmp_path / "stop").touch()
     assert {ranks.wait_for(str(rank)) for rank in range(1, 4)} == {"ended"}
     assert ranks.wait_for("0") == "stopped"
 
 
-@pytest.mark.parametrize(("rank", "name"), [(0, "coordinator"), (2, "attention 1"), (3, "ffn 0")])
-@pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "does not answer")])
+LOST = [
+    ("bundle", 0, "coordinator", signal.SIGKILL),
+    ("bundle", 2, "attention 1", signal.SIGKILL),
+    ("bundle", 3, "ffn 0", signal.SIGKILL),
+    ("bundle", 0, "coordinator", signal.SIGSTOP),
+    ("bundle", 2, "attention 1", signal.SIGSTOP),
+    ("bundle", 3, "ffn 0", signal.SIGSTOP),
+    ("pools", 0, "frontend 0", signal.SIGKILL),
+    ("pools", 1, "prefill 0", signal.SIGKILL),
+    ("pools", 3, "decode 0", signal.SIGSTOP),
+]
+
+
+@pytest.mark.parametrize(("kind", "rank", "name", "number"), LOST)
 def test_a_rank_that_is_lost_is_named_by_all_others(
-    rank: int, name: str, number: int, what: str, starter: Starter, tmp_path: Path
+    kind: str, rank: int, name: str, number: int, starter: Starter, tmp_path: Path
 ) -> None:
-    ranks = starter.start(tmp_path)
+    what = "has ended" if number == signal.SIGKILL else "does not answer"
+    ranks = starter.start(tmp_path, kind)
     ranks.wait_for("answers.json")
     ranks.signal(rank, number)
     begin = time.monotonic()
@@ -146,7 +162,7 @@ def test_a_port_that_is_taken_is_named(starter: Starter, tmp_path: Path) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ranks = starter.start(tmp_path, port, missing=(1, 2, 3))
+        ranks = starter.start(tmp_path, port=port, missing=(1, 2, 3))
         line = ranks.wait_for("0", 10)
     assert f"'127.0.0.1:{port}', expected a free address of this machine" in line
 
