@@ -193,7 +193,7 @@ class GlooTransport:
 
 def pack(message: Message) -> torch.Tensor:
     """A message as bytes."""
-    rows = [len(tensor) for tensor in message.tensors]
+    rows = [tensor.shape[0] for tensor in message.tensors]
     header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
     sizes = [_aligned(tensor.nbytes) for tensor in message.tensors]
     buffer = torch.empty(8 * HEADER + sum(sizes), dtype=torch.uint8)

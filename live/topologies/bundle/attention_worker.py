@@ -129,10 +129,11 @@ class AttentionWorker:
 
     def _send(self, index: int, layer: int, rows: FFNRows) -> list[int]:
         """Send each FFN instance its share of the rows; returns the shares."""
-        shares = self._layout.shares(len(rows.hidden), self._instance, index)
-        parts = [tensor.split(shares) for tensor in rows if tensor is not None]
-        for rank, *tensors in zip(self._layout.ffn_ranks, *parts, strict=True):
-            self._transport.send(rank, Message(ROWS, (index, layer), tuple(tensors)))
+        shares = self._layout.shares(rows.hidden.shape[0], self._instance, index)
+        tensors = [tensor for tensor in rows if tensor is not None]
+        parts = [tensor.split(shares) if len(shares) > 1 else (tensor,) for tensor in tensors]
+        for rank, *share in zip(self._layout.ffn_ranks, *parts, strict=True):
+            self._transport.send(rank, Message(ROWS, (index, layer), tuple(share)))
         return shares
 
     def _receive(self, index: int, layer: int, shares: list[int]) -> Generator[Wait, Message | None, torch.Tensor]:
@@ -140,7 +141,7 @@ class AttentionWorker:
         parts = []
         for rank, share in zip(self._layout.ffn_ranks, shares, strict=True):
             message = received((yield Receive(rank)))
-            found = (message.kind, message.fields, *(len(tensor) for tensor in message.tensors))
+            found = (message.kind, message.fields, *(tensor.shape[0] for tensor in message.tensors))
             if found != (OUTPUT, (index, layer), share):
                 raise TransportError(
                     f"{self._layout.role(rank)} sent {found}: expected {share} rows of microbatch {index}, "

@@ -41,14 +41,15 @@ class FFNWorker:
     def _compute(self, messages: Sequence[Message]) -> None:
         """Compute the rows of all instances as one batch, and return to each its own."""
         fields = messages[0].fields
-        counts = [len(message.tensors[0]) for message in messages]
+        counts = [message.tensors[0].shape[0] for message in messages]
         present = [message.tensors for message, count in zip(messages, counts, strict=True) if count]
         if present:
             columns = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*present, strict=True)]
             output = ffn_stage(self._ffns[fields[1]], FFNRows(*columns))
         else:
             output = messages[0].tensors[0]
-        for rank, part in zip(self._layout.attention_ranks, output.split(counts), strict=True):
+        parts = output.split(counts) if len(counts) > 1 else (output,)
+        for rank, part in zip(self._layout.attention_ranks, parts, strict=True):
             self._transport.send(rank, Message(OUTPUT, fields, (part,)))
 
 
