@@ -8,6 +8,7 @@ block_pool    block ids for the scheduler's blocks     logprobs      log-probabi
 async_copy    copies from device to host               graphs/       padded steps, CUDA graphs
 loaded_model  a model on a device, and its engines     models/       checkpoints and the forward pass
 text/         tokenizers, chat templates, stop strings server/       the HTTP server
+backend       what a server drives            topologies/   several workers: bundles, prefill and decode apart
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
 """
