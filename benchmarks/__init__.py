@@ -1,1 +1,1 @@
-"""What the numbers in the documents come from. Each module is one command: `python -m benchmarks.<name>`."""
+"""Programs that produce the figures in the documents. Each module is one command: `python -m benchmarks.<name>`."""

@@ -1,4 +1,4 @@
-"""How far the barrier-aware theory is from the simulated steady state, at every ratio, for many workloads.
+"""Accuracy of the barrier-aware theory against the simulated steady state, at every ratio, for many workloads.
 
     python -m benchmarks.afd_accuracy [--trace FILE] [--ratio 1:32] [--requests 10000] [--out FILE]
 

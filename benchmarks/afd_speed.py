@@ -1,4 +1,4 @@
-"""How long a ratio sweep takes, and how its cost grows with r, B and N.
+"""Speed of a ratio sweep, and the growth of its cost with r, B and N.
 
     python -m benchmarks.afd_speed [--repeat 5] [--out FILE]
 
@@ -44,7 +44,7 @@ def whole_command(repeat: int, *more: str) -> dict[str, float]:
 
 
 def one_bundle(settings: dict[str, Any], ratio: str, repeat: int) -> dict[str, float]:
-    """Median time of simulating one bundle, and how much work it was."""
+    """Median time of simulating one bundle, and the amount of work."""
     scenario = check_scenario(apply(BASELINE, settings), {}, Path("afd"))
     plan = make_plan(scenario, Path(), None)
     (topology,) = parse_ratios(ratio)
@@ -70,7 +70,7 @@ def one_bundle(settings: dict[str, Any], ratio: str, repeat: int) -> dict[str, f
 
 
 def growth(repeat: int) -> dict[str, list[dict[str, Any]]]:
-    """One table for each of r, N and B; the others at the baseline."""
+    """One table for each of r, N and B, with the others at the baseline."""
     tables: dict[str, list[dict[str, Any]]] = {
         "r": [{"r": ratio, **one_bundle({}, str(ratio), repeat)} for ratio in (1, 2, 4, 8, 16, 32)],
         "N": [

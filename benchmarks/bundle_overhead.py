@@ -1,4 +1,4 @@
-"""What a bundle costs beyond its computation: Python between the stages, for each layer and microbatch.
+"""The cost of a bundle beyond its computation: Python between the stages, for each layer and microbatch.
 
     python -m benchmarks.bundle_overhead [--model FILE] [--ratio 2] [--batch-size 16] [--steps 60] [--json]
 
@@ -44,7 +44,7 @@ COMPUTE = (
     (Decoder, "embed"), (Decoder, "attention_stage"), (ffn_worker, "ffn_stage"), (Executor, "step_inputs"),
     (Executor, "output"), (Engine, "schedule"), (Engine, "commit"),
 )  # fmt: skip
-"""What one colocated engine does too."""
+"""Work that one colocated engine does too."""
 
 
 class Stopwatch:
@@ -68,9 +68,9 @@ class Stopwatch:
 
 def measure(config: ModelConfig, layout: BundleLayout, steps: int) -> dict[str, float]:
     """Seconds a step of a microbatch, and seconds of overhead for each layer, microbatch and attention instance."""
-    bundle = LocalBundle(layout, Decoder(config, random_weights(config, torch.float32, "cpu")))
+    decoder, ended = Decoder(config, random_weights(config, torch.float32, "cpu")), list[int]()
+    bundle = LocalBundle(layout, decoder, on_progress=lambda progress: ended.append(1))
     slots = layout.attention_instances * layout.microbatches * layout.batch_size
-    ended = steps_of(layout, bundle)
 
     def run(first: int, tokens: int) -> None:
         for i in range(slots):
@@ -80,7 +80,7 @@ def measure(config: ModelConfig, layout: BundleLayout, steps: int) -> dict[str, 
         bundle.run()
 
     run(0, 4)
-    watch, before = Stopwatch(), list(ended)
+    watch, before = Stopwatch(), len(ended)
     originals = [(owner, name, getattr(owner, name)) for owner, name in COMPUTE]
     for owner, name, function in originals:
         setattr(owner, name, watch.wrap(function))
@@ -91,23 +91,10 @@ def measure(config: ModelConfig, layout: BundleLayout, steps: int) -> dict[str, 
     finally:
         for owner, name, function in originals:
             setattr(owner, name, function)
-    count = len(ended) - len(before)
+    count = len(ended) - before
     visits = count * config.shape.layers * layout.attention_instances
     overhead = total - watch.seconds
     return {"step": total / count, "overhead": overhead / visits, "share": overhead / total, "steps": count}
-
-
-def steps_of(layout: BundleLayout, bundle: LocalBundle) -> list[int]:
-    """A list that grows by one with each step of a microbatch."""
-    ended: list[int] = []
-    end_step = bundle.coordinator.slots.end_step
-
-    def counted(*args: Any) -> None:
-        ended.append(1)
-        end_step(*args)
-
-    bundle.coordinator.slots.end_step = counted  # type: ignore[method-assign]
-    return ended
 
 
 def packing_seconds(config: ModelConfig, layout: BundleLayout, repeat: int = 300) -> float:

@@ -1,9 +1,9 @@
-"""What a decode step of the live engine costs the host: schedule, prepare, hand out.
+"""Host time of a decode step of the live engine: scheduling, preparing inputs, committing output.
 
     python -m benchmarks.host_step [--repeat 400] [--out FILE]
 
-The model is left out: its forward pass and the sampler return at once what was made before. What remains is what a GPU
-would wait for. Exit code 4 when a step takes longer than 30, 80 or 200 µs at batch 1, 64 or 256.
+The model is left out: its forward pass and the sampler return prepared results at once. The rest is the time that a GPU
+would wait. Exit code 4 when a step takes longer than 30, 80 or 200 µs at batch 1, 64 or 256.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from schedulers.engine_config import EngineConfig
 LIMITS = {1: 30e-6, 64: 80e-6, 256: 200e-6}
 
 WARM, TURN = 20, 50
-"""Steps that are not counted, and those of one batch before the next has its turn."""
+"""Steps that are not counted, and steps of one batch before its turn ends."""
 
 CONFIG = ModelConfig("llama", Shape(1, 8, 8, 1, 1, 8, 100), max_position_embeddings=4096, tied=True)
 
 
 class Instant:
-    """A decoder that has its answers ready."""
+    """A decoder that returns prepared results."""
 
     def __init__(self) -> None:
         self.config, self.weights = CONFIG, SimpleNamespace(norm=torch.zeros(8), head=torch.zeros(100, 8))
@@ -48,15 +48,15 @@ class Instant:
         self._logits = cache(lambda rows: torch.zeros(rows, 100))
 
     def forward(self, inputs: Inputs, kv: PagedCache) -> torch.Tensor:
-        """As `Decoder.forward`."""
+        """See `Decoder.forward`."""
         return self._hidden(inputs.tokens.shape[0])
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.normed`."""
+        """See `Decoder.normed`."""
         return hidden
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.logits`."""
+        """See `Decoder.logits`."""
         return self._logits(normed.shape[0])
 
 
@@ -80,7 +80,7 @@ def decoding(batch: int) -> Engine:
 
 
 def step_seconds(repeat: int) -> dict[int, float]:
-    """Median of so many decode steps, by batch; in turns, so that a slow second of the machine meets all alike."""
+    """Median seconds of a decode step, by batch. Batches alternate, so that a slow second of the machine meets all."""
     engines = {batch: decoding(batch) for batch in LIMITS}
     times: dict[int, list[float]] = {batch: [] for batch in LIMITS}
     for begin in range(0, repeat, TURN):
@@ -93,7 +93,7 @@ def step_seconds(repeat: int) -> dict[int, float]:
 
 
 def main() -> int:
-    """Measure, print, and say whether the limits were kept."""
+    """Measure and print; exit code 4 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=400, help="steps at each batch")
     parser.add_argument("--out", type=Path, help="write the document to this file")

@@ -1,7 +1,7 @@
-"""humming-kernels' product with weights of 4 bits: the same codes as ours, and checked before anyone times it.
+"""The product of humming-kernels with weights of 4 bits: the same codes as ours, checked before it is timed.
 
-The package is optional (`pip install humming-kernels`; it compiles for the GPU that it finds) and is asked for here
-only. It is given the weight in GPTQ's layout, which is public and which it reads.
+The package is optional (`pip install humming-kernels`; it compiles for the GPU that it finds) and is imported here
+only. It gets the weight in GPTQ's layout, which is public and which it reads.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def product(weight: PackedWeight) -> Product:
 
 
 def checked_product(weight: PackedWeight, x: torch.Tensor) -> Product:
-    """`product`, once it has been right about x, (tokens, inputs).
+    """The `product` of the peer, after a check of its result for x, (tokens, inputs).
 
     Raises:
-        ImportError: as `product`. Disagreement: it was not right.
+        ImportError: as `product`. Disagreement: its result was wrong.
     """
     found = product(weight)
     exact = x.float() @ dequantise(weight).T
@@ -60,7 +60,7 @@ def checked_product(weight: PackedWeight, x: torch.Tensor) -> Product:
 
 
 def gptq_words(weight: PackedWeight) -> torch.Tensor:
-    """(inputs / 8, outputs) int32: eight inputs a word, the first in the lowest bits."""
+    """Words of GPTQ's layout, (inputs / 8, outputs) int32: eight inputs a word, the first in the lowest bits."""
     codes = unpack(weight.qweight, weight.bits)[: weight.outputs, : weight.inputs].T
     words = torch.zeros(weight.inputs // 8, weight.outputs, dtype=torch.int32, device=codes.device)
     for place in range(8):

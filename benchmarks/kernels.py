@@ -1,4 +1,4 @@
-"""How close the kernels come to what the device can do, and how they stand beside libraries.
+"""Speed of the kernels, compared with the device's ceilings and with libraries.
 
     python -m benchmarks.kernels --device cuda [--out FILE]
 
@@ -45,7 +45,7 @@ TARGETS = {
     "EC over W4 at M ≥ 512, a layer of Llama-2-7B": ("<=", 0.05, "more time"),
     "RMSNorm, RoPE, SiLU·mul, 16 MB and more": (">=", 0.85, "of copy bandwidth"),
 }
-"""What is judged by the worst of its rows: relation, figure, of what."""
+"""Targets, judged by the worst row: relation, figure, and what the figure is a share of."""
 
 MISSED = 4
 LLAMA_2_7B = Shape(32, 4096, 11008, heads=32, kv_heads=32, head_dim=128, vocabulary=32000)
@@ -58,7 +58,7 @@ Rows = list[dict[str, Any]]
 
 
 class Bench:
-    """One device, its ceilings, and what has been found.
+    """One device, its ceilings, and the measurements so far.
 
     Attributes:
         rows: of every measurement. judged: by target, the figures that it is judged by.
@@ -85,7 +85,7 @@ class Bench:
         return timing
 
     def call(self, name: str, sizes: dict[str, int], make: Callable[[], Callable[[], object]], moved: int) -> Timing:
-        """Measure what is no case of a kernel: a library's call."""
+        """Measure a library's call, which is no case of a kernel."""
         return self.time(Case(name, sizes, make, moved=moved, flops=0, set_bytes=moved))
 
     def absent(self, name: str, sizes: dict[str, int], error: Exception) -> None:
@@ -279,7 +279,7 @@ def _compensated(bench: Bench, form: str, tokens: int, outputs: int, inputs: int
 
 
 def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Each target with the worst figure that was found."""
+    """Each target with its worst figure."""
     for name, (relation, figure, of) in TARGETS.items():
         found = bench.judged[name]
         worst = (min(found) if relation == ">=" else max(found)) if found else None
@@ -288,13 +288,13 @@ def verdicts(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def about(bench: Bench, schema: str) -> dict[str, Any]:
-    """Where the figures come from, and what they are in proportion to."""
+    """The device, the versions and the ceilings of the figures."""
     told = {"device": device_name(bench.device), "versions": versions(), "ceilings": bench.ceilings}
     return provenance(schema) | told
 
 
 def _peer(bench: Bench) -> str:
-    """Whether humming-kernels was compared, and if not everywhere, why not."""
+    """A sentence on whether humming-kernels was compared, and if not everywhere, why not."""
     rows = [row for row in bench.rows if row["operation"] == HUMMING]
     compared = sum("seconds" in row for row in rows)
     reasons = sorted({row["absent"] for row in rows if "absent" in row})
@@ -306,7 +306,7 @@ def _peer(bench: Bench) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """The command's entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--out", type=Path, help="file for the JSON document")

@@ -1,4 +1,4 @@
-"""How fast the live engine serves, beside what the device could do and what others have published.
+"""Speed of the live engine, compared with the device's ceilings and with published figures.
 
     python -m benchmarks.live --device cuda [--out FILE]
 
@@ -53,7 +53,7 @@ Metric = Literal["ttft", "tpot", "requests"]
 
 @dataclass(frozen=True)
 class Published:
-    """What others report: seconds, or requests a second."""
+    """A published figure: seconds, or requests a second."""
 
     system: str
     value: float
@@ -63,11 +63,11 @@ class Published:
 
 @dataclass(frozen=True)
 class Workload:
-    """Closed loop: so many requests at once, each of so many tokens in and out.
+    """A closed loop of concurrent requests with prompts and outputs of fixed lengths.
 
     Attributes:
         bits: of the linear layers' weights: 16, or 4 in groups of 128.
-        metric: what is judged: median seconds to the first token, median seconds a token after it, or requests a
+        metric: the judged figure: median seconds to the first token, median seconds a token after it, or requests a
             second. aim: of it.
     """
 
@@ -118,7 +118,7 @@ WORKLOADS = [
 
 
 def tiny(workload: Workload) -> Workload:
-    """The same on a model that a CPU runs at once."""
+    """The same workload on a model that is small enough for a CPU."""
     return replace(
         workload, model="tiny-llama", prompt=workload.prompt // 16, answer=min(workload.answer, 4),
         concurrency=min(workload.concurrency, 3), requests=6,
@@ -126,14 +126,14 @@ def tiny(workload: Workload) -> Workload:
 
 
 def model(workload: Workload, device: str, dtype: torch.dtype) -> Decoder:
-    """With random weights."""
+    """The model, with random weights."""
     config = read_config(MODELS / f"{workload.model}.json")
     rounding = None if workload.bits == 16 else Rounding(bits=workload.bits)
     return Decoder(config, random_weights(config, dtype, device, 0, rounding))
 
 
 def weight_bytes(weights: Weights) -> int:
-    """Read by every step: all matrices but the embedding's, of which it looks up rows."""
+    """Bytes of weights that every step reads: all matrices except the embedding, of which it reads rows."""
     assert weights.head is not None
     total = weights.head.nbytes
     for layer in weights.layers:
@@ -145,7 +145,7 @@ def weight_bytes(weights: Weights) -> int:
 
 
 def floor(workload: Workload, decoder: Decoder, ceilings: dict[str, float]) -> float:
-    """What the workload's metric would be, were bytes and operations everything."""
+    """The workload's metric if only bytes and operations took time."""
     shape, weights = decoder.config.shape, decoder.weights
     read = weight_bytes(weights) / ceilings["copy"]
     if workload.metric == "tpot":
@@ -160,7 +160,7 @@ def floor(workload: Workload, decoder: Decoder, ceilings: dict[str, float]) -> f
 
 
 def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
-    """With room for all that is under way at once; a request for one token keeps no cache."""
+    """An engine with room for all concurrent requests. A request for one token keeps no cache."""
     blocks = -(-(workload.prompt + workload.answer) // BLOCK) + 1
     config = EngineConfig(
         num_gpu_blocks=workload.concurrency * blocks, block_size=BLOCK, max_num_seqs=workload.concurrency,
@@ -172,13 +172,13 @@ def engine(workload: Workload, decoder: Decoder, mode: str) -> Engine:
 
 
 def requests(workload: Workload, vocabulary: int, seed: int) -> list[Generation]:
-    """All different, and none of them known to the engine."""
+    """Requests that are all different, and not in the engine's cache."""
     prompts = np.random.default_rng(seed).integers(vocabulary, size=(workload.requests, workload.prompt))
     return [make_generation(i, prompt, workload.answer, sampling_params=GREEDY) for i, prompt in enumerate(prompts)]
 
 
 def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
-    """One run: medians of seconds to the first token and between tokens, and requests a second."""
+    """Serve the requests once: medians of seconds to the first token and between tokens, and requests a second."""
     asked = requests(workload, engine.executor.decoder.config.shape.vocabulary, seed)
     waiting = iter(asked)
     begin = time.perf_counter()
@@ -199,7 +199,7 @@ def serve(engine: Engine, workload: Workload, seed: int) -> dict[str, float]:
 
 
 def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> dict[str, Any]:
-    """Medians over repeats; before them the same is served twice, for what is compiled and captured on the way."""
+    """Medians over repeats, after two runs in which kernels are compiled and graphs captured."""
     gc.collect()  # what the mode before has left on the device
     if decoder.weights.norm.is_cuda:
         torch.cuda.empty_cache()
@@ -218,7 +218,7 @@ def measure(workload: Workload, decoder: Decoder, mode: str, repeats: int) -> di
 
 
 def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict[str, Any]]:
-    """One for each workload: floor, every mode's figures, and whether the aim was met."""
+    """One row for each workload: floor, every mode's figures, and whether the aim was met."""
     loaded = functools.lru_cache(maxsize=1)(lambda name, bits, workload: model(workload, bench.device, bench.dtype))
     for workload in sorted(workloads, key=lambda each: (each.model, each.bits)):
         print(f"benchmarks.live: {workload.name}", file=sys.stderr, flush=True)
@@ -233,7 +233,7 @@ def rows(bench: Bench, workloads: list[Workload], repeats: int) -> Iterator[dict
 
 
 def met(workload: Workload, found: dict[str, dict[str, Any]]) -> bool:
-    """Whether the best of the modes reaches the aim."""
+    """True if the best of the modes reaches the aim."""
     values = [figures[workload.metric] for figures in found.values()]
     return bool(max(values) >= workload.aim if workload.metric == "requests" else min(values) <= workload.aim)
 
@@ -253,7 +253,7 @@ def table_row(row: dict[str, Any], judged: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command."""
+    """The command's entry point."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)

@@ -1,4 +1,4 @@
-"""What every benchmark's document begins with: when, of which commit and on what machine."""
+"""The head of every benchmark's document: its date, commit and machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twin.api.manifest import manifest
 
 
 def provenance(schema: str) -> dict[str, Any]:
-    """schema, date, version, commit, python and machine."""
+    """The fields schema, date, version, commit, python and machine."""
     told = manifest({})
     return {
         "schema": schema,
@@ -23,7 +23,7 @@ def provenance(schema: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """A description of this machine."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""What one scheduling decision costs, with chunks under a latency goal and with chunks of a fixed size.
+"""Cost of one scheduling decision, with chunks under a latency goal and with chunks of a fixed size.
 
     python -m benchmarks.scheduling_decision [--repeat 15] [--json] [--out FILE]
 
@@ -32,15 +32,15 @@ from workloads.request import Request
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "spear-slo.yaml"
 LIMIT = 20e-6
-"""Seconds that an allowance may take."""
+"""Limit of an allowance, seconds."""
 
 DECODES = (1, 64, 256)
 GOALS = (0.022, 0.016)
 CALLS, STEPS = 2000, 400
-"""Allowances, and steps, a turn."""
+"""Allowances and steps of one turn."""
 
 PROMPT = 1_000_000
-"""Tokens: longer than all chunks of a turn together."""
+"""Tokens of the prompt: more than all chunks of a turn together."""
 
 
 def tables() -> dict[str, tuple[list[int], list[float]]]:
@@ -53,7 +53,7 @@ def tables() -> dict[str, tuple[list[int], list[float]]]:
 
 
 def seconds_a_call(policy: ChunkPolicy, decodes: int) -> float:
-    """Mean of `CALLS` calls, the loop taken off."""
+    """Seconds of a call, the mean of `CALLS` calls without the loop around them."""
     allowance, rounds = policy.max_prefill_tokens, range(CALLS)
     start = time.perf_counter()
     for _ in rounds:
@@ -65,7 +65,7 @@ def seconds_a_call(policy: ChunkPolicy, decodes: int) -> float:
 
 
 def seconds_a_step(policy: ChunkPolicy, decodes: int) -> tuple[float, float]:
-    """Medians of `begin_step` and of `end_step`."""
+    """Seconds of `begin_step` and of `end_step`, medians."""
     engine, now = engine_with(decodes), time.perf_counter
     engine.chunk_policy = policy
     engine.submit(Request(id=decodes, arrival=0.0, prompt_tokens=PROMPT, max_tokens=1), 0.0)
@@ -84,7 +84,7 @@ def seconds_a_step(policy: ChunkPolicy, decodes: int) -> tuple[float, float]:
 
 
 def engine_with(decodes: int) -> EngineCore:
-    """An engine where so many sequences decode, with plenty of blocks and no end in sight."""
+    """An engine in which `decodes` sequences decode, with enough blocks for a whole turn."""
     config = EngineConfig(
         num_gpu_blocks=1_000_000, max_num_batched_tokens=8192, max_num_seqs=512, enable_prefix_caching=False
     )
@@ -99,7 +99,7 @@ def engine_with(decodes: int) -> EngineCore:
 
 
 def in_turns(repeat: int, measures: list[Callable[[], float | tuple[float, ...]]]) -> list[list[Any]]:
-    """Results by measure; in each turn all of them, without the collector."""
+    """Results by measure. Every turn has all of them, with garbage collection off."""
     results: list[list[Any]] = [[] for _ in measures]
     for _ in range(repeat):
         gc.collect()
@@ -111,7 +111,7 @@ def in_turns(repeat: int, measures: list[Callable[[], float | tuple[float, ...]]
 
 
 def allowances(repeat: int) -> list[dict[str, Any]]:
-    """Every table, goal and number of decodes."""
+    """Allowances for every table, goal and number of decodes."""
     rows = []
     for name, (tokens, seconds) in tables().items():
         for goal in GOALS:
@@ -158,7 +158,7 @@ def compare(ours: list[float], baseline: list[float]) -> dict[str, float]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """For people, microseconds."""
+    """Print a table in microseconds."""
     print(f"{document['machine']['device']}, Python {document['python']}, medians of {document['repeat']} turns")
     for row in document["allowance"]:
         print(
@@ -175,7 +175,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure, print, and say whether the limit was kept."""
+    """Measure and print; exit code 4 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=15, help="turns")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")

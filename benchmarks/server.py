@@ -1,10 +1,10 @@
-"""What the HTTP server adds to the engine's time to the first token: streaming chat, one client, over the loopback.
+"""Time that the HTTP server adds to the engine's time to the first token: streaming chat, one client, loopback.
 
     python -m benchmarks.server [--requests 500] [--out FILE]
 
-The client is a process of its own that writes a request and reads until the first content. Of that time, the engine has
-had what lies between its being handed the request and its first token; the rest is what the server adds, with the
-loopback and the client. Every request has another text, so that no prompt is found in the cache.
+The client is a process of its own that writes a request and reads until the first content. The engine's
+part is the time from its `submit` to its first token. The rest is what the server adds, with the loopback and the
+client. Every request has another text, so that no prompt is found in the cache.
 
 In turns with the server, the same requests go to a bare application on the same uvicorn and the same engine, which
 looks at nothing but the prompt's number and answers with a constant: what it adds is the floor of this way of serving
@@ -52,19 +52,19 @@ from schedulers.engine_config import EngineConfig, OneShotBudget
 
 LIMIT = 0.3e-3
 TOKENS = 8
-"""Of each answer: enough for a stream, and the first of them is what is waited for."""
+"""Tokens of each answer. The client waits for the first."""
 
 DIGITS = 6
-"""That begin each prompt and say which request it is."""
+"""Digits at the start of each prompt, with the number of the request."""
 
 BARE = 1 << 20
-"""From here on requests of the bare application are numbered."""
+"""First number of the bare application's requests."""
 
 PIECE = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 LAST_PIECE = PIECE.replace(b"null", b'"length"') + b"data: [DONE]\n\n"
 
 SHAPE = Shape(2, 64, 128, 4, 2, 16, 512)
-"""Of the model: small, so that what differs from step to step does not hide what the server adds."""
+"""A small model, so that differences between steps do not hide what the server adds."""
 
 WARM = 30
 """Pairs that are not counted."""
@@ -86,12 +86,12 @@ def write_text_layer(directory: Path) -> None:
 
 
 def messages(number: int) -> list[dict[str, str]]:
-    """About 64 tokens, of which the first say which request it is."""
+    """A chat of about 64 tokens that begins with the number of the request."""
     return [{"role": "user", "content": f"{number:0{DIGITS}d} tell me a story about a machine"}]
 
 
 def body(number: int) -> bytes:
-    """The request."""
+    """The body of a request."""
     fields = {"messages": messages(number), "max_tokens": TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
     return json.dumps({"model": "tiny", **fields}).encode()
 
@@ -118,7 +118,7 @@ class Bare:
 
 
 def over_http(connection: socket.socket, number: int) -> float:
-    """Seconds to the first content."""
+    """Send a request; returns the seconds to the first content."""
     sent = body(number)
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
@@ -133,7 +133,7 @@ def over_http(connection: socket.socket, number: int) -> float:
 
 
 def client(ports: list[int], orders: Connection) -> None:
-    """A process: sends each request that it is told the number of, until it is told None, to the ports in turns."""
+    """The client process: sends each request whose number it gets, to the ports in turns, until it gets None."""
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports]
         for each in connections:
@@ -151,12 +151,12 @@ class Times:
 
     @property
     def added(self) -> list[float]:
-        """What lies between."""
+        """The part that the server adds."""
         return [seen - inside for seen, inside in zip(self.client, self.engine, strict=True)]
 
 
 def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
-    """Times of the server and of the bare application, and what was run."""
+    """Times of the server and of the bare application, and a description of the runs."""
     torch.set_num_threads(1)
     engine = _engine()
     prefilled: list[Generation] = []
@@ -216,13 +216,13 @@ def _engine() -> Engine:
 
 
 def summary(times: list[float]) -> dict[str, float]:
-    """Seconds."""
+    """Quantiles of the times, seconds."""
     quantiles = statistics.quantiles(times, n=100)
     return {"p10": quantiles[9], "p50": quantiles[49], "p90": quantiles[89]}
 
 
 def main() -> int:
-    """Measure, print, and say whether the limit was kept."""
+    """Measure and print; exit code 4 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=500, help="at least 100")
     parser.add_argument("--out", type=Path, help="write the document to this file")

@@ -1,10 +1,10 @@
-"""Predictions of serving engines beside what was measured of real ones.
+"""Accuracy of predicted serving engines against measurements of real ones.
 
     python -m benchmarks.serving_accuracy --data ../shared/data [--out FILE]
 
-Three measurements of others: one vLLM run, predicted from kernel tables and its workload; a log of engine steps, the
+Three published measurements: one vLLM run, predicted from kernel tables and its workload; a log of engine steps, the
 later half predicted by a fit to the first; closed-loop rows, those marked dev predicted by a fit to those marked calib.
-Exit code 4 when an error is beyond what is asked of it.
+Exit code 4 when an error exceeds its limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workloads.errors import BadInput
 EXAMPLE = Path(__file__).parent.parent / "examples" / "vllm-rtxpro6000-llama31-8b.yaml"
 RUN = "measured/vllm_0.19_rtxpro6000_llama31_8b"
 LIMITS = {"ttft.mean": 0.04, "tpot.mean": 0.01, "e2e.mean": 0.018, "tpot.p99": 0.01}
-"""Relative; what LLMServingSim 2.0 reaches on this run."""
+"""Limits of relative errors: those that LLMServingSim 2.0 reaches on this run."""
 
 
 def vllm_run(data: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def closed_loop(data: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print, and say whether every limit was kept."""
+    """Predict, compare and print; exit code 4 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)

@@ -1,11 +1,11 @@
-"""Others' load generators against our server, offline: how many of their requests failed.
+"""Runs published load generators against the server, offline, and counts failed requests.
 
     python -m benchmarks.serving_clients --model DIR [--guidellm PATH] [--genai-bench PATH] [--out FILE]
 
 A server of the model is started on a free port, and each generator is run against it with the tokenizer in DIR and
-nothing fetched. Give them as paths of commands, or have them on the PATH; install each into an environment of its own
-(`pip install guidellm genai-bench`), since they ask for much. Exit code 4 when a request failed or a generator did,
-2 when neither is there.
+nothing fetched. Give them as paths of commands, or have them on the PATH. Install each into an environment of its own
+(`pip install guidellm genai-bench`), since they need many packages. Exit code 4 when a request or a generator failed,
+2 when neither generator is there.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from benchmarks.provenance import provenance
 
 NAME = "served"
 START, RUN = 120, 600
-"""Seconds that a server may take to come up, and a generator to end."""
+"""Time limits for the start of a server and for a run of a generator, seconds."""
 
 TASKS = {
     "text-to-text": ("openai", "D(64,16)"),
     "text-to-embeddings": ("openai", "E(64)"),
     "text-to-rerank": ("vllm", "R(32,32)"),
 }
-"""What genai-bench asks for: its name of the server, and the sizes."""
+"""Tasks of genai-bench: its name for the server, and the sizes."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of a generator came to. fault: why there are no numbers, "" where there are."""
+    """The outcome of one run of a generator. fault: the reason why there are no numbers, or ""."""
 
     client: str
     version: str
@@ -53,13 +53,13 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether it ran and nothing failed."""
+        """True if it ran and no request failed."""
         return not self.fault and self.requests > 0 and self.failed == 0
 
 
 @contextlib.contextmanager
 def server(model: Path) -> Iterator[str]:
-    """Its address, while it runs."""
+    """Run a server; yields its address."""
     command = [sys.executable, "-m", "live.server", "--model", str(model), "--port", "0", "--served-model-name", NAME]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -80,7 +80,7 @@ def _address(running: subprocess.Popen[str]) -> str:
 
 
 def drive_guidellm(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
-    """Forty chats of four at once."""
+    """Run guidellm: forty chats, four at once."""
     report = folder / "guidellm.json"
     version = _version(command, "guidellm")
     fault = _run(
@@ -100,7 +100,7 @@ def drive_guidellm(command: str, address: str, tokenizer: Path, folder: Path) ->
 
 
 def drive_genai_bench(command: str, address: str, tokenizer: Path, folder: Path) -> list[Outcome]:
-    """A minute of each task at most, four at once."""
+    """Run genai-bench: each task for at most a minute, four requests at once."""
     version = _version(command, "genai-bench")
     found = []
     for task, (backend, sizes) in TASKS.items():
@@ -128,7 +128,7 @@ def _genai_bench_outcome(folder: Path, task: str, version: str, fault: str) -> O
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Why it failed, in one line; "" where it did not."""
+    """Run a command; returns the reason of its failure in one line, or ""."""
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         done = subprocess.run(command, cwd=folder, env=offline, capture_output=True, text=True, timeout=RUN)
@@ -139,14 +139,14 @@ def _run(command: list[str], folder: Path) -> str:
 
 
 def _version(command: str, name: str) -> str:
-    """Of the environment that a command belongs to."""
+    """The version of a package in the environment of a command."""
     homes = Path(command).resolve().parent.parent.glob("lib/python*/site-packages")
     found = [each.version for each in metadata.distributions(name=name, path=[str(home) for home in homes])]
     return found[0] if found else "unknown"
 
 
 def main() -> int:
-    """Start, drive, count."""
+    """Start a server, run the generators, and count failures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a model with a tokenizer")
     parser.add_argument("--guidellm", default=shutil.which("guidellm"), metavar="PATH")

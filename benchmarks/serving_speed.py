@@ -1,4 +1,4 @@
-"""How fast serving systems are simulated.
+"""Speed of the simulation of serving systems.
 
     python -m benchmarks.serving_speed [--repeat 3] [--million] [--out FILE]
 
@@ -65,7 +65,7 @@ def command(requests: int, repeat: int) -> float:
 
 
 def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) -> dict[str, float]:
-    """The simulation alone, in this process: median seconds, and how much work it was."""
+    """The simulation alone, in this process: median seconds, and the amount of work."""
     document = {**changed(requests, replicas), "fast_forward": fast}
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
     times = []
@@ -89,7 +89,7 @@ def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) ->
 
 
 def changed(requests: int, replicas: int = 1) -> dict[str, Any]:
-    """The scenario for so many requests, and as many more a second as there are replicas."""
+    """The scenario with `requests` requests, at a rate that grows with the replicas."""
     workload = SCENARIO["workload"]
     arrivals = {"process": "poisson", "rate": 5.0 * replicas}
     system = {"layout": "colocated", "replicas": replicas}

@@ -1,4 +1,4 @@
-"""What text costs: encoding a prompt, rendering a conversation, and streaming an answer.
+"""Cost of text: encoding a prompt, rendering a conversation, and streaming an answer.
 
     python -m benchmarks.tokenizer --tokenizer DIR [--repeat 15] [--json] [--out FILE]
 
@@ -33,20 +33,20 @@ from workloads.errors import BadInput
 DOCUMENTATION = Path(__file__).parent.parent / "docs"
 LENGTHS = (128, 2048)
 CALLS = 40
-"""Calls a turn."""
+"""Calls of one turn."""
 
 STOPS = ("\n\nUser:", "</answer>", "<|stop|>", "END")
 
 
 def windows(tokenizer: Tokenizer, tokens: int) -> list[list[int]]:
-    """Ids of pieces of documentation, so many each."""
+    """Pieces of documentation of a fixed number of token ids."""
     text = "\n".join(file.read_text() for file in sorted(DOCUMENTATION.rglob("*.md")))
     ids = tokenizer.encode(text, special=False)
     return [ids[start : start + tokens] for start in range(0, len(ids) - tokens + 1, tokens)]
 
 
 def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], float]:
-    """A measure: mean seconds of `CALLS` calls, each with the next item."""
+    """A function that returns the mean seconds of `CALLS` calls, each with the next item."""
     following = cycle(items)
 
     def measure() -> float:
@@ -60,7 +60,7 @@ def each_call(call: Callable[[Any], object], items: list[Any]) -> Callable[[], f
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> None:
-    """An answer, token by token."""
+    """Stream an answer, token by token."""
     stream = TextStream(tokenizer, StopStrings(stops) if stops else None)
     for token in ids:
         stream.push(token)
@@ -68,14 +68,14 @@ def streamed(tokenizer: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) 
 
 
 def streamed_by_peer(peer: tokenizers.Tokenizer, ids: list[int]) -> None:
-    """The same, by `tokenizers`."""
+    """Stream an answer by `tokenizers`."""
     stream = DecodeStream(skip_special_tokens=True)
     for token in ids:
         stream.step(peer, token)
 
 
 def row(operation: str, tokens: int, seconds: list[list[float]], per: int = 1) -> dict[str, Any]:
-    """Medians, seconds; with a second list, that of the baseline and the ratio."""
+    """Median seconds; with a second list, also those of the baseline, and the ratio."""
     found: dict[str, Any] = {"operation": operation, "tokens": tokens, "seconds": statistics.median(seconds[0]) / per}
     if len(seconds) > 1:
         found["tokenizers"] = statistics.median(seconds[1]) / per
@@ -84,7 +84,7 @@ def row(operation: str, tokens: int, seconds: list[list[float]], per: int = 1) -
 
 
 def measured(directory: Path, repeat: int) -> dict[str, Any]:
-    """Every operation."""
+    """Measure every operation."""
     start = time.perf_counter()
     tokenizer = Tokenizer(directory)
     loading = time.perf_counter() - start
@@ -106,7 +106,7 @@ def measured(directory: Path, repeat: int) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """For people, microseconds."""
+    """Print a table in microseconds."""
     print(f"{document['machine']['device']}, Python {document['python']}, medians of {document['repeat']} turns")
     encoder = "fastokens" if document["fast"] else "tokenizers (no other encoder agrees or is installed)"
     print(f"loaded in {document['loading']:.2f} s, encoding with {encoder}")

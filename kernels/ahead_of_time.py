@@ -52,7 +52,7 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether it compiled, spills nothing, and fits into the shared memory of one block."""
+        """True if it compiled, spills nothing, and fits into the shared memory of one block."""
         return not self.error and not self.spilled and self.shared <= SHARED_BYTES[self.arch]
 
 
@@ -77,7 +77,7 @@ def source_of(kernel: Any, signature: Mapping[str, str], constants: Mapping[str,
 
 
 def compile_shipped(operation: str, configuration: Shipped, arch: int) -> Compiled:
-    """One configuration, compiled for one compute capability. Triton caches the result."""
+    """Compile one configuration for one compute capability. Triton caches the result."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -117,7 +117,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_all(names: list[str], archs: list[int]) -> Iterator[Compiled]:
-    """Every configuration of the named operations, for every compute capability that it is meant for."""
+    """Compile every configuration of the named operations for every compute capability that it supports."""
     for name in names:
         for configuration in shipped(name):
             for arch in archs:

@@ -1,4 +1,4 @@
-"""Medians of what a call of a kernel takes: buffers rotated past the caches, warmed up, with the spread of repeats.
+"""Times kernels: the median of many calls, warmed up, with inputs rotated past the caches, and the spread of repeats.
 
 An operation's `cases.py` says what can be measured: `cases(shape, device, dtype) -> Iterator[Case]`.
 """
@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         operation: the folder's name, with a suffix if an operation has several forms: "w4_gemm/group".
-        sizes: of the point: {"tokens": 64, "hidden": 4096}.
+        sizes: the axes of the point: {"tokens": 64, "hidden": 4096}.
         prepare: makes a set of inputs and returns the call that works on them.
         moved: bytes that must at least be read and written. flops: floating-point operations.
         set_bytes: bytes of one set of inputs.
@@ -64,7 +64,7 @@ class Timing:
 def measure(
     case: Case, device: str, *, budget: float = 0.3, samples: int = 15, rotate: bool = True, cold: int | None = None
 ) -> Timing:
-    """Times a case.
+    """Time a case.
 
     On CUDA the calls are captured in a graph, so that no launch is waited for; on the CPU each call is timed by the
     clock, several at once where one takes less than 50 µs. With one thread (`torch.set_num_threads(1)`) the clock is
@@ -111,7 +111,7 @@ def _elapsed(calls: list[Callable[[], object]]) -> float:
 
 
 def _cuda_times(calls: list[Callable[[], object]], budget: float, samples: int) -> list[tuple[float, int]]:
-    """As `_cpu_times`, by events around a graph that goes through all buffers."""
+    """The result of `_cpu_times`, from events around a graph that goes through all buffers."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in calls:  # compiles and tunes, which a graph cannot hold

@@ -1,13 +1,14 @@
-"""Step times: from measurements and specifications to the seconds that a batch takes on an engine.
+"""Step times: the seconds that a batch takes on an engine, from measurements or specifications.
 
 This package holds step-time models, estimators, the calibration file, and hardware and model specifications. Nothing
-in it runs an engine. It imports `schedulers` (batch types), `reports.records` and `workloads.errors` and
-`workloads.json_files` at most.
+in it runs an engine. Of the other packages it imports `schedulers` (batch types), `workloads.errors` and
+`workloads.json_files`.
 
     step_time      the protocol that a simulator calls
+    origin         the device, engine and model of imported timings
     sources/       one folder for each source of step times: its scenario section and its model
     interpolation  between measured points
-    calibration/   the calibration file (α and β lines), and how one is fitted
+    calibration/   the calibration file (α and β lines), and its fit
     calibration_loader
                    calibrations by name or path
     deployment/    hardware and model specifications, and roofline lines derived from them

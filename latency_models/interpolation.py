@@ -28,13 +28,13 @@ def bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 
 def line_through(start: tuple[float, float], end: tuple[float, float], x: float) -> float:
-    """The straight line through two points (x, y), at x."""
+    """The value at x of the straight line through two points (x, y)."""
     (x0, y0), (x1, y1) = start, end
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def level(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Linear between the points (xs rise), constant below the first and beyond the last."""
+    """Interpolate linearly between the points (xs rise); constant below the first and beyond the last."""
     i = bisect_right(xs, x)
     if i == 0:
         return ys[0]
@@ -47,8 +47,8 @@ def level(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 class Curve:
     """Seconds by a size, a straight line from point to point.
 
-    Below the first point it stays level: a kernel has a shortest time. Beyond the last it goes on as steep as it came,
-    but never falls. `x` rises; a size measured more than once counts by its mean.
+    Below the first point it stays level: a kernel has a shortest time. Beyond the last it keeps its last slope, but
+    never falls. `x` rises; a size measured more than once counts by its mean.
     """
 
     __slots__ = ("_slope", "x", "y")
@@ -75,7 +75,7 @@ class Curve:
         return y[before] + (y[after] - y[before]) * ((size - x[before]) / (x[after] - x[before]))
 
     def covers(self, size: float) -> bool:
-        """Whether the size lies within the points."""
+        """True if the size lies within the points."""
         return self.x[0] <= size <= self.x[-1]
 
     def document(self) -> dict[str, list[float]]:
@@ -129,7 +129,7 @@ class Surface:
         return blend(low, high, share, size)
 
     def covers(self, count: float, size: float) -> bool:
-        """Whether the count and the size lie within what was measured."""
+        """True if the count and the size lie within the measurements."""
         low, high, _ = self.between(count)
         return self._counts[0] <= count <= self._counts[-1] and low.covers(size) and high.covers(size)
 
@@ -150,6 +150,6 @@ class Surface:
 
 
 def blend(low: Curve, high: Curve, share: float, size: float) -> float:
-    """`share` of the way from one curve to another, at one size."""
+    """Interpolate at one size, `share` of the way from one curve to another."""
     seconds = low.at(size)
     return max(seconds + share * (high.at(size) - seconds), 0.0) if share else seconds

@@ -1,4 +1,4 @@
-"""Latencies of a microbatch's way through a bundle, as plain numbers for simulation and theory."""
+"""Latencies of a microbatch's pass through a bundle, as plain numbers for simulation and theory."""
 
 from __future__ import annotations
 

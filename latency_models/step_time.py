@@ -1,7 +1,7 @@
-"""How long one engine step takes: the protocol that a simulator calls, and a base class with its defaults.
+"""The duration of one engine step: the protocol that a simulator calls, and a base class with its defaults.
 
 A model gives the same durations, bit for bit, for single batches and for runs of decode steps between which no
-sequence joins or leaves. That is what lets a simulation skip over such runs.
+sequence joins or leaves, so that a simulation can skip over such runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from schedulers.lockstep import GroupBatch
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from latency_models.origin import MeasuredDeployment
 
 ChunkTable: TypeAlias = tuple[list[int], list[float]]
 """Token counts, rising, and the seconds of a pass over each."""
@@ -51,7 +53,7 @@ class StepTime(Protocol):
 
     @property
     def can_draw(self) -> bool:
-        """Whether `draw` gives other models: the fit left a distribution of its parameters."""
+        """True if `draw` gives other models: the fit left a distribution of its parameters."""
         ...
 
     def draw(self, rng: np.random.Generator) -> StepTime:
@@ -66,6 +68,10 @@ class StepTime(Protocol):
         """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
         ...
 
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """The model and devices that the times were measured for; None where the source does not say."""
+        ...
+
 
 class StepTimeModel(ABC):
     """Base class of step-time models. A subclass implements `seconds` and `decode_seconds`.
@@ -75,11 +81,11 @@ class StepTimeModel(ABC):
 
     @abstractmethod
     def seconds(self, batch: Batch) -> float:
-        """As `StepTime.seconds`."""
+        """See `StepTime.seconds`."""
 
     @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """Seconds of one data-parallel rank's step.
@@ -91,32 +97,36 @@ class StepTimeModel(ABC):
         return 0.0 if batch is None else self.seconds(batch)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """`rank_seconds` of successive decode steps; 0 decodes mean an idle rank."""
+        """The values of `rank_seconds` for successive decode steps; 0 decodes mean an idle rank."""
         return self.decode_seconds(decodes, kv, longest, steps) if decodes else [0.0] * steps
 
     def group_seconds(self, batch: GroupBatch) -> float:
-        """As `StepTime.group_seconds`."""
+        """See `StepTime.group_seconds`."""
         return max(self.rank_seconds(rank, batch.tokens) for rank in batch.ranks)
 
     def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """As `StepTime.group_decode_seconds`."""
+        """See `StepTime.group_decode_seconds`."""
         gathered = sum(decodes for decodes, _, _ in runs)
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
 
     @property
     def can_draw(self) -> bool:
-        """As `StepTime.can_draw`."""
+        """See `StepTime.can_draw`."""
         return False
 
     def draw(self, rng: np.random.Generator) -> StepTime:
-        """As `StepTime.draw`."""
+        """See `StepTime.draw`."""
         return self
 
     def outside(self) -> Mapping[str, float]:
-        """As `StepTime.outside`."""
+        """See `StepTime.outside`."""
         return {}
 
     def chunk_table(self) -> ChunkTable | None:
-        """As `StepTime.chunk_table`."""
+        """See `StepTime.chunk_table`."""
+        return None
+
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """See `StepTime.measured_deployment`."""
         return None

@@ -1,4 +1,4 @@
-"""What a server drives: one engine, or a topology of several workers."""
+"""The backend that a server drives: one engine, or a topology of several workers."""
 
 from __future__ import annotations
 

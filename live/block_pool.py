@@ -44,14 +44,14 @@ class BlockPool(KVCache):
     # -- the scheduler's interface -----------------------------------------------------------------------------------
 
     def attach(self, blocks: SequenceBlocks, nodes: Many[PrefixNode]) -> None:
-        """As `KVCache.attach`."""
+        """See `KVCache.attach`."""
         super().attach(blocks, nodes)
         table = self.table(blocks)
         for node in nodes:
             table.extend(cast(list[int], node.payload))
 
     def reclaim(self, blocks: SequenceBlocks, count: int) -> None:
-        """As `KVCache.reclaim`: a sequence takes back the blocks that it freed, except where shared blocks now
+        """See `KVCache.reclaim`: a sequence takes back the blocks that it freed, except where shared blocks now
         replace them.
         """
         run = blocks.freed_run
@@ -66,14 +66,14 @@ class BlockPool(KVCache):
             self._ids[run] = ids
 
     def allocate(self, blocks: SequenceBlocks, count: int) -> None:
-        """As `KVCache.allocate`."""
+        """See `KVCache.allocate`."""
         super().allocate(blocks, count)
         if count:
             self.table(blocks).extend(self.unassigned_ids[-count:])
             del self.unassigned_ids[-count:]
 
     def allocate_unassigned(self, count: int) -> None:
-        """As `KVCache.allocate_unassigned`. The last blocks of a free run go first, so that the others can be
+        """See `KVCache.allocate_unassigned`. The last blocks of a free run go first, so that the others can be
         reclaimed.
         """
         missing = count if count <= self.num_free_blocks else 0  # `super` refuses too many
@@ -95,7 +95,7 @@ class BlockPool(KVCache):
         super().allocate_unassigned(count)
 
     def cache_blocks(self, blocks: SequenceBlocks, ids: Many[int], tokens: int) -> None:
-        """As `KVCache.cache_blocks`."""
+        """See `KVCache.cache_blocks`."""
         before = len(blocks.nodes)
         super().cache_blocks(blocks, ids, tokens)
         size = self.blocks_per_node
@@ -103,7 +103,7 @@ class BlockPool(KVCache):
             blocks.nodes[i].payload = self.table(blocks)[i * size : (i + 1) * size]
 
     def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
-        """As `KVCache.free`."""
+        """See `KVCache.free`."""
         private = self.table(blocks)[len(blocks.nodes) * self.blocks_per_node :]
         lacking = blocks.num_private - len(private)  # allocated for it, but its step was never prepared
         if lacking > 0:
@@ -133,7 +133,7 @@ class BlockPool(KVCache):
     # -- integrity ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self, owners: Many[SequenceBlocks], unassigned: int = 0) -> None:
-        """As `KVCache.check_integrity`, and every block is in exactly one place.
+        """See `KVCache.check_integrity`. Every block is in exactly one place.
 
         Raises:
             AssertionError: with the numbers.

@@ -34,14 +34,14 @@ Watch = Callable[[Batch, float, float], None]
 
 
 class Progress(NamedTuple):
-    """What a step changed for clients: the generations that got a token, and those of them that are finished."""
+    """The changes of a step that clients see: the generations that got a token, and those of them that are finished."""
 
     advanced: list[Generation]
     finished: list[Generation]
 
 
 class StepResult(NamedTuple):
-    """What one step changed: the output of the model, and the generations that are finished."""
+    """The result of one step: the output of the model, and the generations that are finished."""
 
     output: ModelRunnerOutput
     finished: list[Generation]

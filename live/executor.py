@@ -198,7 +198,7 @@ class Executor:
         return pending
 
     def _classifies(self, sequence: Sequence) -> bool:
-        """Whether the classification head produces a request's result."""
+        """True if the classification head produces a request's result."""
         return bool(self.decoder.config.labels) and sequence.request.task in ("classify", "score", "rerank")
 
     def _prompt_logprobs(self, batch: Batch, hidden: torch.Tensor) -> list[LogprobsResult]:
@@ -256,5 +256,5 @@ def next_position(sequence: Sequence) -> int:
 
 
 def wants_token(sequence: Sequence) -> bool:
-    """Whether a request produces tokens; a pooling request does not."""
+    """True if a request produces tokens, false for a pooling request."""
     return sequence.request.task == "generate"

@@ -26,7 +26,7 @@ class Generation:
 
     Attributes:
         request: the request as the scheduler sees it. prompt: prompt token ids, int64.
-        sampling_params: how its tokens are sampled. end_tokens: token ids that end the output.
+        sampling_params: its sampling parameters. end_tokens: token ids that end the output.
         min_tokens: output tokens before which neither an end token nor `stop_check` ends the output.
         stop_check: called with each output token that is not an end token; returns whether the output ends there, for
             example because a stop string is complete.
@@ -65,7 +65,7 @@ class Generation:
     prompt_top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def ends_with(self, token: int) -> bool:
-        """Whether the output ends with `token`, which is the last of `output`."""
+        """True if the output ends with `token`, which is the last of `output`."""
         enough = len(self.output) >= self.min_tokens
         if enough and token in self.end_tokens:
             return True

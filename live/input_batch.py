@@ -65,7 +65,7 @@ class InputBatch:
             self._start_block(row)
 
     def _start_block(self, row: int) -> None:
-        """Enter the block that the row's token starts: allocated in this step, or already with `reserve: answer`."""
+        """Enter the block that the row's token starts, which was allocated in this step or at admission."""
         block = int(self.positions[row]) // self.pool.block_size
         blocks = self.sequences[row].blocks
         table = self.pool.table(blocks)

@@ -27,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from and what runs it, as `LoadedModel` takes it.
+    """The origin of a model and the device that runs it, as `LoadedModel` takes them.
 
     Attributes:
         path: a Hugging Face directory, or with `random` weights a config.json. seed: of random weights.

@@ -12,7 +12,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 
 MEMINFO, CONTROL_GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-"""Where Linux reports the machine's memory, and the process's share of it."""
+"""Files in which Linux reports the machine's memory, and the process's share of it."""
 
 
 def keep_freed_memory() -> bool:

@@ -1,4 +1,4 @@
-"""What was seen: the record store (a leaf), metric definitions, tables, figures and the HTML page.
+"""Reports of runs: the record store, metric definitions, tables, figures and the HTML page.
 
-May live here: whatever turns records into something a person or a program reads. Imports `reports.records` only.
+This package turns records into documents for people and programs. It imports no other package.
 """

@@ -1,4 +1,4 @@
-"""A table that leaves out its least important columns where the terminal is too narrow, and says which."""
+"""A table that leaves out its least important columns on a narrow terminal, and names them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Column:
 
     Attributes:
         cells: one a row.
-        rank: columns of the highest rank give way first, the rightmost of them before the others; 0 always stays.
+        rank: columns of the highest rank are left out first, from the right; rank 0 always stays.
     """
 
     title: str
@@ -33,7 +33,7 @@ class FittingTable:
         self._columns = list(columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, and below it what has been left out."""
+        """The table, and below it the columns that are left out."""
         kept = list(self._columns)
         while _width(kept, console, options) > options.max_width and (rank := max(each.rank for each in kept)):
             kept.remove([each for each in kept if each.rank == rank][-1])

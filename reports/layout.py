@@ -1,4 +1,4 @@
-"""What the tables and figures of every reproduced paper are made of."""
+"""Parts of the tables and figures of reproduced papers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from reports.svg import svg_text
 
 Document = dict[str, Any]
 Draw = Callable[[list[Any], Document], None]
-"""Draws a document on the axes that it is handed, one a panel."""
+"""Draws a document on the given axes, one for each panel."""
 
 
 def sections(titled: Iterable[tuple[str, RenderableType]]) -> Group:
-    """One below the other, each under its title, with an empty line between them."""
+    """Stack parts, each under its title, with an empty line between them."""
     parts: list[RenderableType] = []
     for title, body in titled:
         parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
@@ -25,7 +25,7 @@ def sections(titled: Iterable[tuple[str, RenderableType]]) -> Group:
 
 
 def disagreements(claims: Iterable[Document]) -> Text:
-    """The claims that are not borne out, a line each, or `nothing`."""
+    """The claims that the results contradict, one a line, or `nothing`."""
     lines = [
         f"{claim['where']}, {claim['what']}: {claim['published']} printed, {claim['found']} found"
         + (f"; {claim['note']}" if claim["note"] else "")
@@ -36,12 +36,12 @@ def disagreements(claims: Iterable[Document]) -> Text:
 
 
 def bullets(lines: Iterable[str]) -> Text:
-    """A line each, behind a dash."""
+    """Lines that begin with a dash."""
     return Text("\n".join(f"- {line}" for line in lines))
 
 
 def table(*columns: str) -> Table:
-    """An empty table without lines; the first column to the left, figures to the right."""
+    """An empty table without lines: the first column is aligned to the left, figures to the right."""
     made = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right")
@@ -49,17 +49,17 @@ def table(*columns: str) -> Table:
 
 
 def milliseconds(seconds: float) -> str:
-    """One digit, without the unit."""
+    """Milliseconds with one digit, without the unit."""
     return f"{1e3 * seconds:.1f}"
 
 
 def percent(share: float) -> str:
-    """One digit, with its sign."""
+    """Per cent with one digit and a sign."""
     return f"{100 * share:+.1f} %"
 
 
 def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, float] | None = None) -> str:
-    """An SVG text of so many panels side by side. `size`: width and height, inches; None: by the number of panels."""
+    """Draw panels side by side, as an SVG text. `size`: width and height, inches; None: by the number of panels."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

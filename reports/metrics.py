@@ -1,4 +1,4 @@
-"""What is measured, defined once: functions of plain arrays, one entry a request or a step."""
+"""Definitions of all metrics: functions of plain arrays, with one entry for each request or step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StableThroughput:
-    """Eq. 21 before it is divided by instances: tokens of the first completions, and when the last of them came."""
+    """The parts of eq. 21: tokens of the first completions, and the time of the last of them."""
 
     tokens: int
     time: float
@@ -25,7 +25,7 @@ class StableThroughput:
 
 
 def stable_throughput(decode_tokens: Integers, finish: Floats, fraction: float = 0.8) -> StableThroughput:
-    """AFD eq. 21: all output tokens of the first ⌈fraction·N⌉ requests to complete, over the time that took.
+    """Throughput of AFD eq. 21: output tokens of the first ⌈fraction·N⌉ completed requests, over their time.
 
     Requests that complete at the same instant count in order of their ids. Tokens of requests still in flight are not
     counted, which is the paper's choice and makes the figure a few per cent low for short runs.
@@ -36,13 +36,12 @@ def stable_throughput(decode_tokens: Integers, finish: Floats, fraction: float =
 
 
 def tpot_paper(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float:
-    """AFD eq. 22: the mean over requests of (completion − first token) / D. One token takes no time by this count."""
+    """TPOT of AFD eq. 22: the mean over requests of (completion − first token) / D. One token takes no time."""
     return float(np.mean((finish - first_token) / decode_tokens))
 
 
 def tpot(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float | None:
-    """TPOT as serving benchmarks define it: the mean of (completion − first token) / (D − 1) over requests with D >
-    1."""
+    """TPOT of serving benchmarks: the mean of (completion − first token) / (D − 1) over requests with D > 1."""
     several = decode_tokens > 1
     if not several.any():
         return None
@@ -51,17 +50,16 @@ def tpot(first_token: Floats, finish: Floats, decode_tokens: Integers) -> float 
 
 
 def idle_ratio(busy: float, instances: int, total: float) -> float:
-    """AFD eq. 23: the share of `total` time that `instances` devices, busy for `busy` device-time together, stood
-    idle."""
+    """Idle ratio of AFD eq. 23: the idle share of `total` time of `instances` devices, busy for `busy` together."""
     return 1.0 - busy / (instances * total)
 
 
 PERCENTILES = (50, 90, 95, 99)
-"""Of every latency that is reported."""
+"""Percentiles of every reported latency."""
 
 
 def spread(values: Floats) -> dict[str, float] | None:
-    """Mean and percentiles (linear between order statistics, as numpy's); None of nothing."""
+    """Mean and percentiles (linear between order statistics, like numpy's); None for an empty array."""
     if not len(values):
         return None
     found = {"mean": float(values.mean())}
@@ -71,7 +69,7 @@ def spread(values: Floats) -> dict[str, float] | None:
 
 
 def weighted_spread(values: Floats, weights: Integers) -> dict[str, float] | None:
-    """`spread` of an array in which each value stands as often as its whole weight says, without making that array."""
+    """The `spread` of an array that repeats each value by its whole weight, computed without making that array."""
     kept = weights > 0
     values, weights = values[kept], weights[kept]
     if not len(values):

@@ -1,4 +1,4 @@
-"""Settings of a sweep's configurations: those that vary tell rows apart, those that are fixed are said once."""
+"""Settings of a sweep's configurations: those that vary name the rows, those that are fixed are stated once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def varying(configurations: Sequence[Settings]) -> list[str]:
 
 
 def fixed(configurations: Sequence[Settings]) -> str:
-    """In words, the settings that all configurations share; empty where there are none."""
+    """The settings that all configurations share, in words; "" if there are none."""
     keys = varying(configurations)
     return in_words(configurations[0], [key for key in configurations[0] if key not in keys])
 
 
 def in_words(settings: Settings, keys: Iterable[str]) -> str:
-    """For instance `batch_size=128, seed=2`."""
+    """Settings in words: `batch_size=128, seed=2`."""
     return ", ".join(f"{key}={settings[key]}" for key in keys)
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """The last parts of dotted keys, as many as it takes to tell them apart."""
+    """The shortest last parts of dotted keys that are all different."""
     return [_short(key, [other for other in keys if other != key]) for key in keys]
 
 

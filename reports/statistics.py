@@ -1,5 +1,4 @@
-"""Confidence intervals for the mean of a correlated sequence: batch means, with a control variate where one is
-known."""
+"""Confidence intervals for the mean of a correlated sequence: batch means, with a control variate if one is known."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
 
 
 def controlled_mean(batches: Floats, control: Floats, control_mean: float, confidence: float = 0.95) -> Estimate:
-    """Mean of batch means, corrected for how far a control with known mean strayed in the same batches.
+    """Mean of batch means, corrected by the deviation of a control with known mean in the same batches.
 
     A least-squares line of `batches` on `control` is read off at `control_mean`. What the control explains, sampling
     noise and what is left of a start-up transient alike, drops out of the estimate and of its interval. Batches that
@@ -69,7 +68,7 @@ def ratio_of_means(numerator: Floats, denominator: Floats, confidence: float = 0
 
 
 def _worth(residuals: Floats, fitted: int) -> tuple[float, int]:
-    """How much correlation between neighbours inflates the variance of a mean, and the degrees of freedom it leaves.
+    """The factor by which correlation inflates the variance of a mean, and the remaining degrees of freedom.
 
     Residuals are taken as a first-order autoregression. Its ρ as estimated from few batches is low by about (1 + 3ρ)/n,
     which is put back; n batches are then worth n (1 − ρ)/(1 + ρ) independent ones, less the `fitted` parameters.

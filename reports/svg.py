@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def svg_text(figure: Figure) -> str:
-    """The whole SVG. Without a date and random ids, so that the same document gives the same file; text stays text."""
+    """A figure as SVG text. Without dates and random ids, so that equal documents give equal files."""
     import matplotlib as mpl
 
     text = io.StringIO()

@@ -26,7 +26,7 @@ class LineSpec(Strict):
 
 
 class LatencySpec(Strict):
-    """What-if changes to a calibration, for a whole decode step and in its own units."""
+    """Changes to a calibration for what-if questions, for a whole decode step and in its own units."""
 
     attention: LineSpec = LineSpec()
     ffn: LineSpec = LineSpec()
@@ -42,7 +42,7 @@ class RooflineSpec(Strict):
 
 
 class InstancesSpec(Strict):
-    """What one attention and one FFN instance are made of.
+    """Cards and memory of one attention and one FFN instance.
 
     A calibration derived from hardware knows all of it but the utilization. For any other, one card an instance is
     assumed, and memory is checked where `memory` and `kv_bytes_per_token` are given.
@@ -71,7 +71,7 @@ def _ratio_text(value: Any) -> Any:
 
 
 class AfdScenario(Strict):
-    """One AFD bundle and what it serves.
+    """One AFD bundle and its workload.
 
     Attributes:
         calibration: a built-in name, a file (from the scenario's folder), or a roofline to derive one from.
@@ -81,9 +81,9 @@ class AfdScenario(Strict):
         requests_per_instance: N, requests to complete per attention instance (with replay: the whole trace is played).
         layers: passes through attention and FFN that one decode step is cut into, for per-layer pipelining. 1 treats
             the step as a single pass.
-        refill: who takes a vacated slot, and where.
-        start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests caught
-            in mid-life.
+        refill: the policy that assigns requests to vacated slots.
+        start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests
+            of random ages.
         fast_forward: one event a microbatch step in place of one a state; the same records, sooner.
         ratio: A/F ratios to sweep when the command line names none.
     """
@@ -109,7 +109,7 @@ class AfdScenario(Strict):
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> AfdScenario:
-    """The document with `settings` applied, checked.
+    """Apply `settings` to a document, and check it.
 
     Raises:
         BadInput: naming the file, the field, the value and what was expected.

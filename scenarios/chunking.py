@@ -25,7 +25,7 @@ class StaticChunksSpec(Strict):
     exclude_decodes: bool = False
 
     def build(self, step_time: StepTime | None) -> ChunkPolicy:
-        """The policy. The step-time model is not asked."""
+        """The policy. The step-time model is not used."""
         return StaticChunks(self.tokens, self.exclude_decodes)
 
 
@@ -90,7 +90,7 @@ class RegisteredChunksSpec(Strict):
 
 
 def _chunking_kind(value: Any) -> str:
-    """Which model reads a chunk policy: one of its own for those shipped, one for all others."""
+    """The tag of the model that reads a chunk policy: its own for a built-in one, a common one for all others."""
     if isinstance(value, RegisteredChunksSpec):
         return "registered"
     policy = value.get("policy") if isinstance(value, dict) else value.policy

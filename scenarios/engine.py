@@ -1,4 +1,4 @@
-"""The `engine` section of a scenario: the settings of one engine, and what its scheduler is built from."""
+"""The `engine` section of a scenario: the settings of one engine, and the plan of its scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OneShotSpec(Strict):
 
 @dataclasses.dataclass(frozen=True)
 class SchedulerPlan:
-    """What both backends build an engine's scheduler from.
+    """The plan from which both backends build an engine's scheduler.
 
     Attributes:
         config: the scheduler's settings.
@@ -61,15 +61,15 @@ class SchedulerPlan:
 
 
 class EngineSpec(Strict):
-    """One engine; names and defaults are vLLM's. What is not said here: `schedulers.engine_config`.
+    """One engine; names and defaults are vLLM's. `schedulers.engine_config` explains the other fields.
 
     Attributes:
         num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two.
         data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
             attention of a mixture of experts whose experts are spread over all of them. 1: none.
-        async_scheduling: decide a step while the one before still runs.
-        chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without, one-shot
-            requests go down the decode-shaped path.
+        async_scheduling: schedule a step while the one before still runs.
+        chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without them,
+            one-shot requests are scheduled like all others.
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
     """
@@ -112,7 +112,7 @@ class EngineSpec(Strict):
     def build(
         self, base: Path, prefix_id_tokens: int | None = None, step_time: StepTime | None = None
     ) -> SchedulerPlan:
-        """What an engine's scheduler is built from.
+        """The plan of the engine's scheduler.
 
         Args:
             base: relative paths start from it.

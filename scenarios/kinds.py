@@ -1,4 +1,4 @@
-"""Scenario files before their fields are checked: which kind a file is of, and which command runs that kind."""
+"""Kinds of scenario files, and the commands that run them. Fields are checked elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_scenario(path: Path, *kinds: str) -> dict[str, Any]:
     """Read a scenario file whose `kind` is one of `kinds`; nothing else in it is checked.
 
     Args:
-        kinds: what the calling command takes, keys of `COMMANDS`.
+        kinds: those that the calling command takes, keys of `COMMANDS`.
 
     Raises:
         BadInput: the file cannot be read, is not a YAML mapping, is of no known kind, or is of a kind that another

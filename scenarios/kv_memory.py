@@ -16,7 +16,7 @@ from workloads.errors import BadInput
 
 
 class KVMemorySpec(Strict):
-    """KV blocks from memory: what a share of a device's memory leaves beside weights and activations.
+    """KV blocks in the memory that weights and activations leave, of a share of a device's memory.
 
     Attributes:
         memory: of one device, bytes. gpu_memory_utilization: the share of it that the engine may use.
@@ -39,7 +39,7 @@ class KVMemorySpec(Strict):
     activations: NonNegativeFloat = 0.0
 
     def blocks(self, block_size: int, base: Path) -> int:
-        """How many blocks fit.
+        """The number of blocks that fit.
 
         Raises:
             BadInput: none do, or more than the limit.

@@ -1,7 +1,7 @@
-"""How large a scenario may be.
+"""Limits on the size of a scenario.
 
-What exhausts memory is refused while the scenario is checked, before anything is built. The message says what was
-requested, what that would take, and the limit. The limits are far above any system that this simulator is meant for.
+A scenario that would exhaust memory is refused while it is checked, before anything is built. The message states what
+was requested, what that would take, and the limit. The limits are far above the systems that this simulator is for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Limit:
     each: int = 0
 
     def check(self, value: int) -> int:
-        """`value`, if it is within the limit.
+        """Return `value` if it is within the limit.
 
         Raises:
             BadInput: it is above the limit.
@@ -39,13 +39,13 @@ class Limit:
         return value
 
     def expectation(self, value: int) -> str:
-        """What was expected in place of `value`."""
+        """The expectation in place of `value`, for an error."""
         expected = f"expected at most {self.most:,} {self.things}"
         return f"{expected}: so many would take {_size(value * self.each)} of memory" if self.each else expected
 
 
 def _size(count: int) -> str:
-    """So many bytes, with the unit that suits it."""
+    """A number of bytes with a suitable unit."""
     for power, unit in ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB")):
         if count >= 10**power:
             return f"some {count // 10**power:,} {unit}" if count < 10 ** (power + 6) else f"over a million {unit}"

@@ -1,4 +1,4 @@
-"""What a serving scenario measures, and a real run to set beside it."""
+"""The measurements of a serving scenario, and a real run for comparison."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from latency_models.io.paths import FilePath
 
 
 class MeasureSpec(Strict):
-    """What is measured.
+    """The measurements.
 
     Attributes:
-        start: when a request's TTFT and E2E begin: `submitted` by the client, or `queued` by the engine (vLLM's
+        start: begin of a request's TTFT and E2E: `submitted` by the client, or `queued` by the engine (vLLM's
             `queued_ts`: an engine notices arrivals between steps).
         after, before: only requests that end between these times count, seconds. Default: all.
         slo: goals in seconds for goodput: a request counts when it meets all that are given.

@@ -1,4 +1,4 @@
-"""`--set a.b=1,2,4`: change any field of a scenario, or try several values of it."""
+"""Overrides: `--set a.b=1,2,4` changes any field of a scenario, or tries several values of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings = dict[str, Any]
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Each `key=v1,v2` as a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
+    """Parse each `key=v1,v2` into a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
 
     Raises:
         BadInput: no `=`, an empty key or value, a key given twice or of too many sections, or a value that is not YAML
@@ -40,7 +40,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
-    """As `parse_overrides`, for a command that takes one value a key; `hint` says where several would do.
+    """Parse overrides for a command that takes one value a key; `hint` names a command that takes several.
 
     Raises:
         BadInput: several values, or what `parse_overrides` refuses.
@@ -68,7 +68,7 @@ def combinations(overrides: dict[str, list[Any]]) -> Iterator[Settings]:
 def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """A copy of `document` with each dotted key set; sections on the way are made when absent.
 
-    An item of a list is told by its number or, where it has one, by its `name`: `system.pools.decode.replicas`.
+    A key names an item of a list by its number or, if it has one, by its `name`: `system.pools.decode.replicas`.
 
     Paths among the values will start from the current folder, where those in `document` start from the file's.
 
@@ -91,7 +91,7 @@ def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
 
 
 def _place(section: dict[str, Any] | list[Any], name: str, key: str) -> Any:
-    """Where `name` stands in a section, or in a list of which it tells an item."""
+    """The key or index of `name` in a section or a list."""
     if isinstance(section, dict):
         return name
     names = [item.get("name") if isinstance(item, dict) else None for item in section]
@@ -104,7 +104,7 @@ def _place(section: dict[str, Any] | list[Any], name: str, key: str) -> Any:
 
 
 def in_words(settings: Settings) -> str:
-    """For instance `batch_size=128, seed=2`."""
+    """Settings in words: `batch_size=128, seed=2`."""
     return ", ".join(f"{key}={value}" for key, value in settings.items())
 
 

@@ -24,7 +24,7 @@ ENDING = ".py"
 
 
 def _from_current_folder(value: Any) -> Any:
-    """A file that the command line names starts from the current folder."""
+    """The path of a file on the command line, from the current folder."""
     from_command_line = isinstance(value, CommandLineText) and value.endswith(ENDING)
     return str(Path(value).absolute()) if from_command_line else value
 
@@ -55,7 +55,7 @@ def load_plugins(document: dict[str, Any], path: Path) -> None:
 
 
 def plugin_digest(names: Sequence[str], base: Path) -> str:
-    """Changes with the names of plug-ins and with the content of those that are files."""
+    """A digest of the names of plug-ins, and of the content of those that are files."""
     content = [read_text(base / name) if name.endswith(ENDING) else name for name in names]
     return hashlib.sha256("\0".join(content).encode()).hexdigest()
 

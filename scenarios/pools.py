@@ -1,4 +1,4 @@
-"""Pools of engines: what every system consists of, whatever form its section has."""
+"""Pools of engines, of which every system consists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Serves = Literal["each", "all"]
 
 
 class DeviceSpec(Strict):
-    """What one engine of a pool runs on.
+    """The devices of one engine of a pool.
 
     Attributes:
         type: a name, such as that of a GPU. count: devices of one engine. price_per_hour: of one device, in any
@@ -59,12 +59,12 @@ class PoolSpec(Strict):
         return dict.fromkeys(served, numbered(""))
 
     def num_engines(self, models: int) -> int:
-        """How many engines there are in a scenario of so many models."""
+        """Number of engines in a scenario of `models` models."""
         return self.replicas * (models if self.models == "each" else 1)
 
 
 def fill_pools(document: Any) -> Any:
-    """A scenario's document in which pools have the settings of the scenario where they have none of their own.
+    """Fill a document's pools: missing settings of a pool are those of the scenario.
 
     `num_gpu_blocks` and `kv_memory` of a pool replace both of the scenario's.
     """

@@ -19,12 +19,12 @@ class Topology:
 
     @property
     def attention_instances(self) -> int:
-        """x."""
+        """The number x of attention instances."""
         return self.ratio.numerator
 
     @property
     def ffn_instances(self) -> int:
-        """y."""
+        """The number y of FFN instances."""
         return self.ratio.denominator
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Topology:
 
 
 def parse_ratios(text: str) -> list[Topology]:
-    """Every ratio that `text` names, in the order given, each once.
+    """Parse the ratios in `text`, each once, in the order given.
 
     Raises:
         BadInput: not a list of ratios, a ratio that is not above 0, or a bundle of more than 4096 instances.

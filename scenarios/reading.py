@@ -1,4 +1,4 @@
-"""From a document and `--set` to a checked scenario, whatever names of fields they use."""
+"""Makes a checked scenario from a document and `--set`, which may use earlier names of fields."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _Scenario = TypeVar("_Scenario", bound=Strict)
 def check(
     model: type[_Scenario], document: dict[str, Any], settings: Settings, path: Path, notes: Notes | None = None
 ) -> _Scenario:
-    """The document with `settings` applied, checked.
+    """Apply `settings` to a document, and check it.
 
-    Its plug-ins are imported first. What has an earlier name is read, and listed in one note on stderr.
+    Its plug-ins are imported first. Fields with earlier names are read, and listed in one note on stderr.
 
     Args:
         notes: of earlier names that have been replaced already.
@@ -42,7 +42,7 @@ def check(
 
 
 def present_settings(model: type[Strict], settings: Settings, notes: Notes | None = None) -> Settings:
-    """`settings` by the present names of their fields.
+    """Rename the fields of `settings` to their present names.
 
     Raises:
         BadInput: a field is set under two names.

@@ -22,12 +22,12 @@ from workloads.errors import BadInput
 
 
 class ServingScenario(Strict):
-    """A serving system and what arrives.
+    """A serving system and its workload.
 
     Attributes:
         plugins: Python files or modules that register what the scenario names; imported when it is read.
-        step_time: where durations of steps come from. system: engines, and how requests get to them.
-        measure: what is measured. measured: a real run to compare with.
+        step_time: source of the durations of steps. system: engines, and the routing of requests.
+        measure: the measurements. measured: a real run to compare with.
         fast_forward: pass over steps in which nothing changes; the same records, sooner.
         detail: keep every step and request for the report, the trace and `requests.parquet`.
     """
@@ -84,7 +84,7 @@ class ServingScenario(Strict):
 
     @property
     def pools(self) -> list[PoolSpec]:
-        """The pools of engines, those that prefill first: what every form of the `system` section comes to."""
+        """The pools of engines, those that prefill first, for every form of the `system` section."""
         return self.system.expand(self.engine, self.step_time)
 
     @property
@@ -94,7 +94,7 @@ class ServingScenario(Strict):
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> ServingScenario:
-    """The document with `settings` applied, checked.
+    """Apply `settings` to a document, and check it.
 
     Raises:
         BadInput: naming the file, the field, the value and what was expected.

@@ -26,17 +26,17 @@ from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
-from workloads.traces import Trace, read_trace
+from workloads.traces import Trace
 
 SMALLEST_CV = 1e-3
-"""Of gamma-distributed times, as in `workloads.arrivals.Gamma`."""
+"""Smallest coefficient of variation of gamma-distributed times, as in `workloads.arrivals.Gamma`."""
 
 
 class ClosedLoopSpec(Strict):
-    """`concurrency` clients, each of whom sends its next request `think` seconds after its last answer.
+    """A closed loop: each of `concurrency` clients sends its next request `think` seconds after its last answer.
 
-    `think_cv`: coefficient of variation of those seconds, gamma-distributed; 0: always the same, which keeps clients
-    together who were once answered together.
+    `think_cv`: coefficient of variation of those seconds, gamma-distributed. With 0 they never vary, and clients that
+    are answered together stay in step.
     """
 
     process: Literal["closed_loop"]
@@ -51,7 +51,7 @@ class ClosedLoopSpec(Strict):
         return self
 
     def pauses(self, rng: np.random.Generator) -> Callable[[], float]:
-        """Draws one client's seconds between an answer and the next request."""
+        """A function that draws the seconds between an answer and a client's next request."""
         if not (self.think and self.think_cv):
             return lambda: self.think
         shape = self.think_cv**-2
@@ -59,7 +59,7 @@ class ClosedLoopSpec(Strict):
 
 
 class OpenLoopSpec(Strict):
-    """Requests come at `rate` a second whatever becomes of them; `cv` is the gaps' variation under gamma."""
+    """Open arrivals of `rate` requests a second, independent of answers; `cv` is the gaps' variation under gamma."""
 
     process: Literal["poisson", "gamma", "deterministic"]
     rate: PositiveFloat
@@ -116,7 +116,7 @@ class PrefixesSpec(Strict):
 
 
 def _check_prompt_ids(tokens: float, prefixes: PrefixesSpec) -> None:
-    """With `cache_suffix`, every block of a prompt has an id."""
+    """Refuse prompts with too many ids: with `cache_suffix`, every block of a prompt has one."""
     ids = int(tokens) // prefixes.block_tokens
     if ids > PREFIX_IDS.most:
         expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {tokens:g} tokens has {ids:,}"
@@ -146,10 +146,10 @@ class TaskSpec(Strict):
 
 
 class ServingWorkloadSpec(Strict):
-    """What arrives.
+    """The workload of a serving scenario.
 
     Attributes:
-        requests: how many; a trace's own number when left out.
+        requests: their number; by default that of the trace.
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
     """
@@ -180,11 +180,7 @@ class ServingWorkloadSpec(Strict):
 
     def read_trace(self, base: Path) -> Trace | None:
         """The trace, if there is one; relative paths start from `base`."""
-        if self.trace is None:
-            return None
-        if self.trace.path is None:
-            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
-        return read_trace(base / self.trace.path, self.trace.format)
+        return None if self.trace is None else self.trace.read(base)
 
     def build(self, trace: Trace | None) -> Workload:
         """The workload.
@@ -206,16 +202,16 @@ class ServingWorkloadSpec(Strict):
         return Workload(self._content(trace), process, models, prefixes, self.max_tokens)
 
     def count(self, trace: Trace | None) -> int:
-        """How many requests there are."""
+        """Number of requests."""
         if self.requests is not None:
             return self.requests
         assert trace is not None
         return len(trace)
 
     def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
-        """Rows of a trace are drawn with replacement, unless they have prefix ids.
+        """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids.
 
-        Those come once and in order: a prompt that came again would be found in the prefix cache.
+        Rows with prefix ids come once and in order: a repeated prompt would be found in the prefix cache.
         """
         if trace is not None and self.trace is not None:
             if self.trace.pairing == "independent":

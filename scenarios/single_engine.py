@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from latency_models.io.earlier_names import print_note
 from scenarios.engine import SchedulerPlan
 from scenarios.overrides import Settings
 from scenarios.serving import check_scenario
@@ -12,10 +13,11 @@ from workloads.errors import BadInput
 
 
 def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> SchedulerPlan:
-    """What the scheduler of a scenario's engine is built from: the same in the simulator and in a live server.
+    """The plan of the scheduler of a scenario's engine: the same in the simulator and in a live server.
 
     Files that the scenario names are read where the scheduler depends on them: a trace for the length of its prefix
-    blocks, step times for a chunk policy that uses their table.
+    blocks, step times for a chunk policy that uses their table. A scenario with several engines or with a
+    `system.routing` causes one note on stderr, since a router has nothing to choose here.
 
     Raises:
         BadInput: the scenario cannot be used, or describes more than replicas of one engine.
@@ -28,6 +30,10 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     if engine.data_parallel_size > 1:
         expected = "expected 1: a server runs one engine, without data-parallel ranks"
         raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
+    num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
+    if num_engines > 1 or "routing" in system.model_fields_set:
+        count = f"1 of the scenario's {num_engines} engines" if num_engines > 1 else "one engine"
+        print_note(f"{path}: {count} is run, which gets every request: system.routing {system.routing} chooses nothing")
     workload = scenario.workload.build(scenario.workload.read_trace(base))
     step_time = pools[0].step_time.build(base) if engine.chunking else None
     return engine.build(base, workload.prefix_block_tokens, step_time)

@@ -1,4 +1,4 @@
-"""The `system` section of a serving scenario: pools of engines, how requests get to them, and which engines fail."""
+"""The `system` section of a serving scenario: pools of engines, routing, links and outages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Routing = Annotated[str, registered(ROUTERS)]
 
 
 class LinkSpec(Strict):
-    """What a KV cache crosses between prefill and decode: bytes/s, seconds, bytes of cache a token.
+    """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
 
     `shared`: one link for all prefill engines, rather than one each.
     """
@@ -45,8 +45,8 @@ class LinkSpec(Strict):
 class SystemSpec(Strict):
     """Base class of the forms that a `system` section may have.
 
-    A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`. Whatever its form, it comes to
-    a list of pools.
+    A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`. Every form expands
+    to a list of pools.
     """
 
     layout: str
@@ -83,7 +83,7 @@ class ColocatedSpec(SystemSpec):
     replicas: Engines = 1
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """As `SystemSpec.expand`."""
+        """See `SystemSpec.expand`."""
         return [PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time)]
 
 
@@ -104,7 +104,7 @@ class DisaggregatedSpec(SystemSpec):
     decode_step_time: StepTimeSpec | None = None
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """As `SystemSpec.expand`."""
+        """See `SystemSpec.expand`."""
         serves: Serves = "all" if self.decode == "shared" else "each"
         decode_time = self.decode_step_time or step_time
         prefill, decode = self.prefill_replicas, self.decode_replicas
@@ -117,11 +117,11 @@ class DisaggregatedSpec(SystemSpec):
 
     @property
     def kv_link(self) -> LinkSpec | None:
-        """As `SystemSpec.kv_link`."""
+        """See `SystemSpec.kv_link`."""
         return self.link
 
     def section(self, pool: int, field: str) -> str:
-        """As `SystemSpec.section`."""
+        """See `SystemSpec.section`."""
         own = pool == 1 and field == "step_time" and self.decode_step_time is not None
         return "system.decode_step_time" if own else field
 
@@ -154,21 +154,21 @@ class PoolsSpec(SystemSpec):
         return self
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """As `SystemSpec.expand`: prefill pools first."""
+        """See `SystemSpec.expand`: prefill pools first."""
         return sorted(self.pools, key=lambda pool: pool.role == "decode")
 
     @property
     def topology(self) -> str:
-        """As `SystemSpec.topology`."""
+        """See `SystemSpec.topology`."""
         return "colocated" if self.link is None else "disaggregated"
 
     @property
     def kv_link(self) -> LinkSpec | None:
-        """As `SystemSpec.kv_link`."""
+        """See `SystemSpec.kv_link`."""
         return self.link
 
     def section(self, pool: int, field: str) -> str:
-        """As `SystemSpec.section`."""
+        """See `SystemSpec.section`."""
         expanded = sorted(range(len(self.pools)), key=lambda i: self.pools[i].role == "decode")
         return f"system.pools[{expanded[pool]}].{field}"
 
@@ -213,7 +213,7 @@ else:
 
 
 class FailureSpec(Strict):
-    """An engine is down from `at` for `duration` seconds; what it had goes on elsewhere."""
+    """An outage: an engine is down from `at` for `duration` seconds, and its requests continue elsewhere."""
 
     engine: str
     at: NonNegativeFloat

@@ -16,6 +16,7 @@ from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
 from scenarios.reading import check
+from scenarios.system import ColocatedSpec
 from workloads.errors import BadInput
 
 Load = Annotated[float, Field(gt=0, lt=1)]
@@ -34,11 +35,11 @@ class QuantiseSpec(Strict):
 
 
 class LiveModelSpec(Strict):
-    """The model that is run.
+    """The live model.
 
     Attributes:
         path: a Hugging Face directory; or, with `weights: random`, a config.json.
-        threads: of the CPU that one operation may use. More than the machine has to itself makes steps erratic.
+        threads: CPU threads that one operation may use. Threads that other programs delay make step times vary.
     """
 
     path: FilePath
@@ -49,7 +50,7 @@ class LiveModelSpec(Strict):
 
 
 class ProfilingSpec(Strict):
-    """How the engine is profiled where no calibration is given.
+    """The profiling of the engine, which takes place without a calibration.
 
     Attributes:
         rounds: number of rounds; every fifth is held out for evaluation.
@@ -69,7 +70,7 @@ class ProfilingSpec(Strict):
 
 
 class MachineSpeedSpec(Strict):
-    """How often the machine's speed is read.
+    """The readings of the machine's speed.
 
     Attributes:
         share: largest share of the time that speed probes take; there is at most one reading a step.
@@ -84,10 +85,11 @@ class ValidationScenario(Strict):
     Attributes:
         workload, engine: as in a scenario of kind serving; the arrivals have no rate, since `loads` give it.
             `workload.requests` is the number at a load of 1; lower loads have fewer, so that all take equally long.
+        system: as in a scenario of kind serving, with one engine. The prediction asks its router, which has one choice.
         loads: requests per second, relative to the predicted capacity.
         repeats: of each load, with other requests each time.
         machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
-        calibration: a file of engine steps, as an earlier validation wrote it; without one the engine is profiled.
+        calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"probe": "profiling"}
@@ -101,6 +103,7 @@ class ValidationScenario(Strict):
     model: LiveModelSpec
     workload: dict[str, Any]
     engine: EngineSpec
+    system: ColocatedSpec = ColocatedSpec()
     loads: list[Load] = Field(min_length=1, max_length=1000)
     repeats: Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec
@@ -119,13 +122,24 @@ class ValidationScenario(Strict):
         arrivals = self.workload.get("arrivals")
         if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
             raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
-        if (ranks := self.engine.data_parallel_size) > 1:
-            raise BadInput("expected 1: the live engine is alone", field="engine.data_parallel_size", value=ranks)
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
         if self.engine.async_scheduling and self.machine_speed:
             expected = "expected off with engine.async_scheduling: no time is left between steps"
             raise BadInput(expected, field="machine_speed")
+        return self
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> ValidationScenario:
+        models = self.workload.get("models")
+        engines = {
+            "engine.data_parallel_size": self.engine.data_parallel_size,
+            "system.replicas": self.system.replicas,
+            "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
+        }
+        for field, value in engines.items():
+            if isinstance(value, int) and value > 1:
+                raise BadInput("expected 1: the live engine is alone", field=field, value=value)
         return self
 
     def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
@@ -141,6 +155,7 @@ class ValidationScenario(Strict):
             "seed": self.seed,
             "workload": self.workload | {"arrivals": arrivals},
             "engine": self.engine.model_dump(mode="json", by_alias=True),
+            "system": self.system.model_dump(mode="json"),
             "step_time": {"source": "engine_regression", "path": str(calibration.resolve())},
             "measure": {"slo": self.slo},
         }

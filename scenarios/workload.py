@@ -30,7 +30,7 @@ class FixedLengths(Strict):
 
 
 class GeometricLengths(Strict):
-    """Geometric on {1, 2, …} with the given mean, tokens."""
+    """Geometric lengths on {1, 2, …} with the given mean, tokens."""
 
     distribution: Literal["geometric"]
     mean: float = Field(ge=1, le=MAX_TOKENS)
@@ -40,7 +40,7 @@ class GeometricLengths(Strict):
 
 
 class LogNormalLengths(Strict):
-    """Log-normal with the given mean (tokens) and coefficient of variation."""
+    """Log-normal lengths with the given mean (tokens) and coefficient of variation."""
 
     distribution: Literal["lognormal"]
     mean: float = Field(ge=1, le=MAX_TOKENS)
@@ -73,15 +73,25 @@ LengthSpec = Annotated[
 
 
 class TraceSpec(Strict):
-    """A recorded workload. `pairing` joint keeps which prompt had which answer, independent shuffles them apart."""
+    """A recorded workload. `pairing` joint keeps each prompt with its answer, independent shuffles them."""
 
     path: FilePath | None = None
     format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
     pairing: Literal["joint", "independent"] = "joint"
 
+    def read(self, base: Path) -> Trace:
+        """The trace. Relative paths start from `base`.
+
+        Raises:
+            BadInput: no file is named, or it cannot be read in its format.
+        """
+        if self.path is None:
+            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
+        return read_trace(base / self.path, self.format)
+
 
 class ClosedLoopSpec(Strict):
-    """Whoever finishes is followed at once: every slot stays full."""
+    """A closed loop: a finished request is replaced at once, so that every slot stays full."""
 
     process: Literal["closed_loop"] = "closed_loop"
 
@@ -121,7 +131,7 @@ ArrivalSpec = Annotated[
 
 
 class WorkloadSpec(Strict):
-    """Lengths from two distributions or from a trace, and how requests arrive."""
+    """Lengths from two distributions or from a trace, and the arrival process."""
 
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None
@@ -141,11 +151,7 @@ class WorkloadSpec(Strict):
 
     def read_trace(self, base: Path) -> Trace | None:
         """The trace, if there is one; relative paths start from `base`."""
-        if self.trace is None:
-            return None
-        if self.trace.path is None:
-            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
-        return read_trace(base / self.trace.path, self.trace.format)
+        return None if self.trace is None else self.trace.read(base)
 
     def lengths(self, trace: Trace | None) -> LengthPairs:
         """The joint distribution of prefill and decode lengths."""

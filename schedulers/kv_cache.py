@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 
+from mypy_extensions import mypyc_attr
+
 
 class PrefixNode:
     """A shareable piece of a prompt: one node of the prefix trie, `blocks_per_node` blocks.
@@ -57,6 +59,7 @@ class SequenceBlocks:
         self.payload: object = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # the live backend's numbers its blocks
 class KVCache:
     """A pool of `num_blocks` blocks of `block_size` tokens; `blocks_per_node` blocks make one id of a prefix.
 

@@ -61,7 +61,7 @@ class LockstepGroup:
         """As `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
         size = len(self.ranks)
         start, self._turn = self._turn, (self._turn + 1) % size
-        order = (self.ranks[(start + i) % size] for i in range(size))
+        order = [self.ranks[(start + i) % size] for i in range(size)]
         rank = min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
         sequence = rank.submit(
             request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks

@@ -125,7 +125,9 @@ class KeyQueue:
         sort_key = self.sort_key  # Python 3.11 calls a function held by an instance attribute slowly
         heappush(self._heap, (sort_key(sequence), sequence))
 
-    requeue = push
+    def requeue(self, sequence: Sequence) -> None:
+        """As `WaitingQueue.requeue`: its key has not changed."""
+        self.push(sequence)
 
     def peek(self) -> Sequence | None:
         """As `WaitingQueue.peek`."""

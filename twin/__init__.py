@@ -6,12 +6,12 @@
     print(result.summary)
     print(result.requests.describe())
 
-`load` reads a scenario file, `simulate` runs it, `sweep` runs many configurations of it. What cannot be used raises
-`BadInput`, which names the file, the field, the value and what was expected.
+`load` reads a scenario file, `simulate` runs it, `sweep` runs many configurations of it. Bad input raises `BadInput`,
+which names the file, the field, the value and what was expected.
 
-May live here: SimPy processes of serving systems and AFD bundles, closed forms that predict what they do, sweeps and
-the commands. May not: torch. `live` and `kernels` are imported only inside the command that needs them. The names below
-are imported when they are first read, so that `import twin` loads no third-party package.
+This package has the SimPy processes of serving systems and AFD bundles, closed forms that predict them, sweeps and the
+commands. It never imports torch. Only the commands that need `live` import it, when they run. The names below are
+imported when they are first read, so that `import twin` loads no third-party package.
 """
 
 from importlib import import_module
@@ -50,5 +50,5 @@ if not TYPE_CHECKING:  # a type checker sees the imports above, and reports othe
 
 
 def __dir__() -> list[str]:
-    """The public names, and whatever has been imported from this package."""
+    """The public names, and the modules imported so far."""
     return sorted({*globals(), *__all__})

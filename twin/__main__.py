@@ -1,4 +1,4 @@
-"""`python -m twin`."""
+"""Entry point of `python -m twin`."""
 
 from twin.cli import main
 

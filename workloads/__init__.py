@@ -1,14 +1,13 @@
-"""What arrives: requests, length distributions, arrival processes, mixes, shared prefixes and trace readers.
+"""Requests and their arrival: length distributions, arrival processes, mixes, shared prefixes and trace readers.
 
-May live here: the `Request` a client submits, families of lengths and of arrivals (each a small class that is
-handed a generator), mixes of models and of tasks, the `Workload` that makes requests of all these, readers of
-traces, and what every room may need: the exception tree's root (`workloads.errors`) and the bounded reader of JSON
-files (`workloads.json_files`). May not: anything that knows how long a step takes
-or who runs next. Imports nothing internal.
+This package has the `Request` that a client submits, families of lengths and of arrivals (small classes that draw from
+a given generator), mixes of models and of tasks, the `Workload` that makes requests of all these, and readers of
+traces. It also has two modules that every package may need: the root of the exception tree (`workloads.errors`) and
+the bounded reader of JSON files (`workloads.json_files`). It knows neither step times nor schedulers, and imports no
+other package.
 
-All public names can be imported from here. Only `Request` and the errors are loaded at once: the rest needs
-numpy and is fetched when first asked for, so that a scheduler which imports `workloads.request` stays free of
-it.
+All public names can be imported from here. Only `Request` and the errors are loaded at once. The rest needs numpy and
+is loaded on first use, so that a scheduler that imports `workloads.request` stays free of it.
 """
 
 from __future__ import annotations

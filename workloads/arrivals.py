@@ -1,9 +1,9 @@
-"""Arrival processes: when requests come.
+"""Arrival processes: the times of requests.
 
 A renewal process starts at time 0 and its first request comes after the first gap, so n requests take n gaps.
 Rates are in requests per time unit: per second, or per cycle where a calibration says so.
 
-`times` gives the first n at once, `stream` gives them bit by bit: the same times, however they are asked for.
+`times` gives the first n at once, `stream` gives them part by part. Both give the same times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arrivals(Protocol):
 
     @property
     def is_random(self) -> bool:
-        """Whether the times depend on the generator that `stream` is handed."""
+        """True if the times depend on the generator that `stream` gets."""
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         """A source of arrival times that starts at 0; from now on `rng` is its own."""
@@ -39,7 +39,7 @@ class Arrivals(Protocol):
 
 
 class _Streamed(ABC):
-    """A process that is defined by its stream; the first `size` times are what a fresh one gives first."""
+    """A process that is defined by its stream; `times` are the first times of a new stream."""
 
     @property
     def is_random(self) -> bool:
@@ -54,7 +54,7 @@ class _Streamed(ABC):
 
 @dataclass(frozen=True)
 class ClosedLoop(_Streamed):
-    """Every request is there at time 0 and waits for a slot, so that slots never run empty."""
+    """All requests arrive at time 0 and wait for a slot, so that slots never run empty."""
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
         return np.zeros
@@ -81,8 +81,8 @@ class Poisson(_Streamed):
 class Gamma(_Streamed):
     """Gamma-distributed gaps with mean 1/rate and the given coefficient of variation.
 
-    A cv above 1 comes in bursts, 1 is Poisson, below 1 is smoother. Gaps are used as drawn, never clipped, so
-    the rate holds. Raises `BadInput` unless 1e-12 <= rate <= 1e12 and 0.001 <= cv <= 100.
+    A cv above 1 gives bursts, 1 is Poisson, and below 1 is smoother. Gaps are never clipped, so that the rate
+    holds. Raises `BadInput` unless 1e-12 <= rate <= 1e12 and 0.001 <= cv <= 100.
     """
 
     rate: float
@@ -126,7 +126,7 @@ class Replay(_Streamed):
     """Recorded times, used as they are: neither shifted nor repeated (read-only float64 array, shape (n,)).
 
     Raises `BadInput` unless they are finite, 0 or later and never go backwards; and from `times` and `stream`
-    when more requests are asked for than were recorded.
+    for more requests than were recorded.
     """
 
     recorded: FloatArray
@@ -149,7 +149,7 @@ class Replay(_Streamed):
 
 
 def _after_gaps(gaps: TimeStream) -> TimeStream:
-    """Times from gaps. Each is added to the time before it, so that no sum depends on how many are drawn at once."""
+    """Times from gaps. Each gap is added to the time before it, so that sums do not depend on the size of a draw."""
     last = 0.0
 
     def following(size: int) -> FloatArray:

@@ -1,7 +1,7 @@
-"""The checks that lengths, arrivals and mixes make on what a user gave them.
+"""Checks of values that a user gave for lengths, arrivals and mixes.
 
-Each function returns the value in the type the rest of the code computes with, or raises `BadInput` naming
-the field, the value found and what was expected.
+Each function returns the value in the type that the rest of the code uses, or raises `BadInput` with the field, the
+value found and what was expected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TOKENS = 10**9
 
 
 def number(value: object, field: str, *, low: float, high: float, hint: str = "") -> float:
-    """`value` as a float within [low, high]. Not a number (NaN) is outside every range."""
+    """Check that `value` is a float within [low, high]. Not a number (NaN) is outside every range."""
     kinds = int | float | np.integer | np.floating
     if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
         return float(value)
@@ -31,7 +31,7 @@ def number(value: object, field: str, *, low: float, high: float, hint: str = ""
 
 
 def whole(value: object, field: str, *, low: int, high: int = MAX_TOKENS) -> int:
-    """`value` as an int within [low, high]. A float is refused even when it is whole."""
+    """Check that `value` is an int within [low, high]. A float is refused even when it is whole."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high:
         return int(value)
     raise BadInput(f"expected a whole number from {low} to {high}", field=field, value=value)
@@ -72,7 +72,7 @@ def weights(values: Sequence[float] | FloatArray, field: str) -> FloatArray:
 
 
 def frozen(array: _Array) -> _Array:
-    """The same array, from now on read-only."""
+    """Make an array read-only, and return it."""
     array.flags.writeable = False
     return array
 

@@ -1,10 +1,10 @@
 """The root of the project's exception tree.
 
     TwinError
-    ├── BadInput          something a user wrote cannot be used: one line, exit code 2
-    └── (each folder adds its own below these)
+    ├── BadInput          a user's file, field or flag that cannot be used: one line, exit code 2
+    └── (each package adds its own below these)
 
-It stands here because `workloads` is the one folder that every other may see.
+It stands here because `workloads` is the one package that every other may import.
 """
 
 from __future__ import annotations

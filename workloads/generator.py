@@ -1,4 +1,4 @@
-"""The requests of a workload, one after another, as clients send them."""
+"""Makes the requests of a workload, in order of arrival."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = 4096
 
 
 class _Columns(NamedTuple):
-    """The next n requests, all but when they come and for which model. An answer of 0 tokens: the task has none."""
+    """The next n requests without their times and models. An answer of 0 tokens: the task has none."""
 
     prompts: IntArray
     answers: IntArray
@@ -36,13 +36,12 @@ _Content: TypeAlias = Callable[[int], _Columns]
 
 @dataclass(frozen=True)
 class Workload:
-    """What arrives at a serving system.
+    """The workload of a serving system.
 
-    `content` says what the requests are: pairs of lengths, from which generations are drawn; a mix of tasks with
-    lengths of their own; or a trace, whose rows come in their order with the prefix blocks that they have.
-    `arrivals` says when they come. Under `ClosedLoop` all have the arrival 0, and the client releases the next one
-    when an earlier one ends. `models` spreads them over models, all "default" without. `prefixes` lets prompts
-    begin alike.
+    `content` defines the requests: pairs of lengths, from which generations are drawn; a mix of tasks with lengths of
+    their own; or a trace, whose rows come in order with their prefix blocks. `arrivals` gives their times. Under
+    `ClosedLoop` all have the arrival 0, and the client releases the next one when an earlier one ends. `models` spreads
+    requests over models; without it all are for "default". `prefixes` gives prompts shared beginnings.
 
     `max_tokens` is the limit that clients set, and answers are cut there. None: each request's limit is the length
     of its own answer, as in benchmarks that ignore the end-of-sequence token.
@@ -73,7 +72,7 @@ class Workload:
         prefixes: SharedPrefixes | None = None,
         max_tokens: int | None = None,
     ) -> Workload:
-        """A trace as it was recorded, at its own times; `speed` 2 plays it twice as fast.
+        """A recorded trace at its own times; `speed` 2 plays it twice as fast.
 
         Raises `BadInput` for a trace without times, for prefixes beside its own, and unless 1e-9 <= speed <= 1e9.
         """
@@ -84,21 +83,21 @@ class Workload:
 
     @property
     def prefix_block_tokens(self) -> int | None:
-        """How many prompt tokens an id of `Request.prefix_blocks` stands for; None if there are no ids."""
+        """Prompt tokens that one id of `Request.prefix_blocks` stands for; None if there are no ids."""
         if self.prefixes is not None:
             return self.prefixes.block_tokens
         return self.content.prefix_block_tokens if isinstance(self.content, Trace) else None
 
     @property
     def recorded(self) -> int | None:
-        """How many requests there are, for a trace or recorded arrivals; None where they are drawn without end."""
+        """Number of requests of a trace or of recorded arrivals; None if requests are drawn without end."""
         lengths = [len(self.content)] if isinstance(self.content, Trace) else []
         times = [len(self.arrivals.recorded)] if isinstance(self.arrivals, Replay) else []
         return min(lengths + times, default=None)
 
     @property
     def random(self) -> tuple[str, ...]:
-        """Which of lengths, arrivals, models and prefixes depend on the generator that `requests` is handed."""
+        """Those of lengths, arrivals, models and prefixes that depend on the generator that `requests` gets."""
         parts = {
             "lengths": not isinstance(self.content, Trace) and not self.content.is_constant,
             "arrivals": self.arrivals.is_random,
@@ -110,10 +109,10 @@ class Workload:
     def requests(self, rng: np.random.Generator, count: int, *, block: int = _BLOCK) -> Iterator[tuple[Request, int]]:
         """The first `count` requests in order of arrival, each with the true length of its answer in tokens.
 
-        That length is for the plant: at least 1 for a generation, 0 for a task without output. A scheduler is
-        handed the request alone. `id` counts from 0.
+        That length is for the backend: at least 1 for a generation, 0 for a task without output. A scheduler gets the
+        request alone. `id` counts from 0.
 
-        Requests are made `block` at a time, which fixes how much memory they take and changes nothing else. Each
+        Requests are made `block` at a time, which limits their memory and changes nothing else. Each
         quantity has a generator of its own, spawned from `rng`: lengths stay the same when only arrivals change,
         and a second call with the same `rng` gives other requests.
 
@@ -152,7 +151,7 @@ class Workload:
         return following
 
     def _limited(self, answers: IntArray) -> tuple[IntArray, IntArray]:
-        """The answers as they will be, and the limits on them."""
+        """The true lengths of the answers, and the limits on them."""
         if self.max_tokens is None:
             return answers, answers
         limits = np.where(answers > 0, self.max_tokens, 0)

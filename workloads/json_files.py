@@ -1,4 +1,4 @@
-"""JSON files that came from elsewhere: a model's config.json, its tokenizer's settings, the index of its weights.
+"""Reads JSON files of other projects: a model's config.json, its tokenizer's settings, the index of its weights.
 
 Size and depth are bounded, so that a broken or hostile file is refused in one line before it takes memory or the
 interpreter's stack.
@@ -13,10 +13,10 @@ from typing import Any
 from workloads.errors import BadInput
 
 MAX_BYTES = 64 << 20
-"""Of one file. The index of a published model with the most tensors has some 10 MB."""
+"""Bytes of one file. The largest index of a published model has about 10 MB."""
 
 MAX_DEPTH = 64
-"""Objects and lists inside one another. Published files have fewer than ten."""
+"""Levels of nested objects and lists. Published files have fewer than ten."""
 
 
 def read_bounded_text(file: Path, max_bytes: int = MAX_BYTES) -> str:

@@ -1,7 +1,7 @@
-"""Families of token lengths: how long one prompt, or one answer, is.
+"""Distributions of the lengths of prompts and answers, tokens.
 
-Each family is a small frozen object that is handed a generator. Its moments are those of the whole numbers
-that `sample` really draws, not those of the continuous curve behind them.
+Each family is a small frozen object that draws from a given generator. Its moments are those of the whole numbers that
+`sample` draws, not those of the continuous curve behind them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.errors import BadInput
 from workloads.normal import REACH, upper_tail
 
 PMF_ENTRIES = 2**22
-"""No `pmf` is longer: what lies beyond is folded into its last entry."""
+"""Maximum length of a `pmf`. Its last entry holds all mass beyond."""
 
 _TAIL = 1e-12
 _TAIL_Z = 7.034484  # P(Z > 7.034484) = 1e-12 for a standard normal Z
@@ -31,11 +31,11 @@ class Lengths(Protocol):
 
     @property
     def mean(self) -> float:
-        """The mean of what is drawn, in tokens."""
+        """Mean of the drawn lengths, tokens."""
 
     @property
     def variance(self) -> float:
-        """The variance of what is drawn, in tokens squared."""
+        """Variance of the drawn lengths, tokens squared."""
 
     @property
     def cv(self) -> float:
@@ -47,13 +47,13 @@ class Lengths(Protocol):
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is only one length to draw."""
+        """True if there is only one length to draw."""
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent lengths, shape (size,)."""
 
     def pmf(self) -> FloatArray:
-        """P(length = k) at index k, from 0 up, summing to 1.
+        """Probabilities P(length = k) at index k, from 0 up, summing to 1.
 
         The last entry also holds the far tail: at most 1e-12 of mass, or all that lies beyond `PMF_ENTRIES`.
         """
@@ -67,7 +67,7 @@ class _Moments(Protocol):
 
 
 class _Spread:
-    """What every family derives from its mean and variance in the same way."""
+    """Quantities that every family derives from its mean and variance in the same way."""
 
     @property
     def cv(self: _Moments) -> float:
@@ -230,7 +230,7 @@ class LogNormal(_Spread):
 
 @lru_cache(1024)
 def _moments(mean: float, cv: float) -> tuple[float, float]:
-    """Mean and variance of `LogNormal(mean, cv)` as it is drawn; remembered, since every point of a sweep asks again.
+    """Mean and variance of the drawn lengths of `LogNormal(mean, cv)`, cached for the points of a sweep.
 
     The first `_EXACT_TERMS` lengths that carry mass are summed one by one. Where they do not reach, the
     curve is so wide that rounding changes its moments by less than 1e-8 of their size, and those of the
@@ -257,14 +257,14 @@ def _log_normal(mean: float, cv: float) -> tuple[float, float]:
 
 
 def _above(lengths: FloatArray, mu: float, sigma: float) -> FloatArray:
-    """P(length > k) for each k, never increasing."""
+    """Probabilities P(length > k) for each k, never increasing."""
     tail = upper_tail((np.log(lengths + 0.5) - mu) / sigma)
     return np.minimum.accumulate(np.minimum(tail, 1.0))
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class Empirical(_Spread):
-    """Lengths drawn again, with replacement, from `values` (kept as a read-only int64 array, shape (n,)).
+    """Lengths drawn with replacement from `values` (kept as a read-only int64 array, shape (n,)).
 
     Raises `BadInput` unless there is at least one value and all are whole numbers, 0 or more.
     """

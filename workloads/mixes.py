@@ -1,4 +1,4 @@
-"""Mixes: which model a request asks for, and which task it brings.
+"""Mixes of models and of tasks.
 
 A mix holds weights. They need not sum to 1: an entry's probability is its share of their sum.
 """
@@ -27,7 +27,7 @@ _PRIORITIES = 2**31
 
 
 def zipf_weights(size: int, skew: float) -> FloatArray:
-    """i^-skew for the ranks i = 1 ... `size`, the most popular first (SUN appendix A.2), shape (size,).
+    """Weights i^-skew for the ranks i = 1 ... `size`, the most popular first (SUN appendix A.2), shape (size,).
 
     Raises `BadInput` unless the skew is a number, 0 or more; 0 is uniform.
     """
@@ -82,12 +82,12 @@ class ModelMix:
 
     @classmethod
     def zipf(cls, models: Sequence[str], skew: float = 0.0) -> ModelMix:
-        """The i-th model in proportion to i^-skew; 0 is uniform. Raises `BadInput` for a skew below 0."""
+        """A mix in which the i-th model has a weight of i^-skew; 0 is uniform. Raises `BadInput` for a skew below 0."""
         return cls(models, zipf_weights(len(models), skew).tolist())
 
     @property
     def probabilities(self) -> FloatArray:
-        """P(a request asks for `models[i]`) at index i, summing to 1; read-only."""
+        """Probabilities P(a request is for `models[i]`) at index i, summing to 1; read-only."""
         return self._choice.probabilities
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
@@ -101,10 +101,10 @@ class ModelMix:
 
 @dataclass(frozen=True)
 class TaskShare:
-    """One task of a mix: `weight` parts of the requests, and what their lengths are.
+    """One task of a mix: its weight among the requests, and their lengths.
 
     `lengths` are pairs, prompt and answer, for "generate"; every other task has no answer, and `lengths` are
-    those of the prompt. `priority` is what the requests carry, smaller goes first. Raises `BadInput` for an
+    those of the prompt. `priority` is that of the requests; smaller goes first. Raises `BadInput` for an
     unknown task, a weight that is negative or no number, a priority that is not whole, and lengths of the other
     kind.
     """
@@ -125,7 +125,7 @@ class TaskShare:
             raise BadInput(f"expected {kind}, for the task {self.task}", field="lengths", value=self.lengths)
 
     def stream(self, rng: np.random.Generator) -> PairStream:
-        """A source of (prompt, answer) lengths, the same ones however many are asked for; answers are 0 without output.
+        """A source of (prompt, answer) lengths that do not depend on the size of a draw; answers are 0 without output.
 
         From now on `rng` is its own.
         """
@@ -153,12 +153,12 @@ class TaskMix:
 
     @property
     def probabilities(self) -> FloatArray:
-        """P(a request is of `shares[i]`) at index i, summing to 1; read-only."""
+        """Probabilities P(a request is of `shares[i]`) at index i, summing to 1; read-only."""
         return self._choice.probabilities
 
     @property
     def is_constant(self) -> bool:
-        """Whether all requests are of one share, and of one length there."""
+        """True if all requests are of one share and of one length."""
         drawn = [share for share in self.shares if share.weight]
         return len(drawn) == 1 and drawn[0].lengths.is_constant
 
@@ -167,7 +167,7 @@ class TaskMix:
         return self._choice.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> TaskStream:
-        """A source of shares with their lengths, the same ones however many are asked for at once.
+        """A source of shares with their lengths, which do not depend on the size of a draw.
 
         From now on `rng` is its own. Each share draws its lengths by itself, so that they do not change when
         another share does.

@@ -24,7 +24,7 @@ _TERMS = 8
 
 
 def upper_tail(z: FloatArray) -> FloatArray:
-    """P(Z > z) for a standard normal Z, in the shape of `z`; points beyond ±`REACH` are taken at ±`REACH`."""
+    """Probabilities P(Z > z) of a standard normal Z, in the shape of `z`. Points are limited to ±`REACH`."""
     knots = round(REACH / _STEP)
     positions = np.arange(-knots, knots + 1, dtype=np.float64) * _STEP
     z = np.clip(z, -REACH, REACH)

@@ -34,15 +34,15 @@ class LengthPairs(Protocol):
 
     @property
     def mean_prefill(self) -> float:
-        """E[P], in tokens."""
+        """Mean prefill length E[P], tokens."""
 
     @property
     def mean_decode(self) -> float:
-        """E[D], in tokens."""
+        """Mean decode length E[D], tokens."""
 
     @property
     def covariance(self) -> float:
-        """Cov(P, D), in tokens squared."""
+        """Covariance Cov(P, D), tokens squared."""
 
     @property
     def constant_decode(self) -> int | None:
@@ -50,33 +50,34 @@ class LengthPairs(Protocol):
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is only one pair to draw."""
+        """True if there is only one pair to draw."""
 
     def prefill_pmf(self) -> FloatArray:
-        """P(P = s) at index s, from 0 up, of a fresh request."""
+        """Probabilities P(P = s) at index s, from 0 up, of a new request."""
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
         """`size` independent pairs as two arrays, prefill and decode, each of shape (size,)."""
 
     def stream(self, rng: np.random.Generator) -> PairStream:
-        """A source of independent pairs, the same ones however many are asked for at once.
+        """A source of independent pairs, which do not depend on the size of a draw.
 
         From now on `rng` is its own. `sample` makes no such promise.
         """
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """Pairs as they are met in a slot at a random decode step: each as likely as its decode is long."""
+        """Pairs of the requests in a slot at random decode steps: each is as likely as its decode is long."""
 
     def renewal_load(self) -> float:
-        """θ: the mean token load of one always-full slot."""
+        """Mean token load θ of one always-full slot."""
 
     def load_beyond(self, age: int) -> float:
-        """The part of θ that requests carry once they have decoded `age` tokens or more: what a slot that started
-        empty `age` steps ago cannot have yet. Tokens; θ itself at age 0.
+        """The part of θ that is due to requests which have decoded `age` tokens or more; θ itself at age 0.
+
+        A slot that started empty `age` steps ago cannot have this part yet. Tokens.
         """
 
     def slot_load_pmf(self) -> FloatArray:
-        """P(load = l) at index l, from 0 up, of one always-full slot seen at a random decode step.
+        """Probabilities P(load = l) at index l, from 0 up, of one always-full slot at a random decode step.
 
         Raises `BadInput` when lengths reach so far beyond `PMF_ENTRIES` that the table would be wrong.
         """
@@ -84,7 +85,7 @@ class LengthPairs(Protocol):
 
 @dataclass(frozen=True)
 class Independent:
-    """Prefill and decode lengths that know nothing of each other.
+    """Independent prefill and decode lengths.
 
     Raises `BadInput` if a decode could be of 0 tokens.
     """
@@ -128,7 +129,7 @@ class Independent:
         return lambda size: (self.prefill.sample(prompts, size), self.decode.sample(answers, size))
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """By inversion of the decode length's own table, so that the far tail is drawn as often as it should be."""
+        """See `LengthPairs.sample_resident`. Inverts the decode length's table, for a correct far tail."""
         mass = self.decode.pmf()
         reached = np.cumsum(mass * np.arange(len(mass)))
         decode: IntArray = np.searchsorted(reached, rng.random(size) * reached[-1], side="right")
@@ -143,7 +144,7 @@ class Independent:
         return float(later @ (self.prefill.mean + age + np.arange(len(later))))
 
     def slot_load_pmf(self) -> FloatArray:
-        """The prefill's mass convolved with that of the age, P(age = i) = P(D > i) / E[D]."""
+        """See `LengthPairs.slot_load_pmf`: the prefill's mass convolved with that of the age."""
         prefill, age = self.prefill.pmf(), _age_pmf(self.decode.pmf())
         if self.prefill.is_constant:
             load = np.concatenate((np.zeros(len(prefill) - 1), age))
@@ -157,9 +158,9 @@ class Independent:
 
 @dataclass(frozen=True, init=False, eq=False)
 class JointEmpirical:
-    """Pairs drawn again, with replacement, from measured ones, so that long prompts keep their answers.
+    """Pairs drawn with replacement from measured ones, so that long prompts keep their answers.
 
-    Both fields are read-only int64 arrays of shape (n,), row by row one request. Raises `BadInput` unless
+    Both fields are read-only int64 arrays of shape (n,), with one request a row. Raises `BadInput` unless
     there is at least one pair, both have the same length, prefill is 0 or more and decode 1 or more.
     """
 
@@ -209,7 +210,7 @@ class JointEmpirical:
         return mass
 
     def independent(self) -> Independent:
-        """The same prompts and the same answers, drawn apart from each other."""
+        """The same prompts and the same answers, drawn independently."""
         return Independent(Empirical(self.prefill_values), Empirical(self.decode_values))
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
@@ -220,7 +221,7 @@ class JointEmpirical:
         return partial(self.sample, rng)
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """Row i with probability D_i / Σ D."""
+        """See `LengthPairs.sample_resident`: row i has the probability D_i / Σ D."""
         reached = np.cumsum(self.decode_values)
         rows = np.searchsorted(reached, rng.integers(0, reached[-1], size), side="right")
         return self.prefill_values[rows], self.decode_values[rows]
@@ -234,7 +235,7 @@ class JointEmpirical:
         θ is a ratio of two means, so by the delta method its error is that of the mean of
         (token steps - θ D), over E[D]. With `block=1` the pairs are taken as independent. Requests of a real
         trace are not: they drift with the hour. Then give a `block` of consecutive rows long enough to
-        forget, and the error comes from how much whole blocks differ. This is a large-sample interval: expect
+        forget, and the error comes from the differences between whole blocks. This is a large-sample interval: expect
         it to be a little too short for a few dozen blocks, or under very heavy tails.
 
         Raises `BadInput` for a confidence outside [0.001, 0.999999], and for fewer than two blocks.
@@ -258,7 +259,7 @@ class JointEmpirical:
         return float(loads.mean()) / self.mean_decode
 
     def slot_load_pmf(self) -> FloatArray:
-        """Exact: a pair adds one to each load P ... P + D - 1, summed from where such runs start and end."""
+        """See `LengthPairs.slot_load_pmf`. Exact: a pair adds one to each load P ... P + D - 1."""
         if max(self.prefill_values.max(), self.decode_values.max()) >= PMF_ENTRIES:
             raise _too_long("measured values")
         ends = self.prefill_values + self.decode_values
@@ -274,14 +275,14 @@ class JointEmpirical:
 
 
 def _age_pmf(decode: FloatArray) -> FloatArray:
-    """P(D > i) / E[D] at index i: how many tokens a slot's request has decoded, seen at a random step."""
+    """Probabilities P(D > i) / E[D] that a slot's request has decoded i tokens at a random step."""
     longer: FloatArray = np.cumsum(decode[::-1])[::-1][1:]
     longer /= longer.sum()
     return longer
 
 
 def _convolve(first: FloatArray, second: FloatArray) -> FloatArray:
-    """The mass of the sum of two independent lengths, by FFT; what rounding leaves below zero is cut off."""
+    """The mass of the sum of two independent lengths, by FFT. Negative rounding errors are set to 0."""
     size = len(first) + len(second) - 1
     padded = 1 << (size - 1).bit_length()
     spectrum = np.fft.rfft(first, padded) * np.fft.rfft(second, padded)

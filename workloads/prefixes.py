@@ -1,6 +1,6 @@
 """Shared prefixes: prompts that begin with one of a few rubrics, policies or retrieval templates.
 
-Prelude's section 3 plans for these: what a rubric has in the cache need not be computed again.
+Blocks of a rubric that are in the cache need not be computed again (Prelude, section 3).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from workloads.checks import FloatArray, IntArray, number, whole
 from workloads.mixes import Choice, zipf_weights
 
 PrefixStream: TypeAlias = Callable[[IntArray], Iterable[tuple[int, ...]]]
-"""Called with the next n prompts' lengths, it gives the ids of each one's leading blocks, made as they are read."""
+"""Called with the next n prompts' lengths, it gives the ids of each prompt's leading blocks, lazily."""
 
 MAX_GROUPS = 10**7
-"""Each rubric has a place in a table of probabilities, 16 bytes."""
+"""Maximum number of rubrics. Each takes 16 bytes in a table of probabilities."""
 
 REMEMBERED_RUBRICS = 1024
-"""The block ids of so many rubrics are kept."""
+"""Number of rubrics whose block ids are kept."""
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
     """Each request belongs to one of `groups` rubrics, and its prompt begins with the rubric's `tokens` tokens.
 
-    The i-th rubric is asked for in proportion to i^-zipf; 0 is uniform. Prompt lengths are those of whole prompts,
-    rubric included: a prompt shorter than the rubric is the beginning of it.
+    The i-th rubric has a weight of i^-zipf; 0 is uniform. Prompt lengths are those of whole prompts, rubric included: a
+    prompt shorter than the rubric is the beginning of it.
 
-    An id stands for `block_tokens` tokens. Shared are the rubric's full blocks; from there on a prompt is like no
-    other, and its blocks have ids only with `cache_suffix`, so that a cache fills with what will never be asked
-    for again. That costs time for every block of every prompt.
+    An id stands for `block_tokens` tokens. The rubric's full blocks are shared. The rest of a prompt is unique, and its
+    blocks have ids only with `cache_suffix`, so that a cache fills with blocks that will not be used again. That costs
+    time for every block of every prompt.
 
     Raises `BadInput` unless 1 <= groups <= 1e7, tokens >= 1, block_tokens >= 1 and zipf >= 0.
     """
@@ -54,12 +54,12 @@ class SharedPrefixes:
 
     @property
     def shared_blocks(self) -> int:
-        """Full blocks of one rubric. Those of rubric g have the ids from g times as many on."""
+        """Number of full blocks of one rubric. Those of rubric g have the ids from g times this number on."""
         return self.tokens // self.block_tokens
 
     @property
     def probabilities(self) -> FloatArray:
-        """P(a request belongs to rubric g) at index g, summing to 1; read-only."""
+        """Probabilities P(a request belongs to rubric g) at index g, summing to 1; read-only."""
         return self._choice.probabilities
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
@@ -67,7 +67,7 @@ class SharedPrefixes:
         return self._choice.sample(rng, size)
 
     def stream(self, rng: np.random.Generator) -> PrefixStream:
-        """A source of prefix blocks, the same ones however many are asked for at once; `rng` is now its own."""
+        """A source of prefix blocks, which do not depend on the size of a draw; `rng` is now its own."""
         return self._with_suffix(rng) if self.cache_suffix else self._shared(rng)
 
     def _shared(self, rng: np.random.Generator) -> PrefixStream:
@@ -98,7 +98,7 @@ class SharedPrefixes:
         return following
 
     def _rubrics(self) -> Callable[[int], tuple[int, ...]]:
-        """The block ids of a rubric; the popular ones' tuples are made once, and shared by their requests."""
+        """The block ids of a rubric. Tuples of popular rubrics are made once, and shared by their requests."""
         blocks = self.shared_blocks
 
         @lru_cache(REMEMBERED_RUBRICS)

@@ -1,4 +1,4 @@
-"""Things that a scenario names: a dictionary from names to entries, which plug-ins add to."""
+"""A dictionary of the things that a scenario can name, to which plug-ins add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request a client submits: all that a scheduler may ever know of it.
+"""The request that a client submits, with all that a scheduler may know of it.
 
 Standard library only, because `schedulers` imports this module and stays free of third-party packages.
 """
@@ -12,20 +12,20 @@ from typing import Final
 from workloads.errors import BadInput
 
 TASKS: Final = ("generate", "classify", "embed", "score", "rerank", "prompt_logprobs")
-"""What a request may ask for. All but the first read a prompt and return something of a fixed size."""
+"""Tasks of requests. All but the first read a prompt and return a result of a fixed size."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Request:
-    """One request as it reaches the front door.
+    """One request.
 
-    `arrival` is in seconds (cycles where a calibration says so), lengths are in tokens. `max_tokens` is the
-    client's limit on the answer, 0 for a request that wants none (classification, embedding). How long the
-    answer will really be is not here: a scheduler must not see it, so the plant keeps it.
+    `arrival` is in seconds (cycles where a calibration says so), lengths are in tokens. `max_tokens` is the client's
+    limit on the answer, 0 for a request without one (classification, embedding). The true length of the answer is not
+    here, since a scheduler must not see it: the backend keeps it.
 
     `prefix_blocks` names the prompt's leading blocks, one id a block: two requests share their first n blocks
-    exactly when their first n ids are equal. How many tokens an id stands for is the same for a whole
-    workload, so the engine's configuration says it, not each request. `task` is one of `TASKS`; of two waiting
+    exactly when their first n ids are equal. An id stands for the same number of tokens in a whole workload, which the
+    engine's configuration says. `task` is one of `TASKS`; of two waiting
     requests the one with the smaller `priority` goes first, as in vLLM.
 
     Raises `BadInput` for an arrival that is negative or not finite, for a negative number of tokens, and for
@@ -67,14 +67,14 @@ class Request:
 
     @property
     def one_shot(self) -> bool:
-        """Whether one forward pass serves it: Prelude's OneShot class (its table 1), which never decodes.
+        """True if one forward pass serves the request, without decoding: Prelude's OneShot class (its table 1).
 
         That is every task but generation, and generation of at most one token.
         """
         return self.max_tokens <= 1 or self.task != "generate"
 
     def __repr__(self) -> str:
-        """As it would be written; what few requests have, `task` and `priority`, only where it is not the default."""
+        """The constructor's call. `task` and `priority` are left out where they have their defaults."""
         text = (
             f"Request(id={self.id!r}, arrival={self.arrival!r}, prompt_tokens={self.prompt_tokens!r}, "
             f"max_tokens={self.max_tokens!r}, model={self.model!r}, prefix_blocks={self.prefix_blocks!r}"

@@ -1,8 +1,7 @@
-"""From the cells of a column to an array.
+"""Converts the cells of a column to an array.
 
-A column is first tried as a whole, at C speed. Only where that fails is it read cell by cell, and what cannot
-be used becomes NaN (NaT among dates). The first such row, or the first out of range, is then named with its
-line.
+A column is first converted as a whole, at C speed. If that fails it is read cell by cell, and cells that cannot be used
+become NaN (NaT among dates). The first such row, or the first out of range, is named with its line.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def whole_numbers(table: Table, name: str, *, low: int) -> IntArray:
     """A column of whole numbers within [low, `MAX_TOKENS`], shape (rows,).
 
     12.0 is whole. In JSON true, null and "12" are no numbers.
-    Raises `BadInput` naming the first row that will not do.
+    Raises `BadInput` naming the first row that cannot be used.
     """
     values = _numbers(table, name)
     usable = (values == np.floor(values)) & (values >= low) & (values <= MAX_TOKENS)
@@ -107,7 +106,7 @@ def _numbers(table: Table, name: str) -> FloatArray:
 
 
 def _whole(table: Table, cell: object) -> int:
-    """The whole number in a cell, as long as it is; -1 where there is none."""
+    """The whole number in a cell, of any length; -1 if there is none."""
     if type(cell) is int:
         return cell
     value = table.number(cell)

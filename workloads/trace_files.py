@@ -1,8 +1,7 @@
-"""From a file to a table of cells that remembers the line of each row.
+"""Reads a file into a table of cells that knows the line of each row.
 
-Two kinds of text are read, each plain or gzipped: CSV with a header, and JSON Lines with one object a line.
-Whatever a file can have wrong with it before a cell is looked at is refused here, as `BadInput` with the file
-and the line.
+Two kinds of text are read, each plain or gzipped: CSV with a header, and JSON Lines with one object a line. Files that
+are broken outside their cells are refused here, by a `BadInput` with the file and the line.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from workloads.errors import BadInput
 
 _GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE = 1 << 24
-"""Bytes: room for the block ids of a prompt of some ten million tokens."""
+"""Bytes of one line: room for the block ids of a prompt of about ten million tokens."""
 MAX_BLANK_LINES = 100_000
-"""On end. A gzip file of 300 kB can hold 300 million."""
+"""Successive blank lines. A gzip file of 300 kB can hold 300 million."""
 MAX_ROWS = 20_000_000
-"""Rows that are held in memory, some 5 GB of them."""
+"""Rows of a file, which take about 5 GB of memory."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
@@ -47,7 +46,7 @@ class Table(ABC):
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Whether the rows have this column; raises `BadInput` when only some do."""
+        """True if the rows have this column; raises `BadInput` when only some do."""
 
     @abstractmethod
     def column(self, name: str) -> Sequence[Any]:
@@ -172,7 +171,7 @@ class JsonTable(Table):
 
 
 def _split_at_returns(lines: Iterable[str]) -> Iterator[str]:
-    """Lines that end in a carriage return alone, as some old files have them, are lines too."""
+    """Split lines that end in a carriage return alone, like those of some old files."""
     for line in lines:
         if "\r" in line:
             yield from io.StringIO(line, newline="")
@@ -181,7 +180,7 @@ def _split_at_returns(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, unpacked and decoded as they are asked for; each has its ending."""
+    """The lines of a file with their endings, unpacked and decoded lazily."""
     try:
         with path.open("rb") as file:
             packed = path.suffix == ".gz" or file.peek(2).startswith(_GZIP_MAGIC)
@@ -203,7 +202,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """As `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
+    """See `_lines`; refuses what no trace has, before it fills the memory: a few packed bytes can be gigabytes."""
     blank = rows = 0
     for number in itertools.count(1):
         line = file.readline(MAX_LINE + 1)

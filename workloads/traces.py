@@ -1,4 +1,4 @@
-"""Recorded workloads: what a trace holds, the public formats it can be read from, and how to replay it."""
+"""Recorded workloads: traces, and readers of the public formats."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class Trace:
         return JointEmpirical(self.prefill_tokens, self.decode_tokens)
 
     def requests(self, *, max_tokens: int | None = None, model: str = "default") -> list[Request]:
-        """The requests as a client sends them; `id` is the row, so the plant can look up `decode_tokens`.
+        """The requests in order; `id` is the row, so that the backend can look up `decode_tokens`.
 
-        A trace does not say which limit the client set. All requests get the same one, by default the longest
-        answer of the trace, so that no request's limit gives its own length away. Without recorded arrivals
-        all come at 0. Raises `BadInput` for a `max_tokens` below the longest answer.
+        A trace does not contain the client's limit. All requests get the same one, by default the longest answer of the
+        trace, so that no limit reveals the length of an answer. Without recorded arrivals all arrive at 0.
+
+        Raises `BadInput` for a `max_tokens` below the longest answer.
         """
         limit = whole(self.decode_tokens.max() if max_tokens is None else max_tokens, "max_tokens", low=1)
         if limit < self.decode_tokens.max():
@@ -81,7 +82,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class _Schema:
-    """Which columns a format has and how its clock reads."""
+    """The columns of a format, and the unit of its clock."""
 
     prompt: str
     output: str
@@ -152,7 +153,7 @@ def _trace(table: Table, schema: _Schema) -> Trace:
 
 
 def _recognise(table: Table) -> _Schema:
-    """The format that shares most column names with the table, so that a lacking one can be named."""
+    """The format that shares most column names with the table, so that an error can name a missing one."""
     schema = max(_SCHEMAS.values(), key=lambda known: len(set(known.required) & set(table.names)))
     if not set(schema.required) & set(table.names):
         known = "; ".join(f"{name}: {', '.join(schema.required)}" for name, schema in _SCHEMAS.items())

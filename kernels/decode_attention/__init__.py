@@ -17,9 +17,9 @@ def decode_attention(
     *,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """`reference.decode_attention`, on CUDA by one kernel, or two where the cache is split among programs.
+    """Compute `reference.decode_attention`, on CUDA by one kernel, or by two if the cache is split among programs.
 
-    How it is split depends on shapes and `longest` alone, so that a CUDA graph holds for all lengths up to it.
+    The split depends on shapes and `longest` alone, so that a CUDA graph holds for all lengths up to it.
     """
     if q.is_cuda:
         from kernels.decode_attention import triton
@@ -38,7 +38,7 @@ def latent_decode_attention(
     *,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """`reference.latent_decode_attention`, on CUDA by one or two kernels, as `decode_attention`."""
+    """Compute `reference.latent_decode_attention`, on CUDA by one or two kernels like `decode_attention`."""
     if q.is_cuda:
         from kernels.decode_attention import triton
 

@@ -76,7 +76,7 @@ def latent_cases(
 
 
 def _pages(batch: int, context: int, block_size: int, device: str) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """How many blocks there are, their tables in random order, and the lengths."""
+    """The number of blocks, the block tables in random order, and the lengths."""
     each = -(-context // block_size)
     tables = torch.randperm(batch * each, device=device).view(batch, each).to(torch.int32)
     return batch * each, tables, torch.full((batch,), context, dtype=torch.int32, device=device)

@@ -1,9 +1,9 @@
-"""Attention of one new token a sequence over its paged cache, as the mathematics.
+"""The mathematics of decode attention: one new token of each sequence attends to its paged cache.
 
-Pages are gathered first, then all sequences attend at once under a mask of their lengths, by PyTorch's fused attention,
-with the heads that share a key as its queries. Of the ways tried on one CPU thread (4 query heads on 2 of 64, float32
-and bfloat16, batches of 1 to 32, up to 1,024 tokens) it takes the least: as much to half as much as a loop of fused
-attention over sequences, and about half of matrix products with a softmax between them.
+Pages are gathered first. All sequences then attend at once under a mask of their lengths, by PyTorch's fused attention,
+with the heads that share a key as its queries. On one CPU thread (4 query heads on 2 of 64, float32 and bfloat16,
+batches of 1 to 32, up to 1,024 tokens) this was the fastest of the ways tried: it takes 50 to 100 % of the time of a
+loop of fused attention over sequences, and about half of that of matrix products with a softmax between them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def latent_decode_attention(
     *,
     longest: int | None = None,
 ) -> torch.Tensor:
-    """As `decode_attention`, where all heads share one key, and its first `latent` columns are the value.
+    """Compute `decode_attention` where all heads share one key, whose first `latent` columns are the value.
 
     This is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) with the up-projections absorbed
     into the query and the output.

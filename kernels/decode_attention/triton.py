@@ -1,6 +1,6 @@
 """Paged decode attention: the tokens of a sequence are split among programs, whose results a second kernel joins.
 
-Memory bound, so what counts is that bytes are always under way. A program streams tiles of keys and values through a
+The operation is memory-bound: bytes must always be under way. A program streams tiles of keys and values through a
 pipeline in shared memory (`cp.async`, 16 bytes a lane, since a token's head is contiguous), one tile ahead: 32 KB a
 program, and four programs share a multiprocessor. That is 128 KB under way, where 4.8 TB/s over the 132
 multiprocessors of an H200 and a latency of 1 µs ask for 36.
@@ -30,7 +30,7 @@ MOST_SPLITS = 128
 
 @dataclass(frozen=True)
 class Plan:
-    """How the tokens of each sequence are split.
+    """The split of each sequence's tokens among programs.
 
     Attributes:
         splits: programs a sequence and key head may have. least_tiles: tiles that a program takes at least, so that
@@ -69,7 +69,7 @@ def _chunk(length, split, splits, least_tiles, TILE: tl.constexpr):
 
 @triton.jit
 def _softmax_step(scores, running_max, running_sum):
-    """Weights of a tile, what earlier tiles are scaled by, and the new maximum and sum; scores in powers of two."""
+    """Weights of a tile, the factor for earlier tiles, and the new maximum and sum. Scores are powers of two."""
     new_max = tl.maximum(running_max, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_max[:, None])
     rescale = tl.exp2(running_max - new_max)
@@ -111,7 +111,7 @@ def decode_kernel(
 
     `scale` includes log2 e. With one split the result goes to `out_ptr`; else it goes, normalised, to `partial_ptr`
     (batch, heads, splits, head_dim) with the logarithm (base 2) of its sum in `lse_ptr` (batch, heads, splits).
-    How many splits there are is no constant: it changes with batch and context, and each number would be compiled anew.
+    The number of splits is no constant: it changes with batch and context, and each number would be compiled anew.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -176,7 +176,7 @@ def latent_decode_kernel(
     TILE: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """As `decode_kernel`, for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
+    """The `decode_kernel` for ROWS of the heads that all share one key; a tile is read once, as key and as value."""
     first = tl.program_id(0) * ROWS
     split = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -269,7 +269,7 @@ def decode_attention(
     longest: int | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
+    """Compute `reference.decode_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
     batch, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     assert q.is_contiguous(), "heads must follow one another"
@@ -318,7 +318,7 @@ def latent_decode_attention(
     longest: int | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.latent_decode_attention`; latent and rope_dim are powers of two, 16 or more."""
+    """Compute `reference.latent_decode_attention`; latent and rope_dim are powers of two, 16 or more."""
     batch, heads, width = q.shape
     block_size = cache.shape[1]
     assert q.is_contiguous(), "heads must follow one another"
@@ -372,12 +372,12 @@ def latent_tile(heads: int, element: int, *, wgmma: bool) -> tuple[int, int, int
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of the GPU; a few where there is none, so that the interpreter runs few programs."""
+    """The GPU's multiprocessors; without a GPU a few, so that the interpreter runs few programs."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def has_wgmma(device: torch.device) -> bool:
-    """Whether the GPU multiplies 64 rows at once (Hopper); where there is none, as if."""
+    """True if the GPU multiplies 64 rows at once (Hopper), and without a GPU."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
 
 
@@ -388,7 +388,7 @@ def dot_type(x: torch.Tensor) -> tl.dtype:
 
 
 def _results(q: torch.Tensor, width: int, plan: Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The output, and where splits write; with one split these are not used."""
+    """The output, and the buffers of the splits, which are not used with one split."""
     out = torch.empty((*q.shape[:2], width), dtype=q.dtype, device=q.device)
     if plan.splits == 1:
         return out, out, out
@@ -417,7 +417,7 @@ def _join(
 
 
 def join_constants(width: int, splits: int) -> dict[str, int]:
-    """Splits are summed so many at once that a thread holds 32 values at most."""
+    """The kernel's constants: splits are summed so many at once that a thread holds at most 32 values."""
     columns = triton.next_power_of_2(width)
     padded = triton.next_power_of_2(splits)
     return {"COLUMNS": columns, "SPLITS_PADDED": padded, "AT_ONCE": max(1, min(padded, 4096 // columns))}

@@ -1,4 +1,4 @@
-"""What follows a compensated product that is split over tensor-parallel ranks, up to the next layer's input."""
+"""The tail of a compensated product that is split over tensor-parallel ranks, up to the next layer's input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ec_tail(
     compensator: Compensator,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.ec_tail`, on CUDA by one kernel (`triton.ec_tail_of_peers` where buffers lie on several GPUs)."""
+    """Compute `reference.ec_tail`, on CUDA by one kernel (`triton.ec_tail_of_peers` for buffers on several GPUs)."""
     if outputs.is_cuda:
         from kernels.ec_tail import triton
 

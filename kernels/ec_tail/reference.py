@@ -1,4 +1,4 @@
-"""The tail of a compensated row-parallel product as the mathematics (SPEAR, section 4.2)."""
+"""The mathematics of the tail of a compensated row-parallel product (SPEAR, section 4.2)."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def ec_tail(
     compensator: Compensator,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.ec_tail`; all contiguous, latents float32."""
+    """Compute `reference.ec_tail`; all contiguous, latents float32."""
     assert outputs.is_contiguous(), "ranks' buffers must follow one another"
     assert latents.is_contiguous(), "ranks' buffers must follow one another"
     assert latents.dtype == torch.float32, "latents are staged unrounded"
@@ -155,7 +155,7 @@ def ec_tail_of_peers(
     compensator: Compensator,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.ec_tail`, of staging buffers wherever this device can read: symmetric memory of several GPUs.
+    """Compute `reference.ec_tail`, of staging buffers wherever this device can read: symmetric memory of several GPUs.
 
     All ranks must have written before this is launched, and none may write again before all have read: the caller sets
     up barriers.

@@ -1,4 +1,4 @@
-"""Products with packed weights whose rounding errors a small input-dependent term makes good (SPEAR)."""
+"""Products with packed weights, and a small input-dependent term that compensates their rounding errors (SPEAR)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Compensator", "compensated_gemm", "compensator"]
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """`reference.compensated_gemm`, on CUDA in one launch for few tokens, overlapped in two streams for many."""
+    """Compute `reference.compensated_gemm`, on CUDA in one launch for few tokens and in two streams for many."""
     if x.is_cuda:
         from kernels.error_compensator import triton
 

@@ -1,4 +1,4 @@
-"""Benchmark cases of the compensated product: fused as dispatched, and the chain of library calls beside it."""
+"""Benchmark cases of the compensated product, fused and as a chain of library calls."""
 
 from __future__ import annotations
 

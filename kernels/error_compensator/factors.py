@@ -1,4 +1,4 @@
-"""What an error compensator consists of: INT8 factors with a scale a row, and the gate's two small layers."""
+"""The parts of an error compensator: INT8 factors with one scale a row, and the gate's two small layers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Compensator:
 
     @property
     def rank(self) -> int:
-        """r, filled up to a power of two."""
+        """The rank r, padded to a power of two."""
         return self.down.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """Bytes that must be read."""
+        """Bytes that a product must read."""
         parts = (self.down, self.up, self.up_scales, self.first, self.second)
         return sum(part.nbytes for part in parts)
 
@@ -62,7 +62,7 @@ def compensator(
     second_bias: torch.Tensor,
     alpha: float = 1.0,
 ) -> Compensator:
-    """Rounds the factors to INT8, row by row and symmetric, and fills everything up.
+    """Round the factors to INT8, row by row and symmetrically, and pad everything with zeros.
 
     Args:
         down: A, (r, inputs). up: B, (outputs, r). first: W₁, (h, r); first_bias: (h,). second: W₂, (r, h);

@@ -1,4 +1,4 @@
-"""The compensated product as the mathematics (SPEAR, eq. 3)."""
+"""The mathematics of the compensated product (SPEAR, eq. 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.w4_gemm.pack import PackedWeight, dequantise
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
     """y = Ŵx + α · B(γ(Ax) ⊙ Ax), (..., inputs) to (..., outputs) in x's type.
 
-    Everything in float32, or wider if x is, and rounded once at the end.
+    Everything is computed in float32, or wider if x is, and rounded once at the end.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     base = linear(x.to(wide), dequantise(weight, wide))

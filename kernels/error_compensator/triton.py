@@ -1,9 +1,9 @@
 """The compensated product, for few tokens in one launch and for many in two streams.
 
-**Few tokens.** Reading Ŵ takes all the time there is, and a second launch would take longer than what it computes. So
-the first programs of the W4 launch compute Ax, a share of the inputs each; the last of them to arrive adds up the
-shares, evaluates the gate once, leaves α · γ ⊙ Ax and raises a flag. The other programs are tiles of the W4 product;
-the last to arrive at a tile waits for the flag, adds B's rows times what was left, and writes the tile once.
+**Few tokens.** Reading Ŵ takes nearly all the time, and a second launch would take longer than its computation. So the
+first programs of the W4 launch compute Ax, each a share of the inputs. The last of them to arrive adds up the shares,
+evaluates the gate once, stores α · γ ⊙ Ax and raises a flag. The other programs are tiles of the W4 product. The last
+to arrive at a tile waits for the flag, adds the product of B's rows and the stored latent, and writes the tile once.
 
 A program waits only for programs with lower numbers, which a GPU starts first, and those wait for none: there is always
 one that can go on. The interpreter, which runs one program after another, never waits. Counters and the flag are reset
@@ -53,7 +53,7 @@ def hidden_tile(rank: int, hidden: int) -> int:
 
 @triton.jit
 def tanh(x):
-    """As the logistic function, which the interpreter has, too."""
+    """tanh from the logistic function, which the interpreter has, too."""
     return 2 * tl.sigmoid(2 * x) - 1
 
 
@@ -135,10 +135,10 @@ def leave_latent(
     GATED: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Computes one share of Ax; the last program stores α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if not GATED.
+    """Compute one share of Ax; the last program stores α · γ(Ax) ⊙ Ax, (tokens, RANK), or Ax itself if not GATED.
 
     Returns:
-        Whether this program was the last.
+        True in the last program.
     """
     latent = tl.arange(0, RANK)
     tiles = tl.cdiv(inputs, INPUT_TILE)
@@ -374,13 +374,13 @@ def add_correction_kernel(
 
 
 def fits_one_launch(tokens: int, weight: PackedWeight, rank: int) -> bool:
-    """Whether so many tokens are few: they fill one tile of the W4 product and one of Ax."""
+    """True for few tokens: at most one tile of the W4 product and one of Ax."""
     tiling = w4.select(tokens, weight.outputs, weight.qweight.shape[0], weight.bits)
     return tokens <= min(tiling.tokens, latent_tokens(rank))
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """As `reference.compensated_gemm`; x contiguous."""
+    """Compute `reference.compensated_gemm`; x contiguous."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
     if fits_one_launch(tokens, weight, compensator.rank):
@@ -389,7 +389,7 @@ def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compens
 
 
 def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """One launch, for few tokens."""
+    """The compensated product in one launch, for few tokens."""
     tokens = x.numel() // weight.inputs
     y = x.new_empty(*x.shape[:-1], weight.outputs)
     if tokens:
@@ -401,7 +401,7 @@ def fused(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> to
 def stage(
     x: torch.Tensor, weight: PackedWeight, compensator: Compensator, outputs: torch.Tensor, latents: torch.Tensor
 ) -> None:
-    """Computes one tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to
+    """Compute one tensor-parallel rank's part of a row-parallel product and of Ax, in one launch, for `ec_tail` to
     sum.
 
     Args:
@@ -460,7 +460,7 @@ def _launch(
 
 
 def overlapped(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:
-    """Two streams, for many tokens. The product is rounded to x's type before the correction is added."""
+    """The compensated product in two streams, for many tokens. It is rounded to x's type before the correction."""
     tokens = x.numel() // weight.inputs
     count = shares(weight.inputs, triton.cdiv(tokens, latent_tokens(compensator.rank)))
     # Allocated on the stream that both meet in, so that memory is not handed on while the other still reads it.

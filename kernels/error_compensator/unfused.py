@@ -1,4 +1,4 @@
-"""The compensator as a chain of library calls after the product: what fusion is compared with."""
+"""The compensator as a chain of library calls after the product, as the baseline of the fused kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DenseFactors:
 
 
 def dense(compensator: Compensator, dtype: torch.dtype) -> DenseFactors:
-    """Unpacked once, before the chain is timed."""
+    """The factors unpacked once, before the chain is timed."""
     down = compensator.down.float() * compensator.down_scales.unsqueeze(1)
     up = compensator.alpha * compensator.up.float() * compensator.up_scales.unsqueeze(1)
     parts = (

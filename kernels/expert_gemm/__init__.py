@@ -8,7 +8,7 @@ from kernels.expert_gemm import reference
 
 
 def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.route`, on CUDA by one kernel."""
+    """Compute `reference.route`, on CUDA by one kernel."""
     if logits.is_cuda:
         from kernels.expert_gemm import triton
 
@@ -19,7 +19,7 @@ def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[
 def expert_mlp(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """`reference.expert_mlp`, on CUDA by four kernels and without waiting for the routing."""
+    """Compute `reference.expert_mlp`, on CUDA by four kernels and without waiting for the routing."""
     if x.is_cuda:
         from kernels.expert_gemm import triton
 

@@ -1,4 +1,4 @@
-"""A mixture of experts as the mathematics (Qwen3-MoE's form)."""
+"""The mathematics of a mixture of experts (Qwen3-MoE's form)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expert_mlp(
     """y[t] = Σⱼ weights[t, j] · downₑ (silu(gateₑ x[t]) ⊙ upₑ x[t]), e = experts[t, j].
 
     Args:
-        x: (tokens, hidden). weights, experts: (tokens, chosen), as of `route`. gate_up: (experts, 2 · intermediate,
+        x: (tokens, hidden). weights, experts: (tokens, chosen), from `route`. gate_up: (experts, 2 · intermediate,
             hidden), the gate's rows first. down: (experts, hidden, intermediate).
 
     Returns:

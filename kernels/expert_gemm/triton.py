@@ -1,9 +1,9 @@
 """Mixtures of experts: routing, tokens sorted by expert, two grouped products, and the weighted sum.
 
 An assignment is a token with one of its experts: number token · chosen + place. Assignments are sorted by expert, and
-each expert's are cut into tiles; how many tiles there are is known on the GPU only, so products are launched for as
-many as there could be, and programs without a tile end at once. Nothing waits for the host, and the launches depend on
-shapes alone: a graph can hold them.
+each expert's are cut into tiles. The number of tiles is known on the GPU only, so products are launched for the largest
+possible number, and programs without a tile end at once. Nothing waits for the host, and the launches depend on shapes
+alone, so that a graph can hold them.
 
 As in `w4_gemm`, weights are the left operand: a warpgroup multiplies 64 rows of weights at once, and tokens, of which
 an expert has few, are the columns, 16 at least. With one token the bytes of its experts' weights are everything:
@@ -28,7 +28,7 @@ COMBINE_COLUMNS = 512
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a grouped product is launched: rows of weights, tokens, and inputs of a tile; warps and stages."""
+    """The launch of a grouped product: rows of weights, tokens, and inputs of a tile; warps and stages."""
 
     rows: int
     tokens: int
@@ -49,12 +49,12 @@ def select(assignments: int, experts: int) -> Tiling:
 
 
 def most_tiles(assignments: int, experts: int, tile: int) -> int:
-    """Σ ⌈count / tile⌉ at most: each expert that has an assignment leaves at most tile − 1 places of its last open."""
+    """An upper bound on Σ ⌈count / tile⌉: an expert leaves at most tile − 1 places of its last tile empty."""
     return (assignments + min(experts, assignments) * (tile - 1)) // tile
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """What tensor cores multiply; float32 for bfloat16 where the interpreter, which has none, runs the kernels."""
+    """The type that tensor cores multiply; float32 for bfloat16 under the interpreter, which has no bfloat16."""
     if dtype == torch.bfloat16:
         return tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
     return tl.float16 if dtype == torch.float16 else tl.float32
@@ -113,7 +113,7 @@ def sort_kernel(
     """One expert's assignments, in their order, behind those of the experts before it; and its tiles.
 
     Every program counts the assignments of all experts for itself: they are few, and it saves a launch. The tables of
-    tiles are as long as tiles could be many; what is left of them has expert −1.
+    tiles have room for the largest possible number; unused entries have expert −1.
     """
     own = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
@@ -144,7 +144,7 @@ def sort_kernel(
 
 @triton.jit
 def weight_tile(base_ptr, row, start, rows, inputs, INPUTS: tl.constexpr, RAGGED: tl.constexpr, DOT: tl.constexpr):
-    """(rows, INPUTS) of an expert's weights. Rows behind the last are read as the last, and not stored by anyone."""
+    """(rows, INPUTS) of an expert's weights. Rows behind the last are read as the last, and no program stores them."""
     column = start + tl.arange(0, INPUTS)
     place_ptr = base_ptr + tl.minimum(row, rows - 1)[:, None] * inputs + column[None, :]
     if RAGGED:
@@ -246,7 +246,7 @@ def down_kernel(
 
 @triton.jit
 def combine_kernel(made_ptr, weights_ptr, y_ptr, hidden, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
-    """The weighted sum of what a token's experts made, in their order."""
+    """The weighted sum of the outputs of a token's experts, in their order."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < hidden
@@ -259,7 +259,7 @@ def combine_kernel(made_ptr, weights_ptr, y_ptr, hidden, CHOSEN: tl.constexpr, C
 
 
 def route(logits: torch.Tensor, chosen: int, renormalise: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.route`; logits contiguous, weights in float32."""
+    """Compute `reference.route`; logits contiguous, weights in float32."""
     assert logits.is_contiguous(), "rows must follow one another"
     tokens, experts = logits.shape
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
@@ -298,7 +298,7 @@ class Sorted:
 
 
 def sort_by_expert(numbers: torch.Tensor, experts: int, tile: int) -> Sorted:
-    """Assignments, whose experts' numbers are given (contiguous, int32), by expert and in tiles of so many."""
+    """Sort assignments by expert, in tiles of `tile`; their experts' numbers are given (contiguous, int32)."""
     assignments = numbers.numel()
     tiles = most_tiles(assignments, experts, tile)
     order, *tables = (
@@ -321,7 +321,7 @@ def sort_by_expert(numbers: torch.Tensor, experts: int, tile: int) -> Sorted:
 def expert_mlp(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `reference.expert_mlp`, all contiguous; what the two products make is rounded to x's type."""
+    """Compute `reference.expert_mlp`, all contiguous; what the two products make is rounded to x's type."""
     assert all(each.is_contiguous() for each in (x, weights, experts, gate_up, down)), "rows must follow one another"
     (tokens, hidden), chosen = x.shape, experts.shape[1]
     count, intermediate = down.shape[0], down.shape[2]
@@ -374,7 +374,7 @@ def _constants(inputs: int, dtype: torch.dtype, tiling: Tiling) -> dict[str, obj
 
 
 def _shipped_products(assignments: int, name: str, dtype: torch.dtype) -> list[Shipped]:
-    """Of Qwen3-30B-A3B: 128 experts, 8 a token, 2048 inputs, 768 in between."""
+    """The products of Qwen3-30B-A3B: 128 experts, 8 a token, 2048 inputs, an intermediate size of 768."""
     tiling = select(assignments, 128)
     shared = {"num_warps": tiling.num_warps, "num_stages": tiling.num_stages}
     types = f"{name} {name} {name} *i32 *i32 *i32 *i32 i32 i32"

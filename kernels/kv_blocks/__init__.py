@@ -1,4 +1,4 @@
-"""Blocks of a cache gathered into one contiguous buffer, and scattered back."""
+"""Gathers blocks of a cache into one contiguous buffer, and scatters them back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernels.kv_blocks import reference
 
 
 def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> torch.Tensor:
-    """`reference.gather_blocks`, on CUDA by one kernel for all layers."""
+    """Compute `reference.gather_blocks`, on CUDA by one kernel for all layers."""
     if cache.is_cuda:
         from kernels.kv_blocks import triton
 
@@ -17,7 +17,7 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> t
 
 
 def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tensor, axis: int = 0) -> None:
-    """`reference.scatter_blocks`, on CUDA by one kernel for all layers."""
+    """Compute `reference.scatter_blocks`, on CUDA by one kernel for all layers."""
     if cache.is_cuda:
         from kernels.kv_blocks import triton
 

@@ -1,4 +1,4 @@
-"""Blocks of a cache gathered into one contiguous buffer, and scattered back: what is sent from engine to engine."""
+"""Gathers blocks of a cache into one contiguous buffer, which one engine sends to another, and scatters them back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> t
         blocks: (n,), int32.
 
     Returns:
-        As the cache, with n in the place of its blocks.
+        The shape of the cache, with n in the place of its blocks.
     """
     return cache.index_select(axis, blocks)
 
@@ -23,6 +23,6 @@ def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tens
 
     Args:
         blocks: (n,), int32, no block twice.
-        buffer: as `gather_blocks` returns it.
+        buffer: from `gather_blocks`.
     """
     cache.index_copy_(axis, blocks.long(), buffer)

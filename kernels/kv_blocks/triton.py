@@ -1,4 +1,4 @@
-"""Blocks are copied as they are, whatever their type, as words as wide as their size and place allow."""
+"""Copies blocks of any type, as words that are as wide as their sizes and addresses allow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copy_blocks_kernel(
 
 
 def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> torch.Tensor:
-    """As `reference.gather_blocks`."""
+    """See `reference.gather_blocks`."""
     buffer = torch.empty(
         (*cache.shape[:axis], len(blocks), *cache.shape[axis + 1 :]), dtype=cache.dtype, device=cache.device
     )
@@ -53,7 +53,7 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor, axis: int = 0) -> t
 
 
 def scatter_blocks(cache: torch.Tensor, blocks: torch.Tensor, buffer: torch.Tensor, axis: int = 0) -> None:
-    """As `reference.scatter_blocks`; the buffer contiguous."""
+    """Compute `reference.scatter_blocks`; the buffer contiguous."""
     _copy(cache, blocks, buffer, axis, to_cache=True)
 
 
@@ -86,7 +86,7 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 def _divides(size: int, *tensors: torch.Tensor) -> bool:
-    """Whether all begin at a multiple of `size`, in memory and, as a view of such words must, in their storage."""
+    """True if all begin at a multiple of `size`, in memory and (a view of such words requires it) in their storage."""
     begins = (begin for each in tensors for begin in (each.data_ptr(), each.storage_offset() * each.element_size()))
     return all(begin % size == 0 for begin in begins)
 

@@ -16,7 +16,7 @@ def prefill_attention(
     context_lengths: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """`reference.prefill_attention`, on CUDA by one kernel.
+    """Compute `reference.prefill_attention`, on CUDA by one kernel.
 
     Its grid depends on the number of tokens and of sequences alone, so that a CUDA graph of padded sizes holds for
     whatever chunks fit into them.

@@ -1,4 +1,4 @@
-"""Attention of chunks of prompts over their paged caches, as the mathematics, one sequence at a time."""
+"""The mathematics of prefill attention: chunks of prompts attend to their paged caches, one sequence at a time."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ instruction and keys are read once a group. The softmax is the online one of Fla
 running maximum and sum, in powers of two. Tiles of keys that every row sees are gone through without a mask; only
 those at the diagonal are compared.
 
-Which tile a program has, it finds itself in `cu_seqlens`: the grid is a bound on the number of tiles, and nothing of
-the lengths is asked of the device.
+Each program finds its own tile in `cu_seqlens`. The grid is a bound on the number of tiles, so that the host need not
+read the lengths.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kernels.shipping import Shipped
 LOG2_E = 1.4426950408889634
 
 FEWEST = 8
-"""Chunks, with the padding, that a program looks for its tile among: of fewer it is no quicker, and each power of two
-is compiled anew."""
+"""The least number of chunks, padding included, among which a program searches for its tile. A search among fewer is
+not faster, and each power of two is compiled anew."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def prefill_attention(
     *,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """As `reference.prefill_attention`; q contiguous, heads of the caches contiguous. `plan` overrides `select`."""
+    """Compute `reference.prefill_attention`; q and heads of the caches contiguous. `plan` overrides `select`."""
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
     sequences, group = len(context_lengths), heads // kv_heads
@@ -251,7 +251,7 @@ def prefill_attention(
 
 
 def _default(q: torch.Tensor, sequences: int, group: int, kv_heads: int) -> Plan:
-    """`select`; but small tiles in float32, which has no tensor cores to fill and twice the bytes."""
+    """The plan of `select`, but small tiles in float32, which has no tensor cores to fill and twice the bytes."""
     if q.dtype == torch.float32 or not q.is_cuda:
         return Plan(max(16, triton.next_power_of_2(group)), 16 if q.shape[2] > 128 else 32, 4, 3)
     gpu = torch.cuda.get_device_properties(q.device)
@@ -260,7 +260,7 @@ def _default(q: torch.Tensor, sequences: int, group: int, kv_heads: int) -> Plan
 
 
 def most_tiles(tokens: int, sequences: int, tile: int) -> int:
-    """A bound on the tiles of `sequences` chunks and of what is left, all of them together `tokens` long.
+    """An upper bound on the tiles of `sequences` chunks and the padding, which have `tokens` tokens together.
 
     Σ ⌈lᵢ / t⌉ ≤ Σ (lᵢ + t − 1) / t < Σ lᵢ / t + n + 1, over n + 1 parts, and it is a whole number.
     """

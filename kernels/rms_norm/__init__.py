@@ -8,7 +8,7 @@ from kernels.rms_norm import reference
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """`reference.rms_norm`, on CUDA by one kernel."""
+    """Compute `reference.rms_norm`, on CUDA by one kernel."""
     if x.is_cuda:
         from kernels.rms_norm import triton
 
@@ -19,7 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference.add_rms_norm`, on CUDA by one kernel."""
+    """Compute `reference.add_rms_norm`, on CUDA by one kernel."""
     if x.is_cuda:
         from kernels.rms_norm import triton
 

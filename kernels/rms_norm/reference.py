@@ -1,4 +1,4 @@
-"""RMSNorm as the mathematics."""
+"""The mathematics of RMSNorm."""
 
 from __future__ import annotations
 

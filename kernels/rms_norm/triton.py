@@ -36,13 +36,13 @@ def rms_norm_kernel(
 
 
 def warps_for(hidden: int) -> int:
-    """Threads enough that each keeps at most 16 elements of the row in flight."""
+    """The warps with which each thread keeps at most 16 elements of the row in flight."""
     width: int = triton.next_power_of_2(hidden)
     return max(1, min(16, width // 512))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """As `reference.rms_norm`; x contiguous."""
+    """Compute `reference.rms_norm`; x contiguous."""
     y = torch.empty_like(x)
     _launch(x, x, weight, y, y, epsilon, has_residual=False)
     return y
@@ -51,7 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.add_rms_norm`; x and residual contiguous. h is a new tensor."""
+    """Compute `reference.add_rms_norm`; x and residual contiguous. h is a new tensor."""
     y, total = torch.empty_like(x), torch.empty_like(x)
     _launch(x, residual, weight, y, total, epsilon, has_residual=True)
     return y, total

@@ -1,4 +1,4 @@
-"""Queries and keys normed and turned by their positions, keys and values written to the paged cache, in one go."""
+"""Norms queries and keys, rotates them by their positions, and writes keys and values to the paged cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rope_kv_write(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """`reference.rope_kv_write`, on CUDA by one kernel."""
+    """Compute `reference.rope_kv_write`, on CUDA by one kernel."""
     if qkv.is_cuda:
         from kernels.rope_kv_write import triton
 

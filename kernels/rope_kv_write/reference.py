@@ -1,4 +1,4 @@
-"""Rotary positions, the norm of queries and keys, and the write of keys and values into pages, as the mathematics."""
+"""The mathematics of rotary positions, the norm of queries and keys, and the write of keys and values into pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kernels.rms_norm.reference import rms_norm
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """`rope_scaling` of a config.json with `rope_type` "llama3": longer contexts than were trained on at first.
+    """The `rope_scaling` of a config.json with `rope_type` "llama3": contexts longer than those of the first training.
 
     Attributes:
-        factor: slow rotations are slowed by this. original: max_position_embeddings before that.
+        factor: slow rotations are slowed by this. original: max_position_embeddings of the first training.
         low, high: a rotation that turns at most `low` times in `original` positions is slow; from `high` on it stays
             as it is.
     """
@@ -29,8 +29,8 @@ class Llama3Scaling:
 def rope_frequencies(head_dim: int, theta: float, scaling: Llama3Scaling | None = None) -> torch.Tensor:
     """ωᵢ = θ^(−2i / head_dim), i < head_dim / 2 (RoFormer, arXiv 2104.09864, eq. 15): radians a position, float64.
 
-    With the scaling of Llama 3.1, a slow ω becomes ω / factor; between slow and fast it is a mean of both, weighed by
-    how many turns it does.
+    With the scaling of Llama 3.1, a slow ω becomes ω / factor; between slow and fast it is a mean of both, weighted by
+    the number of turns.
     """
     frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     if scaling is None:
@@ -67,7 +67,7 @@ def rope_kv_write(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """Turns queries and keys by their positions, and writes keys and values to their slots.
+    """Rotate queries and keys by their positions, and write keys and values to their slots.
 
     Element i < head_dim / 2 of a head and element i + head_dim / 2 are the plane that turns (the convention of
     Hugging Face's Llama and Qwen3). With norms, each head is divided by its root mean square first, times the weight.

@@ -1,4 +1,4 @@
-"""QK-norm, rotary positions and the write to the paged cache, read once and written once.
+"""QK-norm, rotary positions and the write to the paged cache. Each element is read once and written once.
 
 A program has a few heads of one token, all of them queries, keys or values. Each thread loads 16 bytes of the lower and
 16 of the upper half of a head: the two that turn together. The norm is a sum over the threads of a head.
@@ -122,7 +122,7 @@ def rope_kv_write(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> torch.Tensor:
-    """As `reference.rope_kv_write`; all contiguous."""
+    """Compute `reference.rope_kv_write`; all contiguous."""
     kv_heads, head_dim = k_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     assert (q_norm is None) == (k_norm is None), "both queries and keys are normed, or none"

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are sampled.
+    """The sampling parameters of one request.
 
     Attributes:
         temperature: 0 takes the most likely token; of equally likely ones the token with the lowest id.
@@ -29,7 +29,7 @@ class SamplingParams:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens are excluded before sampling."""
+        """True if some tokens are excluded before sampling."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 

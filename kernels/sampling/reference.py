@@ -1,4 +1,4 @@
-"""Sampling as the mathematics."""
+"""The mathematics of sampling."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@
    halves for the threshold of top_k, for that of top_p and for the token, over the list, which is in the caches; or
    over the whole row, where a flat distribution left more candidates than the list holds.
 
-The list's order varies, since programs append to it as they come. All that is taken of it are counts and sums of whole
-numbers, which have no order.
+The list's order varies, since programs append to it as they come. The kernels take only counts and sums of whole
+numbers from it, which do not depend on the order.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from kernels.sampling.parameters import SamplingMetadata
 from kernels.shipping import Shipped
 
 BLOCK = 2048
-"""Of the vocabulary, a program: 16 values a thread at 4 warps, two 128-bit loads of 16-bit logits."""
+"""Entries of the vocabulary for one program: 16 values a thread at 4 warps, two 128-bit loads of 16-bit logits."""
 
 CANDIDATES = 4096
-"""That a list holds: one tile of the search."""
+"""Candidates that a list holds: one tile of the search."""
 
 
 @triton.jit
 def _order_key(x):
-    """int32 that orders as float32 does; −0 as 0."""
+    """An int32 key with the order of float32, where −0 equals 0."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _weight(scaled, top):
-    """As `reference.whole_weights`."""
+    """See `reference.whole_weights`."""
     return (tl.exp(scaled - top) * 34359738368.0).to(tl.int64)
 
 
 @triton.jit
 def _scaled(logits, temperature):
-    """Divided as IEEE 754 says, as on the CPU."""
+    """x / temperature, rounded as IEEE 754 requires, like on the CPU."""
     return tl.div_rn(logits.to(tl.float32), temperature)
 
 
 @triton.jit
 def maxima_kernel(logits_ptr, max_ptr, where_ptr, sum_ptr, count_ptr, vocabulary, blocks, BLOCK: tl.constexpr):
-    """Of one block: its maximum, the first token that has it, and Σ exp(x − maximum)."""
+    """The maximum of one block, the first token that has it, and Σ exp(x − maximum)."""
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -84,7 +84,7 @@ def weights_kernel(
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of one block: the sum of its weights, and its candidates."""
+    """The sum of the weights of one block, and its candidates."""
     block = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
@@ -116,10 +116,10 @@ def weights_kernel(
 
 @triton.jit
 def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
-    """No x below is kept.
+    """A bound below which no x is kept.
 
-    Of the k-th largest maximum of a block it is known that k tokens are at least as large. Of tokens c below the
-    largest, that all together weigh at most vocabulary · exp(−c) of what is there: less than 1 − p of it, for
+    For top_k: at least k tokens are as large as the k-th largest of the blocks' maxima. For top_p: all tokens that lie
+    c below the largest have at most a share vocabulary · exp(−c) of the weight, which is less than 1 − p for
     c = ln(vocabulary / (1 − p)). A hundredth is left for rounding.
     """
     bound = tl.where(min_p > 0, top + tl.log(tl.maximum(min_p, 1e-30)) - 0.01, float("-inf"))
@@ -135,7 +135,7 @@ def _bound(maxima, top, k, p, min_p, vocabulary, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _kept(logits_ptr, list_token_ptr, list_value_ptr, n, listed, temperature, top, least, below, TILE: tl.constexpr):
-    """How many tokens have a key of at least `least` and an id under `below`, and the sum of their weights."""
+    """The number of tokens with a key of at least `least` and an id under `below`, and the sum of their weights."""
     count = 0
     mass = tl.zeros((), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -171,7 +171,7 @@ def _filtered(
     TOKEN_BITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The token drawn of what min_p, top_k and top_p leave; `whole` is the weight of all the vocabulary."""
+    """The token drawn from those that min_p, top_k and top_p keep; `whole` is the weight of all the vocabulary."""
     least = tl.where(min_p > 0, _order_key(top + tl.log(tl.maximum(min_p, 1e-30))), -2147483648)
     if k > 0:
         kth = -2147483648
@@ -214,7 +214,7 @@ def _filtered(
 
 @triton.jit
 def _unfiltered(logits_ptr, masses, index, temperature, top, uniform, vocabulary, BLOCK: tl.constexpr):
-    """The token drawn of all: the block by the sums of the blocks, then the token in it."""
+    """The token drawn from all: the block by the sums of the blocks, then the token in it."""
     target = (uniform * tl.sum(masses, axis=0).to(tl.float64)).to(tl.int64)
     block = tl.sum((tl.cumsum(masses, axis=0) <= target).to(tl.int32), axis=0)
     before = tl.sum(tl.where(index < block, masses, 0), axis=0)
@@ -305,7 +305,7 @@ def choose_kernel(
 
 
 def sample(logits: torch.Tensor, parameters: SamplingMetadata) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.sample`; `logits` contiguous."""
+    """Compute `reference.sample`; `logits` contiguous."""
     assert logits.is_contiguous(), "rows must follow one another"
     rows, vocabulary = logits.shape
     blocks = triton.cdiv(vocabulary, BLOCK)

@@ -8,7 +8,7 @@ from kernels.silu_mul import reference
 
 
 def silu_mul(packed: torch.Tensor) -> torch.Tensor:
-    """`reference.silu_mul`, on CUDA by one kernel."""
+    """Compute `reference.silu_mul`, on CUDA by one kernel."""
     if packed.is_cuda:
         from kernels.silu_mul import triton
 

@@ -1,4 +1,4 @@
-"""SiLU(gate) · up as the mathematics."""
+"""The mathematics of SiLU(gate) · up."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ def silu_mul_kernel(packed_ptr, y_ptr, intermediate, BLOCK: tl.constexpr):
 
 
 MOST_ROWS = 65535
-"""Of one launch: the limit of a grid's second axis."""
+"""Rows of one launch at most: the limit of a grid's second axis."""
 
 
 def select(rows: int, intermediate: int) -> tuple[int, int]:
-    """(columns a program takes, warps).
+    """Columns and warps of a program.
 
     Two 128-bit loads of 16-bit values a thread and operand (512 columns a warp) keep enough bytes in flight to fill the
-    memory of an H100. With so few rows that such programs would not give every multiprocessor one, a quarter of that
-    each: then latency counts, and more programs share it.
+    memory of an H100. If rows are too few for one such program on every multiprocessor, a program takes a quarter of
+    that: then latency counts, and more programs share it.
     """
     block = 2048 if rows * intermediate >= 132 * 2048 else 512
     block = min(block, triton.next_power_of_2(intermediate))
@@ -39,7 +39,7 @@ def select(rows: int, intermediate: int) -> tuple[int, int]:
 
 
 def silu_mul(packed: torch.Tensor) -> torch.Tensor:
-    """As `reference.silu_mul`; `packed` contiguous."""
+    """Compute `reference.silu_mul`; `packed` contiguous."""
     assert packed.is_contiguous(), "rows must follow one another"
     intermediate = packed.shape[-1] // 2
     y = torch.empty((*packed.shape[:-1], intermediate), dtype=packed.dtype, device=packed.device)

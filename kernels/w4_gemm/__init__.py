@@ -11,7 +11,7 @@ __all__ = ["PackedWeight", "dequantise", "from_codes", "quantise", "w4_gemm"]
 
 
 def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """`reference.w4_gemm`, on CUDA by one kernel, or from Ŵ unpacked where there are very many tokens."""
+    """Compute `reference.w4_gemm`, on CUDA by one kernel, or with Ŵ unpacked first for very many tokens."""
     if x.is_cuda:
         from kernels.w4_gemm import triton
 

@@ -1,4 +1,4 @@
-"""Weights of 3 or 4 bits: rounded to nearest, and packed in the order in which the kernels unpack them.
+"""Weights of 3 or 4 bits, rounded to nearest and packed in the order in which the kernels unpack them.
 
 The inputs of a row are cut in blocks of 64 · S. In a block, word w (of 32) holds in its two halves, lowest bits first,
 S codes each: code s of half h belongs to input 64 · s + 2 · w + h. So `(word >> (bits · s)) & 0x000F000F` is a pair of
@@ -72,7 +72,7 @@ class PackedWeight:
 
 
 def quantise(weight: torch.Tensor, bits: int = 4, group: int = GROUP, symmetric: bool = True) -> PackedWeight:
-    """Rounds to nearest.
+    """Round a weight to nearest.
 
     Args:
         weight: (outputs, inputs), of any floating type.
@@ -101,7 +101,7 @@ def quantise(weight: torch.Tensor, bits: int = 4, group: int = GROUP, symmetric:
 def from_codes(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, bits: int, group: int
 ) -> PackedWeight:
-    """A weight that another quantiser has rounded.
+    """Pack a weight that another quantiser has rounded.
 
     Args:
         codes: (outputs, inputs) integers in [0, 2^bits). scales: (outputs, groups). zeros: as scales, integers, or
@@ -128,7 +128,7 @@ def _padded(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, 
 
 
 def _storable(scale: torch.Tensor) -> torch.Tensor:
-    """In float16, and no smaller than its least normal number: a group of zeros has a scale, too."""
+    """Scales in float16, at least its smallest normal number: a group of zeros has a scale, too."""
     return scale.clamp(min=torch.finfo(torch.float16).tiny).half()
 
 
@@ -151,7 +151,7 @@ def _assembled(
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, blocks · inputs of a block) codes to (blocks, rows, words)."""
+    """Pack (rows, blocks · inputs of a block) codes into (blocks, rows, words)."""
     steps, low_bits = STEPS[bits], LOW_BITS[bits]
     # (blocks, rows, word, half, step)
     order = codes.reshape(codes.shape[0], -1, steps, WORDS, 2).permute(1, 0, 3, 4, 2).to(torch.int64)
@@ -196,5 +196,5 @@ def dequantise(packed: PackedWeight, dtype: torch.dtype = torch.float32) -> torc
 
 
 def _by_row(values: torch.Tensor, outputs: int) -> torch.Tensor:
-    """(groups, rows) to (outputs, groups, 1)."""
+    """Rearrange (groups, rows) as (outputs, groups, 1)."""
     return values.T[:outputs].unsqueeze(-1)

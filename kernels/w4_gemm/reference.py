@@ -1,4 +1,4 @@
-"""The product with a weight of 3 or 4 bits, as the mathematics."""
+"""The mathematics of the product with a weight of 3 or 4 bits."""
 
 from __future__ import annotations
 

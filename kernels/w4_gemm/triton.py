@@ -38,7 +38,7 @@ MOST_TILES_SPLIT = 512
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the tile kernel is launched: rows and tokens of a tile, programs that share its inputs, warps, stages."""
+    """The launch of the tile kernel: rows and tokens of a tile, programs that share its inputs, warps, stages."""
 
     rows: int
     tokens: int
@@ -104,7 +104,7 @@ def whole_numbers(pairs, ROWS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def exponent_value(DOT: tl.constexpr):
-    """What `whole_numbers` adds to each code."""
+    """The number that `whole_numbers` adds to each code."""
     return 128.0 if tl.bfloat16 == DOT else 1024.0 if tl.float16 == DOT else 0.0
 
 
@@ -136,7 +136,7 @@ def less_middle(weight, BITS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def with_zero(part, sums, zero, HAS_ZEROS: tl.constexpr, BITS: tl.constexpr):
-    """A group's product with codes less the middle, made one with codes less their zero."""
+    """Turn a group's product with codes less the middle into that with codes less their zero."""
     if HAS_ZEROS:
         part -= sums * (zero - (8.0 if BITS == 4 else 4.0))[:, None]
     return part
@@ -355,7 +355,7 @@ def unpack_kernel(
 
 
 def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """As `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are 512 tokens or more."""
+    """Compute `reference.w4_gemm`; x contiguous. Ŵ is rounded to x's type if there are 512 tokens or more."""
     assert x.is_contiguous(), "rows must follow one another"
     tokens = x.numel() // weight.inputs
     if tokens >= UNPACK_TOKENS:
@@ -367,7 +367,7 @@ def w4_gemm(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """As `pack.dequantise`."""
+    """See `pack.dequantise`."""
     blocks, rows, _ = weight.qweight.shape
     made = torch.empty(weight.outputs, weight.inputs, dtype=dtype, device=weight.qweight.device)
     unpack_kernel[(blocks, rows // 32)](
@@ -388,7 +388,7 @@ def unpack(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def launch(x: torch.Tensor, weight: PackedWeight, y: torch.Tensor, tiling: Tiling) -> None:
-    """The tile kernel, y = x · Ŵᵀ."""
+    """Launch the tile kernel, y = x · Ŵᵀ."""
     blocks, rows, _ = weight.qweight.shape
     tokens = x.numel() // weight.inputs
     tiles = triton.cdiv(weight.outputs, tiling.rows) * triton.cdiv(tokens, tiling.tokens)

@@ -27,7 +27,7 @@ SIZES: dict[Component, tuple[str, ...]] = {
     "ffn": ("request", "token"),
     "communication": ("request", "token"),
 }
-"""What a slope may be per; the first is how this project writes it. A decode step has one token a request."""
+"""Units of sizes that a slope may be per. This project writes the first. A decode step has one token a request."""
 
 
 def _a_list(value: object) -> object:
@@ -98,7 +98,7 @@ class Line(Strict):
         return self.alpha * size + self.beta
 
     def in_range(self, size: float) -> bool:
-        """Whether the size lies within the measured range; without a fit, whether it is finite and at least 0."""
+        """True for a size within the measured range; without a fit, for any finite size of at least 0."""
         low, high = (0.0, math.inf) if self.fit is None else self.fit.range
         return low <= size <= high
 
@@ -152,7 +152,7 @@ class Calibration(Strict):
         return self
 
     def step_line(self, component: Component) -> tuple[float, float]:
-        """(α, β) of a whole decode step; those of a layer are multiplied by the number of layers."""
+        """The pair (α, β) of a whole decode step; those of a layer are multiplied by the number of layers."""
         line: Line = getattr(self, component)
         times = 1 if self.scope == "step" else self.layers
         assert times is not None

@@ -68,7 +68,7 @@ def fit_calibration(
     relative: bool = False,
     source: str = "",
 ) -> Calibration:
-    """Fit a line to every component, and report how well each holds.
+    """Fit a line to every component, and report the quality of each fit.
 
     Raises:
         BadInput: a component that cannot be fitted, or a field that the calibration file does not accept.

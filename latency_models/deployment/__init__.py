@@ -1,6 +1,6 @@
-"""Latency lines derived from specifications: a model, a device, and how the one is spread over the other.
+"""Latency lines derived from specifications of a model, a device and a deployment.
 
-    hardware       what a device can do: FLOP/s, bandwidths, memory
+    hardware       a device's FLOP/s, bandwidths and memory
     models         the shapes of a transformer
     hugging_face   a model from a Hugging Face config.json
     capture_sizes  batch sizes of vLLM's CUDA graphs

@@ -25,7 +25,7 @@ class Footprint:
 
 
 def footprint(model: Model, deployment: Deployment) -> Footprint:
-    """What `deployment` puts on its cards, with one card an attention instance."""
+    """The bytes that `deployment` puts on each card, with one card an attention instance."""
     hidden, attention, ffn = model.hidden_size, model.attention, model.ffn
     layer = attention.projection_weights(hidden) + attention.norm_weights + 2 * hidden
     on_attention = model.layers * layer + model.embedding_parameters + hidden

@@ -15,7 +15,7 @@ Precision: TypeAlias = Literal["bf16", "fp8", "int8", "fp4"]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 WEIGHT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
-"""Of one weight. Scales of quantised weights are not counted."""
+"""Bytes of one weight, by precision. Scales of quantised weights are not counted."""
 
 
 class Network(Strict):

@@ -1,4 +1,4 @@
-"""Reading of a Hugging Face config.json, shared by the live engine and by model files.
+"""Reads a Hugging Face config.json, for the live engine and for model files.
 
 Each field is in one of three tables. READ fields are used. IGNORED fields change no answer. REFUSED_UNLESS fields
 change the answer, and are accepted only with the values under which they do not. A field in none of them is ignored, as
@@ -37,8 +37,8 @@ IGNORED = frozenset(
         "bos_token_id", "pad_token_id", "label2id", "max_window_layers",
     }
 )  # fmt: skip
-"""Training, what transformers returns or how it computes the same; types, which flags choose; what tokenizers and
-templates say instead; and `max_window_layers`, which counts only where `use_sliding_window` is on."""
+"""Fields that change no answer: settings of training, of the outputs and algorithms of transformers, types (flags
+choose them), settings of tokenizers and templates, and `max_window_layers`, which needs `use_sliding_window`."""
 
 _NO_SCALE = ((1.0,), "scaled logits, embeddings and residuals are not served")
 _NO_CAP = ((), "neither capped logits nor another attention scale is served")
@@ -78,8 +78,8 @@ REFUSED_UNLESS: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
         "compression_config": ((), "quantization_config alone is read"),
     }
 )
-"""By field: the values that change nothing (null is always one), and why others are refused. Some of these fields are
-read by other families or engines alone; a file that has them means something by them."""
+"""The values of each field that change nothing (null is always one), and why others are refused. Some of these fields
+are read only by other families or engines, but a file that has them is for such an engine."""
 
 FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -92,15 +92,15 @@ FAMILY_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3_moe": {"num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False},
     }
 )  # fmt: skip
-"""transformers' values of fields that a file leaves out, where they are not the same for all families."""
+"""Defaults that transformers has for missing fields, for those that differ between families."""
 
 MAX_COUNT = 2**31 - 1
 MAX_NUMBER = 3.4e38
-"""Near the largest float32."""
+"""The largest number accepted, near the largest float32."""
 
 
 class ConfigFields:
-    """Fields of one JSON object, checked as they are read. A null is as good as no field."""
+    """Fields of one JSON object, checked as they are read. A null counts as a missing field."""
 
     def __init__(self, document: Mapping[str, Any], file: Path, under: str = "") -> None:
         self.document, self.file, self.under = document, file, under
@@ -127,7 +127,7 @@ class ConfigFields:
         return value
 
     def section(self, name: str) -> ConfigFields | None:
-        """An object within; None where there is none."""
+        """A nested object; None if there is none."""
         value = self.document.get(name)
         if value is None:
             return None
@@ -136,7 +136,7 @@ class ConfigFields:
         return ConfigFields(value, self.file, f"{self.under}{name}.")
 
     def refuse_unless(self, name: str, values: tuple[object, ...], why: str) -> None:
-        """Accept null and `values` alone."""
+        """Refuse every value except null and `values`."""
         value = self.document.get(name)
         if value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
             return
@@ -171,7 +171,7 @@ def read_config_fields(file: Path, families: tuple[str, ...]) -> ConfigFields:
 
 
 def attention_sizes(fields: ConfigFields) -> tuple[int, int, int]:
-    """(heads, kv_heads, head_dim); a missing or null `head_dim` is the hidden size over the heads."""
+    """The numbers (heads, kv_heads, head_dim). A missing or null `head_dim` is the hidden size over the heads."""
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
     kv_heads, head_dim = fields.count("num_key_value_heads", heads), fields.count("head_dim", max(hidden // heads, 1))
     if heads % kv_heads:
@@ -195,7 +195,7 @@ def end_tokens(fields: ConfigFields) -> tuple[int, ...]:
 
 
 def _refuse_windows(fields: ConfigFields) -> None:
-    """Qwen's files switch windows by `use_sliding_window`; in those of others a `sliding_window` is on."""
+    """Refuse sliding windows. Qwen's files switch them by `use_sliding_window`; elsewhere a `sliding_window` is on."""
     why = "expected {}: attention windows are not served"
     if fields.flag("use_sliding_window", False):
         raise fields.fault("use_sliding_window", True, why.format("false"))
@@ -212,7 +212,7 @@ def _refuse_windows(fields: ConfigFields) -> None:
 
 
 def _refuse_own_code(fields: ConfigFields) -> None:
-    """A directory that brings code for its model may compute anything; code for a tokenizer or config is harmless."""
+    """Refuse code for a model, which may compute anything. Code for a tokenizer or a config is harmless."""
     section = fields.section("auto_map")
     for name, value in section.document.items() if section else ():
         if name.startswith("AutoModel"):

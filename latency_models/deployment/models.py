@@ -13,7 +13,7 @@ from workloads.errors import BadInput
 
 
 class GroupedQueryAttention(Strict):
-    """GQA (and MHA, with as many KV heads as heads). `qk_norm`: queries and keys are normalised head by head."""
+    """Grouped queries (GQA; MHA has as many KV heads as heads). `qk_norm`: queries and keys are normed head by head."""
 
     kind: Literal["gqa"]
     heads: PositiveInt
@@ -43,7 +43,7 @@ class GroupedQueryAttention(Strict):
 
 
 class LatentAttention(Strict):
-    """MLA: keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
+    """Latent attention (MLA): keys and values are cached as one compressed vector and one rotary key (AFD B.1)."""
 
     kind: Literal["mla"]
     heads: PositiveInt
@@ -55,7 +55,7 @@ class LatentAttention(Strict):
 
     @property
     def cached_elements(self) -> int:
-        """d_c + d_rope of eq. 24."""
+        """The elements d_c + d_rope that a token adds to the KV cache of one layer (eq. 24)."""
         return self.kv_compressed + self.rope_dim
 
     def projection_weights(self, hidden: int) -> int:
@@ -71,7 +71,7 @@ class LatentAttention(Strict):
 
 
 class DenseFFN(Strict):
-    """SwiGLU with three matrices."""
+    """A dense FFN: SwiGLU with three matrices."""
 
     kind: Literal["dense"]
     intermediate_size: PositiveInt
@@ -165,7 +165,7 @@ class Model(Strict):
         return (self.layers - self._dense_layers) * ffn.weights(hidden) + self._dense_layers * dense
 
     def kv_bytes(self, bytes_per_element: float) -> float:
-        """Eq. 24: V_token, the bytes that one token adds to the KV cache of one layer."""
+        """The bytes that one token adds to the KV cache of one layer, V_token (eq. 24)."""
         return self.attention.cached_elements * bytes_per_element
 
 

@@ -1,8 +1,8 @@
 """α and β from a hardware and a model file (AFD appendix B), for one transformer layer, in seconds.
 
 Slopes are the paper's: eq. 26 for attention, eq. 33 for the FFN, eq. 38 for communication. (Its eq. 36 drops the factor
-N_expert/card between its two right-hand sides; eq. 38 has it again, and is what is computed here.) Intercepts the paper
-leaves to measurement; here they are floors: the time to read the weights that are needed whatever the batch, plus a
+N_expert/card between its two right-hand sides; eq. 38 has it again, and is what is computed here.) The paper
+leaves intercepts to measurement. Here they are floors: the time to read the weights that every batch needs, plus a
 fixed overhead that the deployment states. For a mixture of experts the layer described is a MoE layer, and every
 layer is counted as one.
 
@@ -36,7 +36,7 @@ class Overhead(Strict):
 
 
 class Deployment(Strict):
-    """How the model is spread over the hardware.
+    """The placement of the model on the hardware.
 
     Attributes:
         ffn_cards: N_cards, devices of one FFN instance.

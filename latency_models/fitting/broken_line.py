@@ -32,7 +32,7 @@ class BrokenLine(Strict):
         return self
 
     def at(self, x: float) -> float:
-        """f(x)."""
+        """The value f(x)."""
         knots, values = self.knots, self.values
         if not knots:
             return 0.0

@@ -13,10 +13,10 @@ from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFi
 __all__ = ["CannotFit", "LinearLatency", "NotFitted"]
 
 EXTREME = 1e100
-"""Beyond this, or its inverse, squares leave what a float can hold."""
+"""The largest magnitude accepted, and the inverse of the smallest: squares beyond it overflow a float."""
 
 ROUNDS = 5
-"""Of reweighting. Each shrinks the error of the weights by about the square of the relative noise."""
+"""Rounds of reweighting. Each shrinks the error of the weights by about the square of the relative noise."""
 
 
 class LinearLatency(Estimator):
@@ -38,8 +38,8 @@ class LinearLatency(Estimator):
 
     Args:
         relative: assume noise that grows in proportion to the time, and weigh each point by 1/t². t is the fitted
-            line's, since measured times would favour points that came out short. Without weights, the longest of
-            timings that span decades decide alone.
+            line's, since measured times would favour points that came out short. Without weights, the longest times
+            would decide alone if timings span decades.
         holdout: share of the different sizes held out for the error estimate, 0 to 0.5.
         confidence: of the intervals, above 0 and below 1.
     """
@@ -127,7 +127,7 @@ class LinearLatency(Estimator):
         return np.maximum(centre - reach, 0.0), centre + reach
 
     def in_range(self, size: float) -> bool:
-        """Whether a size lies within the measured range.
+        """True if a size lies within the measured range.
 
         Raises:
             NotFitted: before `fit`.
@@ -197,7 +197,7 @@ def _reweighted(x: Floats, t: Floats, relative: bool) -> _Line:
 
 
 def _relative_weights(x: Floats, t: Floats, line: _Line) -> Floats:
-    """1/fitted², bounded: a point that lies far above the line must not get an arbitrarily large weight."""
+    """The weights 1/fitted², bounded, so that no point far above the line gets an arbitrarily large weight."""
     weights: Floats = 1 / np.maximum(line.alpha * x + line.beta, t / 2) ** 2
     return weights
 
@@ -233,7 +233,7 @@ def _solve_through_origin(x: Floats, t: Floats, weight: Floats, free_beta: float
 
 
 def _explained(x: Floats, t: Floats, line: _Line, relative: bool) -> float:
-    """R²; 1 for times that are all equal and predicted exactly."""
+    """The share R² of explained variance; 1 for times that are all equal and predicted exactly."""
     weight = _relative_weights(x, t, line) if relative else np.ones_like(t)
     residual, spread = t - line.alpha * x - line.beta, t - np.average(t, weights=weight)
     left, total = float(weight @ residual**2), float(weight @ spread**2)

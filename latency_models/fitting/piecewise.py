@@ -1,4 +1,4 @@
-"""Piecewise lines: where one α/β line does not fit, sizes are split at a knee and each side has a line of its own."""
+"""Piecewise lines: if one α/β line does not fit, sizes are split at a knee and each side gets a line of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from latency_models.fitting.estimator import Floats, Numbers
 from latency_models.fitting.linear import CannotFit, LinearLatency
 
 MIN_POINTS = 3
-"""Of a line."""
+"""Minimum number of different sizes of a line."""
 
 MIN_GAIN = 4.0
 """A split must divide the squared residuals by at least this: two lines always fit somewhat better than one."""

@@ -18,7 +18,7 @@ def builtin_names(kind: Kind) -> list[str]:
 
 
 def is_path(text: str) -> bool:
-    """Whether text that may be a built-in name is a path: it has a slash or the ending of a YAML file."""
+    """True if text is a path, not a built-in name: it has a slash or the ending of a YAML file."""
     return "/" in text or text.endswith((".yaml", ".yml"))
 
 

@@ -41,7 +41,7 @@ class Strict(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}
     renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 _MERGE, _INT, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
@@ -177,10 +177,10 @@ def read_text(path: Path) -> str:
 
 
 def checked(model: type[_Model], document: dict[str, Any], file: Path | None, section: str = "") -> _Model:
-    """`document` as a `model`.
+    """Check a document, and return it as an instance of `model`.
 
     Args:
-        file: where the document came from, for the error.
+        file: origin of the document, for the error.
         section: dotted field under which the document stands in that file.
 
     Raises:

@@ -14,7 +14,7 @@ from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
 
 Notes = dict[str, str]
-"""Dotted earlier name, or field and earlier value, to the present one."""
+"""Replaced names: dotted earlier name, or field and earlier value, to the present one."""
 
 
 def present_names(model: type[Strict], document: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
@@ -43,13 +43,14 @@ def present_key(model: type[Strict], key: str, notes: Notes) -> str:
 
 
 def print_notes(notes: Notes) -> None:
-    """Say on stderr what was read under an earlier name, in one line and once a process."""
+    """Print the replaced names on stderr, in one line and once a process."""
     if notes:
-        _print_once("; ".join(f"{old} is now called {new}" for old, new in notes.items()))
+        print_note("; ".join(f"{old} is now called {new}" for old, new in notes.items()))
 
 
 @functools.cache  # a sweep reads its scenario many times
-def _print_once(text: str) -> None:
+def print_note(text: str) -> None:
+    """Print a line on stderr, the same one once a process."""
     print(f"twin: {text}", file=sys.stderr)
 
 
@@ -67,7 +68,7 @@ def _section(models: list[type[Strict]], section: Mapping[str, Any], prefix: str
 
 
 def _value(models: list[type[Strict]], value: Any, field: str, notes: Notes) -> Any:
-    """What stands in a field: a section, a list of sections, or something else."""
+    """The value of a field with present names, also inside a section or a list of sections."""
     if not models:
         return value
     if isinstance(value, dict):

@@ -37,7 +37,7 @@ FilePath = Annotated[str, BeforeValidator(_absolute)]
 """The path of a file or folder."""
 
 NAME_OR_FILE = BeforeValidator(_absolute_file)
-"""For a field that may hold a built-in name or the path of a file (see `find_data`), beside other types."""
+"""Marks a field that may hold a built-in name or the path of a file (see `find_data`), beside other types."""
 
 NameOrFile = Annotated[str, NAME_OR_FILE]
 """A built-in name, or the path of a file."""

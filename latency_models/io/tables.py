@@ -24,7 +24,7 @@ class Columns:
         return len(self._lines)
 
     def text(self, name: str) -> list[str]:
-        """A column as it stands.
+        """A column as text.
 
         Raises:
             BadInput: there is no such column.
@@ -62,7 +62,7 @@ class Columns:
         return values
 
     def fault(self, expected: str, row: int, name: str) -> BadInput:
-        """What is wrong with one cell."""
+        """The error about one cell."""
         return BadInput(expected, value=self._columns[name][row], field=name, file=self.path, line=self._lines[row])
 
 

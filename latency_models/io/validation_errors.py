@@ -39,7 +39,7 @@ _EXPECTED = {
     "union_tag_invalid": "expected one of {expected_tags}",
     "union_tag_not_found": "expected this field, which is missing",
 }
-"""By pydantic's type of error; names in braces are its context. Others keep pydantic's own words."""
+"""Expectations by pydantic's type of error, with its context in braces. Other types keep pydantic's own words."""
 
 
 _Loc: TypeAlias = tuple[int | str, ...]
@@ -192,7 +192,7 @@ def _placed(details: ErrorDetails, model: type[BaseModel] | None) -> _Fault:
 
 
 def _plain(annotation: Any) -> Any:
-    """An annotation without what pydantic does not name: its metadata, and that it may be None."""
+    """An annotation without the parts that pydantic does not name: metadata, and None."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     members = _members(annotation)

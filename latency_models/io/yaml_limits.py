@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 
 MAX_BYTES = 32 * 2**20
-"""Of a text file: far more than a scenario, a calibration or a kernel table takes."""
+"""Bytes of a text file: far more than a scenario, a calibration or a kernel table takes."""
 
 MAX_DEPTH = 100
-"""Mappings and lists inside one another."""
+"""Levels of nested mappings and lists."""
 
 MAX_VALUES = 1_000_000
 """Keys, values, mappings and lists, with each alias counted as all that it stands for. Reading them takes 400 MB."""
 
 MAX_BITS = 1023
-"""Of a whole number: as many as a float can hold. Python does not even print one of 4,300 decimal digits."""
+"""Bits of a whole number: as many as a float can hold. Python does not even print one of 4,300 decimal digits."""
 
 
 def check_limits(text: str, loader: type[Any]) -> None:

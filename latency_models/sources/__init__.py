@@ -8,7 +8,7 @@
     ec_tables          4-bit models with error compensators (SPEAR 4.3)
     calibration_file   the file of `twin calibrate run`
 
-`origin.py` is what imported timings were measured on, `recognise.py` which source a folder of tables is of.
+`recognise.py` tells which source a folder of tables is of.
 
 Import from the modules: this package loads none of them.
 """

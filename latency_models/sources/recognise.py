@@ -1,4 +1,4 @@
-"""Which source a folder of tables is of, told by the names of its files."""
+"""Recognises the source of a folder of tables by the names of its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source_of(folder: Path) -> str | None:
 
 
 def other_source(folder: Path, expected: str) -> str:
-    """What to add to a message about a missing file, where a folder is of another source than `expected`."""
+    """A hint for a message about a missing file, if a folder is of another source than `expected`."""
     found = source_of(folder)
     if found is None or found == expected:
         return ""

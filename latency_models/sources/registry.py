@@ -1,51 +1,59 @@
-"""The sources that scenarios may name, found in this folder, and the `step_time` section made of them.
+"""The sources that scenarios may name, found in this folder, and the `step_time` section that names one.
 
-Every module of `latency_models.sources`, and `spec.py` of every folder, is imported, so that a file or folder that is
-added here needs no entry anywhere. A source that lives elsewhere is registered when its module is imported.
+A source is `spec.py` in a folder of its name, or a module here, and needs no entry anywhere. It is imported when a
+scenario names it. A source that lives elsewhere is registered when its module is imported.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
 from latency_models import sources
 from latency_models.io.config_io import checked
 from latency_models.sources.specification import SOURCES, SourceSpec
+from workloads.errors import BadInput
 
 
-def _load() -> dict[str, type[SourceSpec]]:
-    """The built-in sources by name, in alphabetical order."""
+def built_in_sources() -> dict[str, type[SourceSpec]]:
+    """All sources of this folder, imported, and those that are registered elsewhere, by name."""
     for module in iter_modules(sources.__path__, f"{sources.__name__}."):
         import_module(f"{module.name}.spec" if module.ispkg else module.name)
     return dict(sorted(SOURCES.items()))
 
 
-def _check(section: Any, check_union: ValidatorFunctionWrapHandler) -> SourceSpec:
-    """Read sources that were registered after the union of sources was made."""
+def find_source(name: str) -> type[SourceSpec]:
+    """The source of this name. Of those in folders, only this one is imported.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name not in SOURCES:
+        packages = (module.name for module in iter_modules(sources.__path__) if module.ispkg)
+        if name in packages:
+            import_module(f"{sources.__name__}.{name}.spec")
+        if name not in SOURCES and name not in built_in_sources():
+            expected = ", ".join(map(repr, built_in_sources()))
+            raise BadInput(f"expected one of {expected}", field="source", value=name)
+    return SOURCES[name]
+
+
+def _check(section: Any, check_fields: ValidatorFunctionWrapHandler) -> SourceSpec:
+    """The section as an instance of the source that it names."""
     if isinstance(section, SourceSpec):
         return section
-    name = section.get("source") if isinstance(section, dict) else None
-    if isinstance(name, str) and name in SOURCES and name not in _BUILT_IN:
-        return checked(SOURCES[name], section, None)
-    spec: SourceSpec = check_union(section)
-    return spec
+    if not isinstance(section, dict):
+        raise BadInput("expected a mapping", value=section)
+    if "source" not in section:
+        raise BadInput("required field is missing", field="source")
+    return checked(find_source(str(section["source"])), section, None)
 
-
-_BUILT_IN = _load()
 
 if TYPE_CHECKING:
     StepTimeSpec: TypeAlias = SourceSpec
 else:
-    StepTimeSpec = Annotated[
-        functools.reduce(operator.or_, _BUILT_IN.values()),
-        Field(discriminator="source"),
-        WrapValidator(_check),
-        SerializeAsAny(),  # a source registered later is none of the union's types
-    ]
-    """The `step_time` section of a scenario: a union of all sources, told apart by their names."""
+    StepTimeSpec = Annotated[SourceSpec, WrapValidator(_check), SerializeAsAny()]
+    """The `step_time` section of a scenario."""

@@ -1,4 +1,4 @@
-"""What a step-time source is to a scenario: a section of fields that builds a model."""
+"""The scenario section of a step-time source: fields that build a model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SourceSpec(Strict):
 
     @abstractmethod
     def provenance(self) -> dict[str, Any]:
-        """The source's name, and where its figures come from, for the documents of a run."""
+        """The source's name, and the origin of its figures, for the documents of a run."""
 
     def check_ranks(self, data_parallel: int) -> None:
         """Compare settings with the engine's data-parallel ranks. The default accepts any number.

@@ -1,4 +1,4 @@
-"""From measurements to the calibration file."""
+"""Assembles the calibration file from measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
 
 ATTENTION = ("decode_attention", "prefill_attention", "mixed_attention")
 LINES = {"decode_attention": ("context", "batch"), "prefill_attention": ("chunk", "before")}
-"""For attention operations: the axis of the fitted lines, and the axis that each line fixes."""
+"""The axis of an attention operation's fitted lines, and the axis that each line fixes."""
 
 FFN = ("layernorm", "gate_up_proj", "act_fn", "down_proj")
 ROW_TILE = {"cpu": 1, "cuda": 16}

@@ -25,7 +25,7 @@ DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
 def make_plan(
     config: Path, device: str, dtype: str | None = None, groups: Sequence[str] | None = None, *, quick: bool = False
 ) -> Plan:
-    """What to measure.
+    """The plan of a calibration: the points to measure, and the device.
 
     Raises:
         BadInput: a config.json that cannot be used, or an unknown device, type or group.

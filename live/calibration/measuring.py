@@ -34,7 +34,7 @@ MORE_ROUNDS, AGREES = 4, 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and on what device. `groups`: the selected ones of `grid.GROUPS`."""
+    """The model, the points and the device of a calibration. `groups`: the selected ones of `grid.GROUPS`."""
 
     model: Model
     device: str
@@ -70,7 +70,7 @@ class Plan:
         return [Point("round_trip", (("requests", size),)) for size in grid.requests] + held
 
     def about(self) -> dict[str, Any]:
-        """What two runs must have in common so that one can continue the other."""
+        """The description that two runs must share for one to continue the other."""
         what = {
             "schema": SCHEMA,
             "device": device_name(self.device),
@@ -132,7 +132,7 @@ def rounds_of(journal: Journal, point: Point, before: int) -> list[float]:
 
 
 def settled(rounds: Sequence[float]) -> bool:
-    """Whether the two shortest rounds agree, so that the shortest is no outlier."""
+    """True if the two shortest rounds agree, so that the shortest is no outlier."""
     least, second = sorted(rounds)[:2]
     return second <= least * (1 + AGREES)
 

@@ -59,14 +59,14 @@ def shape_of(model: Model, epsilon: float = 1e-5) -> Shape:
 
 
 def via(operation: str, device: str) -> str:
-    """What runs an operation: "triton" or "reference" for this project's kernels, "torch" for a library's product."""
+    """The implementation: "triton" or "reference" for this project's kernels, "torch" for a library's product."""
     if operation in (*LINEAR, "lm_head", "embedding"):
         return "torch"
     return "triton" if device == "cuda" else "reference"
 
 
 def missing(operation: str, shape: Shape) -> str:
-    """Why an operation cannot be measured; "" if it can."""
+    """The reason why an operation cannot be measured; "" if it can."""
     form, _, kind = operation.partition("/")
     if form not in ("w4", "ec"):
         return ""
@@ -90,7 +90,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all points have in common."""
+    """The parts that all points share."""
 
     shape: Shape
     device: str

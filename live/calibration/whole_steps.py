@@ -1,7 +1,7 @@
 """Whole steps composed of the operations, layer after layer, each with its own weights and caches.
 
-What such a step takes beyond the sum of its operations is the host's overhead. How well the sum then predicts steps of
-several kinds is the calibration's own end-to-end check.
+The host's overhead is the time of such a step beyond the sum of its operations. The calibration's end-to-end check
+compares the sum, with this overhead, to steps of several kinds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs batches as padded steps whose inputs stay on the device.
 
-Nothing that a step needs of the one before passes through the host: input tokens are read where they were sampled,
+No data pass from one step to the next through the host: input tokens are read where they were sampled,
 block tables stay on the device, and a new block is entered from its token's slot. So a step can be launched before the
 host knows the tokens of the one before.
 
@@ -50,7 +50,7 @@ MAX_GRAPHS = 1024
 """Graphs after which shapes are no longer captured: each graph takes megabytes for its launches alone."""
 
 Completing = list[Sequence | None]
-"""By chunk: the sequence whose prompt it completes and that produces tokens."""
+"""The sequence that each chunk completes, by chunk, for sequences that produce tokens."""
 
 
 class GraphExecutor(Executor):
@@ -206,7 +206,7 @@ class GraphExecutor(Executor):
     def _output(
         self, step: StaticStep, result: Result, batch: Batch, completing: Completing, sampling: SamplingBatch
     ) -> AsyncModelRunnerOutput:
-        """Start the copies of a step's output to the host; what this returns waits for them."""
+        """Start the copies of a step's output to the host. Calling the result waits for them."""
         generations, d = self.input_batch.generations, step.shape.decodes
         results: list[LogprobsResult] = []
         pooled: PendingPooled = []
@@ -252,6 +252,6 @@ class GraphExecutor(Executor):
 
 
 def _wants_more(sequence: Sequence) -> bool:
-    """Whether a request wants more of its prompt's step than the most likely token."""
+    """True if a request wants more from its prompt's step than the most likely token."""
     generation = generation_of(sequence)
     return not wants_token(sequence) or generation.logprobs >= 0 or generation.prompt_logprobs >= 0

@@ -94,7 +94,7 @@ class StaticStep:
 
     @property
     def captured(self) -> bool:
-        """Whether the step is a graph."""
+        """True if the step is a graph."""
         return self._graph is not None
 
     def sampling_metadata(self, *, greedy: bool, filtered: bool) -> SamplingMetadata:

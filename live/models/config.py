@@ -35,7 +35,7 @@ ROPE_FIELDS = {
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a checkpoint packs its linear weights.
+    """The packing of a checkpoint's linear weights.
 
     Attributes:
         method: "awq" or "gptq". group: inputs that share a scale; -1 for a whole row.
@@ -54,7 +54,7 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the forward pass needs to know.
+    """The settings of a model's forward pass.
 
     Attributes:
         shape: sizes that kernels are called with. max_position_embeddings: the model's longest context.
@@ -124,7 +124,7 @@ def _experts(fields: ConfigFields) -> int:
 
 
 def _rope(fields: ConfigFields) -> tuple[float, Llama3Scaling | None]:
-    """(θ, scaling). As in transformers, an older file's `rope_scaling` precedes `rope_parameters`."""
+    """The base θ and the scaling. As in transformers, an older file's `rope_scaling` precedes `rope_parameters`."""
     older, newer = fields.section("rope_scaling"), fields.section("rope_parameters")
     rope = older if older is not None and older.document else newer or ConfigFields({}, fields.file)
     kind = rope.document.get("rope_type", rope.document.get("type"))

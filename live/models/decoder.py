@@ -77,7 +77,7 @@ class PagedCache:
 
 
 class FFNRows(NamedTuple):
-    """What the FFN stage of a layer computes with.
+    """The input of the FFN stage of a layer.
 
     Attributes:
         hidden: (n, hidden), normalised.
@@ -140,12 +140,12 @@ class Decoder:
         return rms_norm(hidden, self.weights.norm, self.config.shape.epsilon)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """(rows, vocabulary), of rows that have passed `normed`."""
+        """The logits, (rows, vocabulary), of rows that have passed `normed`."""
         assert self.weights.head is not None
         return linear(normed, self.weights.head)
 
     def labels(self, normed: torch.Tensor) -> torch.Tensor:
-        """(rows, labels), of rows that have passed `normed`, of a classification model."""
+        """The labels' logits, (rows, labels), of rows that have passed `normed`, from a classification model."""
         assert self.weights.score is not None
         return linear(normed, self.weights.score)
 

@@ -47,7 +47,7 @@ class Codes:
 
 
 def is_packed(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether the checkpoint has packed weights of a module (a tensor's name without `.weight`)."""
+    """True if the checkpoint has packed weights of a module (a tensor's name without `.weight`)."""
     return f"{name}.qweight" in checkpoint
 
 
@@ -112,7 +112,7 @@ def _matrix(made: Codes, kind: Quantisation, dtype: torch.dtype) -> Matrix:
 
 
 def _dense(made: Codes, span: int) -> torch.Tensor:
-    """Ŵ, (outputs, inputs) float32, inputs in their original order."""
+    """The weight Ŵ, (outputs, inputs) float32, with its inputs in their original order."""
     inputs = made.codes.shape[1]
     scales, zeros = (each.repeat_interleave(span, 1)[:, :inputs] for each in (made.scales, made.zeros))
     weight = scales.float() * (made.codes.float() - zeros.float())
@@ -172,9 +172,7 @@ def _order(checkpoint: Checkpoint, name: str, inputs: int, span: int, kind: Quan
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """(rows, words) int32 to (rows, words · 32 / bits) uint8, for codes that follow each other across word
-    boundaries.
-    """
+    """Unpack (rows, words) int32 to (rows, words · 32 / bits) uint8. Codes follow each other across word boundaries."""
     if bits == 4:
         octets = words.contiguous().view(torch.uint8)
         return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(1)
@@ -186,7 +184,7 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack_interleaved(words: torch.Tensor) -> torch.Tensor:
-    """(rows, words) int32 to (rows, 8 · words) uint8, in AWQ's order."""
+    """Unpack (rows, words) int32 to (rows, 8 · words) uint8, in AWQ's order."""
     place = torch.tensor(AWQ_ORDER, device=words.device).argsort()
     codes: torch.Tensor = unpack(words, 4).view(len(words), -1, 8)[..., place]
     return codes.flatten(1)

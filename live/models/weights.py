@@ -37,7 +37,7 @@ class DenseFFN:
 
 
 FFN: TypeAlias = DenseFFN | Experts
-"""What the FFN stage of a layer computes with."""
+"""The weights of the FFN stage of a layer."""
 
 
 @dataclass(frozen=True)

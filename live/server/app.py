@@ -1,4 +1,4 @@
-"""The ASGI application: from an HTTP request to its endpoint, and from the endpoint's result or error to a response."""
+"""The ASGI application: calls a request's endpoint, and sends its result or error as the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One output of a request, as a response reads it: all at once, or delta by delta in a stream."""
+"""One output of a request, which a response reads at once, or delta by delta in a stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CompletionOutput:
 
     @property
     def has_delta(self) -> bool:
-        """Whether there is something to read."""
+        """True if there is something to read."""
         return len(self.state.generation.output) > self.num_read or (self.state.finished and not self.ended)
 
     def read(self) -> OutputDelta:
@@ -82,7 +82,7 @@ class CompletionOutput:
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why a finished output ended."""
+        """The reason why a finished output ended."""
         generation = self.state.generation
         if self._text.stop_string is not None:
             return "stop"
@@ -115,7 +115,7 @@ class CompletionOutput:
         return {"token": self.service.inputs.token_text(token), "logprob": logprob, "bytes": list(raw)}
 
     def prompt_logprobs(self) -> list[dict[str, Any] | None]:
-        """For each prompt token the log-probabilities of it and of the most likely tokens, by id, as vLLM gives them.
+        """The log-probabilities of each prompt token and of the most likely tokens in its place, by id, in vLLM's form.
 
         The first entry is None.
         """

@@ -1,91 +1,63 @@
-"""/v1/completions: texts or token ids are continued."""
+"""/v1/completions: continues texts or token ids."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
-from live.server.asgi import HttpExchange, event
-from live.server.async_engine import RequestGroup
-from live.server.completion_output import CompletionOutput, OutputDelta, outputs_with_deltas, usage
-from live.server.identifiers import response_id, unix_time
+from live.server.asgi import HttpExchange
+from live.server.completion_output import CompletionOutput, OutputDelta
+from live.server.generation_response import GenerationResponse, respond
 from live.server.protocol import CompletionRequest, check_generation_request
 from live.server.replies import Completion, CompletionChoice, CompletionLogprobs
 from live.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's and vLLM's."""
+"""The default of OpenAI and of vLLM."""
 
 
 async def create_completion(
     service: Service, request: CompletionRequest, exchange: HttpExchange
-) -> Completion | AsyncIterator[bytes]:
+) -> Mapping[str, Any] | AsyncIterator[bytes]:
     """Continue prompts; the response is whole or a stream."""
-    completion = await service.offload.run(exchange.size, partial(CompletionResponse, service, request))
-    if request.stream:
-        return _stream(completion, exchange)
-    with service.async_engine.group(exchange) as group:
-        completion.submit(group)
-        await group.finished()
-    document = completion.document([completion.choice(output) for output in completion.outputs])
-    document["usage"] = usage(completion.prompts, completion.outputs)
-    return document
+    return await respond(CompletionResponse, service, request, exchange)
 
 
-async def _stream(completion: CompletionResponse, exchange: HttpExchange) -> AsyncIterator[bytes]:
-    with_usage = completion.request.includes_usage
-    extra = {"usage": None} if with_usage else {}
-    with completion.service.async_engine.group(exchange) as group:
-        completion.submit(group)
-        async for outputs in outputs_with_deltas(group, completion.outputs):
-            choices = [completion.choice(output) for output in outputs]
-            yield b"".join([event({**completion.document([choice]), **extra}) for choice in choices])
-    if with_usage:
-        yield event({**completion.document([]), "usage": usage(completion.prompts, completion.outputs)})
-
-
-class CompletionResponse:
-    """The response to one request: it checks and tokenises the request, submits it, and formats its outputs.
-
-    Attributes:
-        prompts: token ids. outputs: `n` for each prompt, once they are submitted.
-    """
+class CompletionResponse(GenerationResponse[CompletionRequest]):
+    """The response to one or several prompts, which are texts or token ids."""
 
     def __init__(self, service: Service, request: CompletionRequest) -> None:
-        self.service, self.request = service, request
         service.model.check_generates()
         check_generation_request(request)
-        self.n = request.n or 1
-        self.prompts = service.prompts(request.prompt, "prompt", request.add_special_tokens is not False, self.n)
+        prompts = service.prompts(request.prompt, "prompt", request.add_special_tokens is not False, request.n or 1)
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        for prompt in self.prompts:
+        for prompt in prompts:
             service.inputs.check_length(prompt, max_tokens, "max_tokens")
-        self.max_tokens = max_tokens
-        self.stop = service.generations.stop_conditions(request)
-        self.outputs: list[CompletionOutput] = []
-        self.text_offsets: list[int] = []
-        self.id, self.created = response_id("cmpl"), unix_time()
+        super().__init__(service, request, prompts, max_tokens, "cmpl")
+        self.text_offsets = [0] * (len(prompts) * self.n)
 
-    def submit(self, group: RequestGroup) -> None:
-        """Submit `n` generations for each prompt."""
-        request = self.request
-        logprobs = -1 if request.logprobs is None else request.logprobs
-        prompt_logprobs = -1 if request.prompt_logprobs is None else request.prompt_logprobs
-        if request.echo:
-            prompt_logprobs = max(prompt_logprobs, logprobs)
-        seed = self.service.generations.seed(request)
-        self.service.check_capacity(len(self.prompts) * self.n)  # others may have come while these were being encoded
-        for prompt in self.prompts:
-            for i in range(self.n):
-                output = CompletionOutput.start(
-                    self.service, request, self.stop, group, prompt, self.max_tokens, len(self.outputs),
-                    seed=seed + i, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-                )  # fmt: skip
-                self.outputs.append(output)
-                self.text_offsets.append(0)
+    @property
+    def logprobs(self) -> int:
+        """See `GenerationResponse.logprobs`."""
+        return -1 if self.request.logprobs is None else self.request.logprobs
 
-    def document(self, choices: list[CompletionChoice]) -> Completion:
-        """A response with these choices."""
+    @property
+    def prompt_logprobs(self) -> int:
+        """See `GenerationResponse.prompt_logprobs`. An echoed prompt has those of the output."""
+        return max(super().prompt_logprobs, self.logprobs) if self.request.echo else super().prompt_logprobs
+
+    def document(self) -> Completion:
+        """See `GenerationResponse.document`."""
+        document = self.chunk([self._choice(output) for output in self.outputs])
+        document["usage"] = self.usage()
+        return document
+
+    def deltas(self, output: CompletionOutput) -> list[CompletionChoice]:
+        """See `GenerationResponse.deltas`."""
+        return [self._choice(output)]
+
+    def chunk(self, choices: list[CompletionChoice]) -> Completion:
+        """See `GenerationResponse.chunk`."""
         return {
             "id": self.id,
             "object": "text_completion",
@@ -94,8 +66,8 @@ class CompletionResponse:
             "choices": choices,
         }
 
-    def choice(self, output: CompletionOutput) -> CompletionChoice:
-        """The new part of an output; without a stream, all of it. The first part also holds what is of the prompt."""
+    def _choice(self, output: CompletionOutput) -> CompletionChoice:
+        """The new part of an output; without a stream, all of it. The first part also holds the prompt's fields."""
         request, first = self.request, not output.num_read
         delta = output.read()
         echoed = bool(request.echo) and first

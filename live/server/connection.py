@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request has begun whose response is not complete."""
+        """True if a request has begun whose response is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     # -- what the client sends ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """End the connection with an error about a head, of which the application does not know."""
+        """End the connection with an error about a request's head, which the application has not seen."""
         if self.transport.is_closing():
             return
         body = to_bytes(error.document())

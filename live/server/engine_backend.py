@@ -35,12 +35,12 @@ class EngineBackend:
 
     @property
     def config(self) -> ModelConfig:
-        """As `Backend.config`."""
+        """See `Backend.config`."""
         return self.engine.executor.decoder.config
 
     @property
     def limits(self) -> BackendLimits:
-        """As `Backend.limits`."""
+        """See `Backend.limits`."""
         settings = self.engine.core.config
         return BackendLimits(
             min(self.config.max_position_embeddings, settings.num_gpu_blocks * settings.block_size),
@@ -52,15 +52,15 @@ class EngineBackend:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """As `Backend.models`: an engine has one."""
+        """See `Backend.models`: an engine has one."""
         return ()
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        """As `Backend.start`."""
+        """See `Backend.start`."""
         self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
 
     def submit(self, generation: Generation) -> None:
-        """As `Backend.submit`."""
+        """See `Backend.submit`."""
         self.engine.submit(generation)
         if not self._stepping:
             assert self._loop is not None, "the backend has been started"
@@ -68,11 +68,11 @@ class EngineBackend:
             self._loop.call_soon(self._step)
 
     def abort(self, request_id: int) -> None:
-        """As `Backend.abort`."""
+        """See `Backend.abort`."""
         self.engine.abort(request_id)
 
     def state(self) -> BackendState:
-        """As `Backend.state`."""
+        """See `Backend.state`."""
         core = self.engine.core
         return BackendState(
             core.num_running,

@@ -1,4 +1,4 @@
-"""From a checked request to the generations that the engine runs."""
+"""Makes the generations that the engine runs from a checked request."""
 
 from __future__ import annotations
 

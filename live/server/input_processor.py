@@ -1,4 +1,4 @@
-"""From the input of a request to prompt token ids: tokenizer, chat template, and checks of ids and lengths."""
+"""Turns the input of a request into prompt token ids: tokenizer, chat template, and checks of ids and lengths."""
 
 from __future__ import annotations
 

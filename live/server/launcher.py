@@ -1,4 +1,4 @@
-"""The life of the server: from a socket to an exit code."""
+"""Starts the server on a socket, and shuts it down with an exit code."""
 
 from __future__ import annotations
 

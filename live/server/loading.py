@@ -1,7 +1,8 @@
-"""From command line options to a tokenizer and an engine."""
+"""Builds a tokenizer and an engine from command line options."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,18 @@ from live.text.tokenizer import Tokenizer
 from scenarios.engine import EngineSpec, SchedulerPlan
 from workloads.errors import BadInput
 
+BLOCKS_FLAG, MEMORY_FLAG = "--num-gpu-blocks", "--kv-cache-memory-bytes"
+
 BLOCK = 16
 """Block size of the KV cache, tokens."""
 
-DEFAULT_GIB, MAX_GIB = 1.0, 1 << 30
+DEFAULT_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 30, 1 << 60
+"""Memory of the KV cache by default, and the most that may be requested."""
+
+UNITS = {"": 1}
+UNITS |= {unit: 1000**power for power, unit in enumerate("kmgt", 1)}
+UNITS |= {unit: 1024**power for power, unit in enumerate("KMGT", 1)}
+"""Suffixes of sizes, as in vLLM: lower case is decimal, upper case binary."""
 
 ID_BYTES = 40
 """Bytes of a block id in Python: an integer, and an entry of a list."""
@@ -27,10 +36,10 @@ ID_BYTES = 40
 
 @dataclass(frozen=True)
 class Cache:
-    """The options of the KV cache: a number of blocks or an amount of memory."""
+    """The options of the KV cache: a number of blocks, or an amount of memory (`parse_size`)."""
 
     blocks: int | None
-    gib: float | None
+    memory: str | None
 
 
 def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
@@ -105,13 +114,14 @@ def _blocks(cache: Cache, config: ModelConfig, model: ModelSource, sequences: in
     size = _block_bytes(config, model, BLOCK)
     longest = -(-config.max_position_embeddings // BLOCK)
     if cache.blocks is None:
-        blocks, field, value = _blocks_in(cache.gib, size, sequences * longest)
-    elif cache.gib is not None:
-        raise BadInput("expected --kv-blocks or --kv-gib, found both", field="--kv-gib", value=cache.gib)
+        blocks, field, value = _blocks_in(cache.memory, size, sequences * longest)
+    elif cache.memory is not None:
+        expected = f"expected {BLOCKS_FLAG} or {MEMORY_FLAG}, found both"
+        raise BadInput(expected, field=MEMORY_FLAG, value=cache.memory)
     elif cache.blocks < 1:
-        raise BadInput("expected a whole number from 1 up", field="--kv-blocks", value=cache.blocks)
+        raise BadInput("expected a whole number from 1 up", field=BLOCKS_FLAG, value=cache.blocks)
     else:
-        blocks, field, value = cache.blocks, "--kv-blocks", cache.blocks
+        blocks, field, value = cache.blocks, BLOCKS_FLAG, cache.blocks
     _expect_blocks(config, model, BLOCK, blocks, sequences, field, value, "--max-num-seqs")
     return blocks
 
@@ -120,7 +130,7 @@ def _expect_blocks(
     config: ModelConfig, model: ModelSource, block_size: int, blocks: int, sequences: int,
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
-    """Refuse more blocks, or block tables, than there is memory for; `field`, `value`: what asked for them.
+    """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame.
 
     Raises:
         BadInput: there is not so much memory.
@@ -132,14 +142,26 @@ def _expect_blocks(
     check_memory(tables, "block tables of so many sequences", "cpu", field=sequences_field, value=sequences)
 
 
-def _blocks_in(gib: float | None, size: int, max_blocks: int) -> tuple[int, str, float]:
-    """Blocks of `size` bytes in `gib` GiB, with the option and its value for errors.
+def _blocks_in(memory: str | None, size: int, max_blocks: int) -> tuple[int, str, float]:
+    """Blocks of `size` bytes in an amount of memory, with the option and its value for errors.
 
-    By default DEFAULT_GIB, and at most `max_blocks`.
+    By default DEFAULT_CACHE_BYTES, and at most `max_blocks`.
     """
-    wanted = DEFAULT_GIB if gib is None else gib
-    if not size / 2**30 <= wanted <= MAX_GIB:
-        expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_GIB} GiB"
-        raise BadInput(expected, field="--kv-gib", value=wanted)
-    blocks = int(wanted * 2**30 // size)
-    return min(blocks, max_blocks) if gib is None else blocks, "--kv-gib", wanted
+    wanted = DEFAULT_CACHE_BYTES if memory is None else parse_size(memory, MEMORY_FLAG)
+    if not size <= wanted <= MAX_CACHE_BYTES:
+        expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_CACHE_BYTES} bytes"
+        raise BadInput(expected, field=MEMORY_FLAG, value=wanted)
+    blocks = int(wanted // size)
+    return min(blocks, max_blocks) if memory is None else blocks, MEMORY_FLAG, wanted
+
+
+def parse_size(text: str, field: str) -> float:
+    """The bytes of a size such as 2e9, 4G or 1.5g (`UNITS`).
+
+    Raises:
+        BadInput: something else; `field` is named.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kmgtKMGT]?)", text)
+    if found is None:
+        raise BadInput("expected a number of bytes, such as 2e9, 512M or 4G", field=field, value=text)
+    return float(found[1]) * UNITS[found[2]]

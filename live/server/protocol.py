@@ -32,7 +32,7 @@ _OTHER_BYTES = bytes(set(range(256)) - set(b'"[{'))
 
 
 def has_too_many_containers(body: bytes) -> bool:
-    """Whether a JSON text opens more than `MAX_CONTAINERS` lists and objects; brackets in strings do not count."""
+    """True if a JSON text opens more than `MAX_CONTAINERS` lists and objects, not counting brackets in strings."""
     if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
         return False
     marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHER_BYTES)
@@ -65,7 +65,7 @@ Objects: TypeAlias = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_l
 
 
 def _kind(value: Any) -> str | None:
-    """Which of `Prompts` a value is to be, by its first element."""
+    """The tag of `Prompts` that a value is checked as, by its first element."""
     if isinstance(value, str):
         return "text"
     if not isinstance(value, list):
@@ -175,7 +175,7 @@ class GenerationRequest(Body):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with token counts."""
+        """True if a stream ends with token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 

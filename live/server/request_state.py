@@ -10,11 +10,11 @@ from live.server.errors import ApiError
 from live.text.stream import TextStream
 
 FinishedReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-"""How a generation ended, as metrics count it."""
+"""The end of a generation, by the names of the metrics."""
 
 
 class RequestState:
-    """One generation as the event loop sees it.
+    """The event loop's view of one generation.
 
     Attributes:
         generation: belongs to the engine while it runs. finished: no more tokens will come. error: what went wrong.

@@ -1,4 +1,4 @@
-"""What the endpoints share, each part with one responsibility."""
+"""The parts that the endpoints share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Service:
         config: the server's settings. model: the model's name and sizes. async_engine: runs generations.
         inputs: makes prompts of requests. generations: makes generations of prompts.
         stats: counters. exporter: the metrics page. draining: new requests are refused.
-        offload: runs what a large request needs before it can be submitted. started: seconds since 1970.
+        offload: encodes large requests in threads. started: seconds since 1970.
     """
 
     config: ServerConfig

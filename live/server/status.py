@@ -8,7 +8,7 @@ from live.server.service import Service
 
 
 async def health(service: Service, request: None, exchange: HttpExchange) -> Status:
-    """Whether requests are answered; 503 if the engine has failed or the server is shutting down."""
+    """The status of the server; 503 if the engine has failed or the server is shutting down."""
     service.check_available(None)
     return {"status": "ok"}
 

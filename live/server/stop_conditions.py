@@ -1,4 +1,4 @@
-"""What ends the outputs of a request before they reach their maximum length."""
+"""Conditions that end the outputs of a request before they reach their maximum length."""
 
 from __future__ import annotations
 

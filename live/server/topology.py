@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from latency_models.io.config_io import read_yaml
 from live.loaded_model import DTYPES, ModelSource
 from live.memory import check_memory
-from live.server.flags import EngineFlags
+from live.models.config import ModelConfig
+from live.server.options import EngineOptions, TopologyOptions, flag
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.deployment import Deployment
@@ -38,169 +39,91 @@ BLOCK = 16
 PROMPT_TOKENS = 512
 """Prompt and decode tokens of one attention instance in one step of a microbatch, unless the user says otherwise."""
 
-
-@dataclass(frozen=True)
-class Place:
-    """Which process of a topology this is, and where they meet: options of the command line."""
-
-    role: str | None
-    rank: int
-    rendezvous: str | None
-    join_seconds: float
-    worker_seconds: float
-
-    def refuse(self, modules: list[str]) -> None:
-        """Refuse a place, and modules, without a topology.
-
-        Raises:
-            BadInput: a role, a rendezvous or a module is given.
-        """
-        given = ("--role", self.role), ("--rendezvous", self.rendezvous), ("--module", modules[0] if modules else None)
-        for field, value in given:
-            if value is not None:
-                raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
-
-    @property
-    def limits(self) -> TimeLimits:
-        """The time limits.
-
-        Raises:
-            BadInput: one that is no time.
-        """
-        for field, value in (("--join-seconds", self.join_seconds), ("--worker-seconds", self.worker_seconds)):
-            if not 0 < value <= 86400:
-                raise BadInput("expected a number above 0, of at most 86400", field=field, value=value)
-        return TimeLimits(self.join_seconds, self.worker_seconds)
-
-    def global_rank(self, names: list[str]) -> int:
-        """This process's rank among all.
-
-        Raises:
-            BadInput: no such role or rank.
-        """
-        roles = list(dict.fromkeys(name.split()[0] for name in names))
-        if self.role not in roles:
-            raise BadInput(f"expected {', '.join(roles)}", field="--role", value=self.role)
-        ranks = [i for i, name in enumerate(names) if name.split()[0] == self.role]
-        if not 0 <= self.rank < len(ranks):
-            raise BadInput(f"expected 0 to {len(ranks) - 1}, of {self.role}", field="--rank", value=self.rank)
-        return ranks[self.rank]
+MAX_SECONDS = 86400.0
+"""Maximum of time limits."""
 
 
-def kind_of(scenario: Path) -> object:
-    """The `kind` of a scenario file, whatever it is."""
-    return read_yaml(scenario).get("kind")
+Serve: TypeAlias = Callable[[TopologyBackend], int]
+"""Serves a backend over HTTP until a shutdown; returns the exit code."""
 
 
-def serve_bundle(
-    model: ModelSource,
-    flags: EngineFlags,
-    scenario: Path,
-    changes: list[str],
-    place: Place,
-    serve: Callable[[TopologyBackend], int],
-) -> int:
-    """Serve with an attention/FFN bundle, or be one of its workers; returns the exit code.
-
-    Args:
-        changes: of the scenario, key=value. serve: serves a backend over HTTP until a shutdown.
+def refuse(options: TopologyOptions) -> None:
+    """Refuse options of a topology where there is none.
 
     Raises:
-        BadInput: a scenario, a model or a place that cannot be used.
+        BadInput: a role, a rendezvous or a module is given.
     """
-    document = read_scenario(scenario, "afd-bundle")
-    spec = check_scenario(document, single_settings(changes), scenario)
-    deployment = BundleDeployment(model, _layout(spec, model, flags, scenario), spec.refill)
-    options = _worker_options(model, flags, scenario, changes, place)
-    return serve_topology(deployment, place, options, serve)
-
-
-def serve_pools(
-    model: ModelSource,
-    modules: list[str],
-    flags: EngineFlags,
-    scenario: Path,
-    changes: list[str],
-    place: Place,
-    serve: Callable[[TopologyBackend], int],
-) -> int:
-    """Serve with the pools of engines of a scenario, or be one of the engines; returns the exit code.
-
-    Args:
-        modules: NAME=PATH, the weights of each of several models.
-
-    Raises:
-        BadInput: a scenario, a model or a place that cannot be used.
-    """
-    for name, value in asdict(flags).items():
+    module = options.module[0] if options.module else None
+    for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous), ("--module", module)):
         if value is not None:
-            expected = "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
-            raise BadInput(expected, field=f"--{name.replace('_', '-')}", value=value)
-    document = read_scenario(scenario, "serving")
-    spec, pools = engine_pools(document, single_settings(changes), scenario)
-    sources = _modules(spec.model_names, modules, model)
-    layout, chunks = _pools_layout(spec, pools)
-    deployment = PoolsDeployment(model, layout, sources, chunks)
-    if deployment.config.labels:
-        raise BadInput("expected a model that generates tokens, which one that classifies does not", file=model.path)
-    shape, device = deployment.config.shape, model.device
-    for place_of, config in ((each, each.config) for each in layout.engines):
-        row = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
-        size, field = config.num_gpu_blocks * config.block_size * row, "engine.num_gpu_blocks or engine.kv_memory"
-        check_memory(size, f"KV caches of a {place_of.role} engine", device, field=field, value=config.num_gpu_blocks)
-    options = _worker_options(model, flags, scenario, changes, place)
-    for entry in modules:
-        options += ["--module", entry]
-    return serve_topology(deployment, place, options, serve)
+            raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
 
 
-def has_pools(scenario: Path, changes: list[str]) -> bool:
-    """Whether a serving scenario has more than one pool, and so engines of several kinds.
+def is_topology(scenario: Path, changes: list[str]) -> bool:
+    """Return whether a scenario has several kinds of workers: a bundle, or more than one pool of engines.
 
     Raises:
         BadInput: the scenario cannot be used.
     """
-    spec = check_serving(read_scenario(scenario, "serving"), single_settings(changes), scenario)
-    return len(spec.pools) > 1
+    document = read_scenario(scenario, "serving", "afd-bundle")
+    if document["kind"] == "afd-bundle":
+        return True
+    return len(check_serving(document, single_settings(changes), scenario).pools) > 1
 
 
-def serve_topology(
-    deployment: Deployment, place: Place, options: list[str], serve: Callable[[TopologyBackend], int]
-) -> int:
+def serve_scenario(model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve) -> int:
+    """Serve with the topology of a scenario, or be one of its workers; returns the exit code.
+
+    Raises:
+        BadInput: a scenario, a model or options that cannot be used.
+    """
+    assert engine.scenario is not None
+    document = read_scenario(engine.scenario, "serving", "afd-bundle")
+    deployment: Deployment
+    if document["kind"] == "afd-bundle":
+        deployment = _plan_bundle(document, model, engine, options)
+    else:
+        deployment = _plan_pools(document, model, engine, options)
+    if deployment.config.labels:
+        raise BadInput("expected a model that generates tokens, which one that classifies does not", file=model.path)
+    return serve_topology(deployment, options, _worker_options(model, engine, options), serve)
+
+
+def serve_topology(deployment: Deployment, options: TopologyOptions, worker_options: list[str], serve: Serve) -> int:
     """Serve with a topology, or be one of its workers; returns the exit code.
 
     Args:
-        options: of a worker's command line, besides its place. serve: serves a backend over HTTP until a shutdown.
+        worker_options: a worker's command line, besides its role, rank and rendezvous.
     """
-    rank = 0 if place.role is None else place.global_rank(deployment.names)
-    address = Address("127.0.0.1", 0) if place.rendezvous is None else Address.parse(place.rendezvous)
+    names, limits = deployment.names, _time_limits(options)
+    rank = 0 if options.role is None else _rank(options, names)
+    address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
     try:
         if rank:
-            if place.rendezvous is None:
-                raise BadInput("expected it beside --role, where the coordinator is", field="--rendezvous")
-            run_worker(deployment, rank, address, place.limits)
+            if options.rendezvous is None:
+                raise BadInput("expected it beside --role, where the coordinator or frontend is", field="--rendezvous")
+            run_worker(deployment, rank, address, limits)
             return 0
-        return _serve_front(deployment, place, address, options, serve)
+        return _serve_front(deployment, address, worker_options if options.role is None else None, limits, serve)
     except TransportError as error:
         print(f"serve-live: {error}", file=sys.stderr, flush=True)
         return 1
 
 
 def _serve_front(
-    deployment: Deployment,
-    place: Place,
-    address: Address,
-    options: list[str],
-    serve: Callable[[TopologyBackend], int],
+    deployment: Deployment, address: Address, worker_options: list[str] | None, limits: TimeLimits, serve: Serve
 ) -> int:
-    """Start the workers of this machine, wait for all, and serve."""
-    names, limits = deployment.names, place.limits
+    """Start the workers of this machine, wait for all, and serve.
+
+    `worker_options`: None if the workers are started by themselves.
+    """
+    names = deployment.names
     with ExitStack() as stack:
         listener = stack.enter_context(listen_at(address))
         members = Membership(address, 0, names, deployment.fingerprint, listener=listener, join_seconds=limits.join)
         workers = None
-        if place.role is None:
-            own = [sys.executable, "-m", "live.server", *options, "--rendezvous", str(members.meeting_point)]
+        if worker_options is not None:
+            own = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
             places = {rank: names[rank].split() for rank in range(1, len(names))}
             commands = {rank: [*own, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
             workers = LocalWorkers(commands, names)
@@ -215,7 +138,73 @@ def _serve_front(
         return serve(backend)
 
 
-def _layout(spec: AfdScenario, model: ModelSource, flags: EngineFlags, file: Path) -> BundleLayout:
+def _rank(options: TopologyOptions, names: list[str]) -> int:
+    """This process's rank among all.
+
+    Raises:
+        BadInput: no such role or rank.
+    """
+    roles = list(dict.fromkeys(name.split()[0] for name in names))
+    if options.role not in roles:
+        raise BadInput(f"expected {', '.join(roles)}", field="--role", value=options.role)
+    ranks = [i for i, name in enumerate(names) if name.split()[0] == options.role]
+    if not 0 <= options.rank < len(ranks):
+        raise BadInput(f"expected 0 to {len(ranks) - 1}, of {options.role}", field="--rank", value=options.rank)
+    return ranks[options.rank]
+
+
+def _time_limits(options: TopologyOptions) -> TimeLimits:
+    """The time limits.
+
+    Raises:
+        BadInput: one that is no time.
+    """
+    for name in ("join_seconds", "worker_seconds"):
+        if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
+            raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
+    return TimeLimits(options.join_seconds, options.worker_seconds)
+
+
+def _plan_bundle(
+    document: dict[str, Any], model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> BundleDeployment:
+    """The bundle that a scenario describes.
+
+    Raises:
+        BadInput: a scenario that cannot be used, or options that a bundle does not have.
+    """
+    assert engine.scenario is not None
+    spec = check_scenario(document, single_settings(engine.set_ or []), engine.scenario)
+    if options.module:
+        raise BadInput("expected none: a bundle serves one model", field="--module", value=options.module[0])
+    return BundleDeployment(model, _bundle_layout(spec, model, engine, engine.scenario), spec.refill)
+
+
+def _plan_pools(
+    document: dict[str, Any], model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> PoolsDeployment:
+    """The pools of engines that a scenario describes.
+
+    Raises:
+        BadInput: a scenario that cannot be used, flags of the engine, models without weights, or more memory than there
+            is.
+    """
+    assert engine.scenario is not None
+    for name, value in engine.settings.items():
+        expected = "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
+        raise BadInput(expected, field=flag(name), value=value)
+    spec, pools = engine_pools(document, single_settings(engine.set_ or []), engine.scenario)
+    layout, chunks = _pools_layout(spec, pools)
+    deployment = PoolsDeployment(model, layout, _modules(spec.model_names, options.module or [], model), chunks)
+    row = _kv_bytes(deployment.config, model)
+    for place in layout.engines:
+        blocks, field = place.config.num_gpu_blocks, "engine.num_gpu_blocks or engine.kv_memory"
+        size = blocks * place.config.block_size * row
+        check_memory(size, f"KV caches of a {place.role} engine", model.device, field=field, value=blocks)
+    return deployment
+
+
+def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions, file: Path) -> BundleLayout:
     """The sizes of the bundle that a scenario describes.
 
     Raises:
@@ -225,33 +214,31 @@ def _layout(spec: AfdScenario, model: ModelSource, flags: EngineFlags, file: Pat
     if len(ratios) != 1:
         expected = "expected one ratio to serve with, such as --set ratio=2"
         raise BadInput(expected, field="ratio", value=spec.ratio, file=file)
-    for name in ("max_num_seqs", "kv_gib", "one_shot"):
-        if (value := getattr(flags, name)) is not None:
+    for name, value in engine.settings.items():
+        if name not in ("max_num_batched_tokens", "num_gpu_blocks"):
             expected = "expected none beside a scenario of a bundle, which says it or has no such thing"
-            raise BadInput(expected, field=f"--{name.replace('_', '-')}", value=value)
-    config, batch_size = model.config(), spec.batch_size
-    if config.labels:
-        raise BadInput(
-            "expected a model that generates tokens, found one that classifies", field="--model", file=model.path
-        )
-    longest = -(-config.max_position_embeddings // BLOCK)
-    blocks = batch_size * longest if flags.kv_blocks is None else flags.kv_blocks
-    tokens = flags.max_num_batched_tokens
+            raise BadInput(expected, field=flag(name), value=value)
+    config, batch_size, topology = model.config(), spec.batch_size, ratios[0]
+    blocks, tokens = engine.num_gpu_blocks, engine.max_num_batched_tokens
+    field = "batch_size" if blocks is None else "--num-gpu-blocks"
+    blocks = batch_size * -(-config.max_position_embeddings // BLOCK) if blocks is None else blocks
     tokens = max(PROMPT_TOKENS, batch_size) if tokens is None else tokens
-    shape = config.shape
-    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
-    topology = ratios[0]
-    here = blocks * BLOCK * row * spec.microbatches * topology.attention_instances
-    field = "batch_size" if flags.kv_blocks is None else "--kv-blocks"
+    here = blocks * BLOCK * _kv_bytes(config, model) * spec.microbatches * topology.attention_instances
     check_memory(here, "KV caches of all attention instances", model.device, field=field, value=blocks)
     try:
-        engine = EngineConfig(
+        settings = EngineConfig(
             num_gpu_blocks=blocks, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=batch_size,
             max_num_batched_tokens=tokens,
         )  # fmt: skip
     except ValueError as error:
         raise BadInput(str(error), field="engine") from None
-    return BundleLayout(topology.attention_instances, topology.ffn_instances, spec.microbatches, engine)
+    return BundleLayout(topology.attention_instances, topology.ffn_instances, spec.microbatches, settings)
+
+
+def _kv_bytes(config: ModelConfig, model: ModelSource) -> int:
+    """Bytes of KV cache of one token."""
+    shape = config.shape
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
 
 
 def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
@@ -304,21 +291,20 @@ def _pools_layout(
     return PoolsLayout(tuple(engines), ranks["prefill"], ranks["decode"], routing), tuple(chunks)
 
 
-def _worker_options(
-    model: ModelSource, flags: EngineFlags, scenario: Path, changes: list[str], place: Place
-) -> list[str]:
+def _worker_options(model: ModelSource, engine: EngineOptions, options: TopologyOptions) -> list[str]:
     """The command line of a worker, besides its place: the same model and settings."""
-    options = [
+    assert engine.scenario is not None
+    words = [
         "--model", str(model.path.resolve()), "--dtype", model.dtype, "--device", model.device,
-        "--threads", str(model.threads), "--scenario", str(scenario.resolve()),
-        "--join-seconds", str(place.join_seconds), "--worker-seconds", str(place.worker_seconds),
+        "--threads", str(model.threads), "--scenario", str(engine.scenario.resolve()),
+        "--join-seconds", str(options.join_seconds), "--worker-seconds", str(options.worker_seconds),
     ]  # fmt: skip
     if model.random:
-        options.append("--random-weights")
-    if flags.max_num_batched_tokens is not None:
-        options += ["--max-num-batched-tokens", str(flags.max_num_batched_tokens)]
-    if flags.kv_blocks is not None:
-        options += ["--kv-blocks", str(flags.kv_blocks)]
-    for change in changes:
-        options += ["--set", change]
-    return options
+        words.append("--random-weights")
+    for name, value in engine.settings.items():
+        words += [flag(name), str(value)]
+    for change in engine.set_ or []:
+        words += ["--set", change]
+    for module in options.module or []:
+        words += ["--module", module]
+    return words

@@ -48,14 +48,14 @@ class ByteLevel:
         self._cache: dict[int, bytes] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """As `VocabularyBytes.token_bytes`."""
+        """See `VocabularyBytes.token_bytes`."""
         value = self._cache.get(token)
         if value is None:
             value = self._cache[token] = self._from_name(self._names(token) or "")
         return value
 
     def incremental(self) -> IncrementalDetokenizer:
-        """As `VocabularyBytes.incremental`."""
+        """See `VocabularyBytes.incremental`."""
         return _ByteLevelIncremental(self)
 
     @staticmethod
@@ -90,7 +90,7 @@ class ByteFallback:
         self._cache: dict[int, tuple[bytes, bool] | None] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """As `VocabularyBytes.token_bytes`, including a leading space."""
+        """See `VocabularyBytes.token_bytes`, including a leading space."""
         entry = self.entry(token)
         return entry[0] if entry else b""
 
@@ -102,7 +102,7 @@ class ByteFallback:
         return self._cache[token]
 
     def incremental(self) -> IncrementalDetokenizer:
-        """As `VocabularyBytes.incremental`."""
+        """See `VocabularyBytes.incremental`."""
         return _ByteFallbackIncremental(self)
 
     @staticmethod

@@ -98,7 +98,7 @@ class _Match:
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix, the length of the longest shorter prefix that it ends with."""
+    """The length of the longest shorter prefix that each prefix ends with."""
     borders = [0] * len(text)
     length = 0
     for i in range(1, len(text)):

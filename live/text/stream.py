@@ -1,4 +1,4 @@
-"""Output text, as its tokens come."""
+"""Text of an output, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a topology consists of: its ranks, the forms of its messages, and what each rank does."""
+"""The parts of a topology: its ranks, the forms of its messages, and the role of each rank."""
 
 from __future__ import annotations
 

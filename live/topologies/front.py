@@ -50,37 +50,37 @@ class TopologyBackend:
 
     @property
     def config(self) -> ModelConfig:
-        """As `Backend.config`."""
+        """See `Backend.config`."""
         return self._deployment.config
 
     @property
     def limits(self) -> BackendLimits:
-        """As `Backend.limits`."""
+        """See `Backend.limits`."""
         return self._deployment.limits
 
     @property
     def models(self) -> tuple[str, ...]:
-        """As `Backend.models`."""
+        """See `Backend.models`."""
         return self._deployment.models
 
     def state(self) -> BackendState:
-        """As `Backend.state`."""
+        """See `Backend.state`."""
         return self._role.state()
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        """As `Backend.start`."""
+        """See `Backend.start`."""
         self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:
-        """As `Backend.submit`."""
+        """See `Backend.submit`."""
         self._role.submit(replace(generation, stop_check=None, output=[]))
         generation.submitted = time.perf_counter()
         self._generations[generation.request.id] = generation
         self._transport.wake()
 
     def abort(self, request_id: int) -> None:
-        """As `Backend.abort`."""
+        """See `Backend.abort`."""
         generation = self._generations.pop(request_id, None)
         if generation is not None:
             generation.finish_reason = "abort"

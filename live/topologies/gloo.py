@@ -44,7 +44,7 @@ OUTSTANDING = 16
 TAG = 0
 
 KEEP_ALIVE_SECONDS = 1.0
-"""How long rank 0 waits for something to do before it shows the others that it is alive."""
+"""Time that rank 0 waits for something to do before it shows the others that it is alive."""
 
 UNLIMITED = timedelta(days=1000)
 
@@ -71,11 +71,11 @@ class GlooTransport:
         self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
     def clock(self) -> float:
-        """As `Transport.clock`."""
+        """See `Transport.clock`."""
         return time.perf_counter()
 
     def send(self, destination: int, message: Message) -> None:
-        """As `Transport.send`."""
+        """See `Transport.send`."""
         check_message(message, self._forms)
         buffer = pack(message)
         under_way = self._sending.setdefault(destination, deque())
@@ -230,7 +230,7 @@ def _aligned(size: int) -> int:
 
 
 def _reason(error: RuntimeError, limit: float = 0.0) -> str:
-    """What has happened to a peer, from gloo's message."""
+    """The fate of a peer, from gloo's message."""
     text = str(error)
     if "Timed out" in text or "timed out" in text:
         return f"has not answered within {limit:g} s"

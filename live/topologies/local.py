@@ -51,7 +51,7 @@ class Timekeeper(Protocol):
         ...
 
     def first(self, ranks: Sequence[int]) -> int:
-        """Which of several roles that can go on does so first."""
+        """Choose which of several roles that can go on does so first."""
         ...
 
 
@@ -59,24 +59,24 @@ class WallTime:
     """The clock on the wall: messages arrive at once, and roles take turns."""
 
     def now(self, rank: int) -> float:
-        """As `Timekeeper.now`."""
+        """See `Timekeeper.now`."""
         return time.perf_counter()
 
     def resume(self, rank: int) -> None:
-        """As `Timekeeper.resume`."""
+        """See `Timekeeper.resume`."""
 
     def pause(self, rank: int) -> None:
-        """As `Timekeeper.pause`."""
+        """See `Timekeeper.pause`."""
 
     def arrival(self, source: int, destination: int, size: int) -> float:
-        """As `Timekeeper.arrival`."""
+        """See `Timekeeper.arrival`."""
         return 0.0
 
     def receive(self, rank: int, arrival: float) -> None:
-        """As `Timekeeper.receive`."""
+        """See `Timekeeper.receive`."""
 
     def first(self, ranks: Sequence[int]) -> int:
-        """As `Timekeeper.first`: the one that has waited longest."""
+        """See `Timekeeper.first`: the one that has waited longest."""
         return ranks[0]
 
 
@@ -95,11 +95,11 @@ class LocalTransport:
         self.rank, self._network = rank, network
 
     def send(self, destination: int, message: Message) -> None:
-        """As `Transport.send`."""
+        """See `Transport.send`."""
         self._network.post(self.rank, destination, message)
 
     def clock(self) -> float:
-        """As `Transport.clock`."""
+        """See `Transport.clock`."""
         return self._network.timekeeper.now(self.rank)
 
 
@@ -158,7 +158,7 @@ class LocalNetwork:
 
     @property
     def ended(self) -> bool:
-        """Whether every role has ended."""
+        """True when every role has ended."""
         return not self._waits
 
     def _go_on(self, rank: int, message: Message | None) -> None:

@@ -1,4 +1,4 @@
-"""How the processes of a topology find each other, and which of them has failed.
+"""The meeting of the processes of a topology, and which of them has failed.
 
 Rank 0 keeps a key-value store at the rendezvous address. Every rank enters itself there, and then shows every second
 that it is alive. When a wait fails, the store tells which rank is the cause: the peer that one waited for may itself
@@ -25,7 +25,7 @@ from live.topologies.transport import TransportError
 from workloads.errors import BadInput
 
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 2.5
-"""How often a rank shows that it is alive, and after how long without a sign it counts as lost."""
+"""Time between two signs of life of a rank, and time without one after which it counts as lost."""
 
 STORE_SECONDS = 1.0
 """Time limit for the store's answers."""
@@ -33,7 +33,7 @@ STORE_SECONDS = 1.0
 POLL_SECONDS = 0.02
 
 LINGER_SECONDS = 4.0
-"""How long rank 0 keeps the store for those that learn of a failure later, at most."""
+"""Time that rank 0 keeps the store for those that learn of a failure later, at most."""
 
 FAILED = "failed"
 """Key of the first failure."""
@@ -41,7 +41,7 @@ FAILED = "failed"
 
 @dataclass(frozen=True)
 class Address:
-    """Where the processes of a topology meet."""
+    """The address at which the processes of a topology meet."""
 
     host: str
     port: int
@@ -243,7 +243,7 @@ class Membership:
         self._ask(lambda store: store.set(key, value))
 
     def _knows(self, keys: list[str]) -> bool:
-        """Whether the store has all of some keys."""
+        """Return whether the store has all of some keys."""
         return bool(self._ask(lambda store: b"1" if store.check(keys) else b""))
 
     def _failure(self) -> str | None:
@@ -301,7 +301,7 @@ class Membership:
         return rank if self._silent(rank) else None
 
     def _silent(self, rank: int) -> bool:
-        """Whether a rank has given no sign of life for too long."""
+        """Return whether a rank has given no sign of life for too long."""
         silent = time.monotonic() - self._seen[rank][1] > SILENT_SECONDS
         return silent and self._pulse is not None and rank != self.rank
 

@@ -43,7 +43,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What messages of one kind consist of: so many integer fields, and these tensors, in order."""
+    """The parts of messages of one kind: so many integer fields, and these tensors, in order."""
 
     fields: int = 0
     payloads: tuple[Payload, ...] = ()
@@ -125,14 +125,14 @@ class Idle:
 
 
 Wait: TypeAlias = Receive | ReceiveAny | Idle
-"""What a role may wait for."""
+"""An event that a role may wait for."""
 
 Role: TypeAlias = Generator[Wait, Message | None, None]
 """A worker's life. It yields what it waits for, and gets the message (None for `Idle`)."""
 
 
 class Transport(Protocol):
-    """What a role sends through.
+    """The means by which a role sends.
 
     Attributes:
         rank: the role's own number.

@@ -14,6 +14,7 @@ from live.validation.machine_speed import MachineSpeedReader
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
+from scenarios.validation import ProfilingSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
@@ -44,22 +45,15 @@ class LiveBackend(LoadedModel):
         )  # fmt: skip
         self._speed = MachineSpeedReader(self.decoder, machine_speed_share) if machine_speed_share else None
 
-    def profile(
-        self,
-        config: EngineConfig,
-        *,
-        rounds: int,
-        max_steps: int,
-        max_prompt_tokens: int,
-        max_output_tokens: int,
-        seed: int,
-    ) -> ProfilingResult:
-        """Time steps as `live.validation.profiling` does. On a GPU the same steps run untimed first.
+    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+        """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first.
 
         Raises:
             ValueError: lengths that the engine refuses.
         """
-        limits = ProfilingLimits(max_prompt_tokens, max_output_tokens, config.max_num_seqs, rounds, max_steps)
+        limits = ProfilingLimits(
+            spec.max_prompt_tokens, spec.max_output_tokens, config.max_num_seqs, spec.rounds, spec.max_steps
+        )
         if self.uses_graphs:
             profile(lambda: self.engine(config), limits, self.vocabulary, seed)
         return profile(lambda: self._settled(config), limits, self.vocabulary, seed, self.clock)

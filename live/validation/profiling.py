@@ -30,7 +30,7 @@ WARM_UP_STEPS = 40
 
 @dataclass(frozen=True)
 class ProfilingLimits:
-    """How many steps are timed, and how large they become.
+    """Limits on the number and the size of timed steps.
 
     Attributes:
         max_prompt_tokens, max_output_tokens: of a request.

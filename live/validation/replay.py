@@ -60,7 +60,7 @@ class ReplayResult:
 
     @property
     def token_times(self) -> list[list[float]]:
-        """Of each request, the times of its output tokens, seconds since the start."""
+        """The times of each request's output tokens, seconds since the start."""
         return [each.times for each in self.generations]
 
     def columns(self) -> dict[str, npt.NDArray[np.float64]]:

@@ -1,1 +1,1 @@
-"""What a sweep over A/F ratios shows: its table, its figures and its page, all from the one document `twin.sweep/1`."""
+"""Reports of a sweep over A/F ratios: its table, figures and page, all from the document `twin.sweep/1`."""

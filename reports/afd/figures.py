@@ -55,7 +55,7 @@ def _ratio_axis(axes: Axes, document: Document) -> None:
 
 
 def _throughput(axes: Axes, document: Document) -> None:
-    """Per card where any configuration has instances of several cards, otherwise per instance, as the paper has it."""
+    """Draw throughput: per card if instances of any configuration have several, else per instance, as in the paper."""
     keys = varying([configuration["settings"] for configuration in document["configurations"]])
     per_card = any(counts_cards(configuration) for configuration in document["configurations"])
     for index, configuration in enumerate(document["configurations"]):
@@ -73,7 +73,7 @@ def _throughput(axes: Axes, document: Document) -> None:
 def _throughput_curves(
     axes: Axes, configuration: Document, points: list[Document], colour: str, prefix: str, unit: str
 ) -> None:
-    """Draw one configuration; `unit` is what throughput is counted for, `instance` or `card`."""
+    """Draw one configuration; `unit`: `instance` or `card`, by which throughput is divided."""
     theory, curves = configuration["theory"], configuration["curves"]
     label = (lambda text: None) if prefix else (lambda text: text)
     published, barrier = (_curve(configuration, name, unit) for name in ("theory", "barrier"))
@@ -116,7 +116,7 @@ def _curve(configuration: Document, name: str, unit: str) -> list[float]:
 
 
 def _rate(point: Document, unit: str) -> float:
-    """Steady throughput, or eq. 21 where there is none."""
+    """Steady throughput, or that of eq. 21 if there is none."""
     steady = point[f"throughput_per_{unit}_steady"]
     return float(point[f"throughput_per_{unit}"] if steady is None else steady)
 

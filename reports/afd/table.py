@@ -29,8 +29,7 @@ def sweep_table(document: Document) -> RenderableType:
 
 
 def counts_cards(configuration: Document) -> bool:
-    """Whether instances differ in cards or have several, so that throughput per card is another matter than per
-    instance."""
+    """True if instances have several cards, so that throughput per card and per instance differ."""
     cards = configuration["cards"]
     return bool(max(cards["attention"], cards["ffn"]) > 1)
 
@@ -38,8 +37,8 @@ def counts_cards(configuration: Document) -> bool:
 def headline(configuration: Document, keys: Sequence[str]) -> str:
     """The answer in one line, which begins with the settings of `keys`.
 
-    In two lines, per card and per instance, where instances are not of one card each. A configuration that does not fit
-    in memory gets no recommendation, but what it lacks.
+    There are two lines, per card and per instance, unless instances have one card each. For a configuration that does
+    not fit in memory, the line states the missing memory in place of a recommendation.
     """
     simulation, memory = configuration["simulation"], configuration["memory"]
     name = in_words(configuration["settings"], keys)
@@ -57,7 +56,7 @@ def headline(configuration: Document, keys: Sequence[str]) -> str:
 
 
 def memory_lines(configuration: Document) -> list[str]:
-    """How much memory weights and KV cache take on a card, in one line; none where that is not known."""
+    """The memory of weights and KV cache on a card, in one line; no line if it is not known."""
     memory = configuration["memory"]
     if memory is None:
         return []
@@ -86,7 +85,7 @@ def _recommended(configuration: Document, unit: str) -> str:
 
 
 def footnote(document: Document) -> str:
-    """What the columns mean."""
+    """An explanation of the columns."""
     unit = document["time_unit"]
     text = (
         f"Simulated. Throughput in output tokens per {unit[:-1]} and instance: eq. 21 over the first 80 % of requests; "
@@ -105,7 +104,7 @@ def footnote(document: Document) -> str:
 
 
 def _points_table(points: list[Document], unit: str, configuration: Document) -> FittingTable:
-    """One row a point. The number beside each title is its rank: what gives way first on a narrow terminal."""
+    """One row a point. The number beside each title is its rank: high ranks are left out first on a narrow terminal."""
     per_card, memory = counts_cards(configuration), configuration["memory"]
     titles = {
         "r": 0,
@@ -154,7 +153,7 @@ def _cells(point: Document, *, per_card: bool) -> list[str]:
 
 
 def _memory(point: Document, memory: Document) -> str:
-    """Share of the limit on an attention card, and whether the point does not fit."""
+    """Share of the limit on an attention card, with a mark if the point does not fit."""
     share = f"{100 * point['attention_memory'] / memory['limit']:.0f} %"
     return share if point["fits"] else f"{share} over"
 

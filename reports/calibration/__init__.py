@@ -1,1 +1,1 @@
-"""What is shown of a calibration that was measured: a table for a terminal, and a figure of each operation."""
+"""Reports of a measured calibration: a table for a terminal, and a figure of each operation."""

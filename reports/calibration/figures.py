@@ -1,5 +1,4 @@
-"""One figure an operation: what was measured and its lines, and below how far both the lines and the predictions of
-held-out points are off."""
+"""One figure for each operation: measurements with fitted lines, and below the errors of lines and held-out points."""
 
 from __future__ import annotations
 

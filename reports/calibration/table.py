@@ -14,7 +14,7 @@ HEADERS = ("operation", "via", "points", "repeats within", "held-out median", "9
 
 
 def operations_table(document: Document) -> RenderableType:
-    """One row an operation, then what a step takes beyond them, and what was not measured."""
+    """One row for each operation, then the overhead of a step, and the operations that were not measured."""
     table = Table(box=None, header_style="bold")
     for header in HEADERS:
         table.add_column(header, justify="left" if header in ("operation", "via", "lines") else "right")
@@ -37,7 +37,7 @@ def operations_table(document: Document) -> RenderableType:
 
 
 def headline(document: Document) -> str:
-    """Model, device, and how many operations are as well known as they should be."""
+    """Model, device, and the number of operations whose errors are within their limits."""
     operations = document["operations"].values()
     judged = [each for each in operations if each.get("held_out")]
     hold = sum(each["holds"] for each in judged)
@@ -48,7 +48,7 @@ def headline(document: Document) -> str:
 
 
 def overhead(document: Document) -> str:
-    """What whole steps say."""
+    """The overhead of whole steps."""
     told = document["overhead"]
     if told.get("median_error") is None:
         return "whole steps: not measured"
@@ -62,7 +62,7 @@ def overhead(document: Document) -> str:
 
 
 def _lines(operation: Document) -> str:
-    """The only line in numbers; of several, how many."""
+    """The line in numbers; the number of lines if there are several."""
     lines = operation["lines"]
     if len(lines) == 1:
         return (

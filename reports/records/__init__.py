@@ -1,1 +1,1 @@
-"""The record store: what a run leaves on disk. A leaf: imports nothing internal."""
+"""The record store: the files that a run leaves on disk. Imports no other package."""

@@ -1,4 +1,4 @@
-"""Which code made a record."""
+"""The commit of the code that made a record."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def commit() -> str | None:
-    """The commit this code was checked out at, marked when it has been changed since; None outside a checkout.
+    """The commit of this checkout, marked if files have changed since; None outside a checkout.
 
-    Code that is installed lies in no checkout of its own, whatever repository is around it.
+    Installed code has no checkout of its own, even if a repository is around it.
     """
     if not (ROOT / ".git").exists():
         return None

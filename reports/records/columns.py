@@ -11,7 +11,7 @@ from reports.records.run_directory import naming, replacing
 
 
 def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
-    """Write columns of one length, making the folder; whole or not at all."""
+    """Write columns of one length atomically; makes the folder."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,12 +1,12 @@
 """`runs/<id>/`: one folder a run, written so that a killed run loses no finished point.
 
-    manifest.json    what was asked, with what, and whether it is complete (or why not)
-    points.jsonl     one line a finished point, on disk before the next is counted
+    manifest.json    the inputs, the versions, and the status (complete, or why not)
+    points.jsonl     one line for each finished point, on disk before the next is counted
     summary.json     the whole document, written last
     figures/, report.html
 
-The id is the time of the start, the command, and a fingerprint of what was asked. An unfinished run with the same
-fingerprint is taken up again, unless a live process holds it.
+The id is the time of the start, the command, and a fingerprint of the inputs. An unfinished run with the same
+fingerprint is resumed, unless a live process holds it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SCHEMA = "twin.run/1"
 class RunDirectory:
     """One run's folder, held by this process until `close`, or to the end of a `with` block.
 
-    If the block fails, the folder says why. A `KeyboardInterrupt` leaves the block with what has been kept as its
-    message, empty where that is nothing. Any failure to write is an `OSError` that carries the path.
+    If the block fails, the manifest says why. The message of a `KeyboardInterrupt` that leaves the block says what has
+    been kept; it is empty if there is nothing. Any failure to write is an `OSError` that carries the path.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class RunDirectory:
             raise KeyboardInterrupt(kept) from None
 
     def _kept(self) -> str:
-        """What an interruption leaves, in words."""
+        """The results that an interruption leaves, in words."""
         try:
             finished = len(self.points())
         except OSError:
@@ -89,7 +89,7 @@ class RunDirectory:
         return found
 
     def add_point(self, key: str, point: dict[str, Any]) -> None:
-        """Append one finished point and see it to the disk."""
+        """Append one finished point; it is on disk when this returns."""
         file = self.path / "points.jsonl"
         rest = (json.dumps({"key": key, **point}) + "\n").encode()
         with naming(file), file.open("ab", buffering=0) as lines:
@@ -103,7 +103,7 @@ class RunDirectory:
                 raise
 
     def write_json(self, name: str, document: object) -> Path:
-        """Write a whole document, or leave the old one: never half of it."""
+        """Write a document atomically."""
         return self.write_text(name, json.dumps(document, indent=1) + "\n")
 
     def write_text(self, name: str, text: str) -> Path:
@@ -111,12 +111,12 @@ class RunDirectory:
         return write_text(self.path / name, text)
 
     def set_status(self, complete: bool, status: str) -> None:
-        """Say in the manifest how the run stands."""
+        """Set the status of the run in its manifest."""
         self.manifest |= {"complete": complete, "status": status, "updated": _now().isoformat()}
         self.write_json("manifest.json", self.manifest)
 
     def abandon(self, why: str) -> None:
-        """Leave the run unfinished and say why, as far as the disk still takes it."""
+        """Record why the run stays unfinished, if the disk allows it."""
         with contextlib.suppress(OSError):
             try:
                 self.set_status(False, why)
@@ -124,7 +124,7 @@ class RunDirectory:
                 self._set_status_in_place(why)
 
     def _set_status_in_place(self, why: str) -> None:
-        """Overwrite the manifest, which takes no space of a full disk: without indentation, `why` cut to what fits."""
+        """Overwrite the manifest, which works on a full disk: without indentation, and with `why` cut to fit."""
         file = self.path / "manifest.json"
         size = file.stat().st_size
         spare = size - len(json.dumps({**self.manifest, "status": ""}))
@@ -134,17 +134,17 @@ class RunDirectory:
                 old.write(text.ljust(size).encode())
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._lock.close()
 
 
 def fingerprint(identity: object) -> str:
-    """Of everything that a run's results depend on, as JSON has it."""
+    """A digest of everything that a run's results depend on, as JSON."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def open_run(root: Path, command: str, fingerprint: str, manifest: dict[str, Any], *, resume: bool) -> RunDirectory:
-    """Take up an unfinished run of the same fingerprint under `root`, or begin a new one."""
+    """Resume an unfinished run of the same fingerprint under `root`, or begin a new one."""
     with naming(root):
         root.mkdir(parents=True, exist_ok=True)
     if resume:
@@ -160,7 +160,7 @@ def begin_run(path: Path, manifest: dict[str, Any]) -> RunDirectory:
     """Begin a run in the folder `path`, which is made if it is not there.
 
     Raises:
-        FileExistsError: there is something in it. OSError: it cannot be made.
+        FileExistsError: the folder is not empty. OSError: it cannot be made.
     """
     with naming(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def write_text(file: Path, text: str) -> Path:
-    """Write a whole file, making its folder, or leave the old one: never half of it."""
+    """Write a file atomically; makes its folder."""
     file.parent.mkdir(exist_ok=True)
     with replacing(file) as draft:
         draft.write_text(text, encoding="utf-8")
@@ -211,7 +211,7 @@ def write_text(file: Path, text: str) -> Path:
 
 @contextlib.contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Hand out the path of a draft, which replaces the file at the end of the block.
+    """Yield the path of a draft, which replaces the file at the end of the block.
 
     If the block fails, the draft is removed and the old file stays.
 

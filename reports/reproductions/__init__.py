@@ -1,1 +1,1 @@
-"""Tables and figures of reproduced papers: what was printed beside what is computed."""
+"""Tables and figures of reproduced papers: published beside computed values."""

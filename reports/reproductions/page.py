@@ -1,4 +1,4 @@
-"""The self-contained HTML page of a reproduced paper: its figures, its tables as a terminal shows them, its making."""
+"""The self-contained HTML page of a reproduced paper: its figures, its tables as on a terminal, and its origin."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from reports.serving.page import drawn_figures, whole_page
+from reports.html_page import drawn_figures, whole_page
 
 WIDTH = 200
-"""Characters a line of the tables: what `twin reproduce` prints where it is not told how wide a terminal is."""
+"""Characters in a line of the tables, like those of `twin reproduce` without a terminal."""
 
 
 def reproduction_page(paper: str, tables: RenderableType, manifest: dict[str, Any], figures: dict[str, str]) -> str:

@@ -1,1 +1,1 @@
-"""What is shown of serving systems: tables for a terminal, figures, HTML pages, and a trace for Perfetto."""
+"""Reports of serving systems: tables for a terminal, figures, HTML pages, and a trace for Perfetto."""

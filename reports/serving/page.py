@@ -1,12 +1,11 @@
-"""Self-contained HTML pages of serving runs: the answer, the figures, the numbers, and how they were come by."""
+"""Self-contained HTML pages of serving runs: the answer, the figures, the numbers, and their origin."""
 
 from __future__ import annotations
 
-import json
 from html import escape
 from typing import Any
 
-from reports.afd.page import STYLE
+from reports.html_page import cell, drawn_figures, table, whole_page
 from reports.serving.table import LATENCIES, POINTS, footnote, headline, sweep_footnote, warnings
 from reports.settings import fixed, varying
 
@@ -26,11 +25,11 @@ def simulation_page(document: Document, manifest: Document, figures: dict[str, s
     ]
     if document.get("comparison"):
         rows = [
-            [escape(name), _cell(row["measured"]), _cell(row["predicted"]), f"{100 * row['error']:+.2f} %"]
+            [escape(name), cell(row["measured"]), cell(row["predicted"]), f"{100 * row['error']:+.2f} %"]
             for name, row in document["comparison"].items()
         ]
         title = f"<h2>Beside {escape(document['measured']['source'])}</h2>"
-        body += [title, _table(["", "measured", "predicted", "error"], rows)]
+        body += [title, table(["", "measured", "predicted", "error"], rows)]
     body += ["<h2>Engines</h2>", _entries(document["engines"])]
     if document["links"]:
         body += ["<h2>Links</h2>", _entries(document["links"])]
@@ -47,15 +46,15 @@ def sweep_page(document: Document, manifest: Document, figures: dict[str, str]) 
     rows = [
         [
             *(escape(str(point["settings"][key])) for key in keys),
-            *(_cell(point["summary"][name] and point["summary"][name][key]) for name, key in SWEPT),
-            _cell(point["summary"]["output_throughput"]),
+            *(cell(point["summary"][name] and point["summary"][name][key]) for name, key in SWEPT),
+            cell(point["summary"]["output_throughput"]),
         ]
         for point in points
     ]
     headers = [*keys, *(f"{LATENCIES[name]} {key}, s" for name, key in SWEPT), "output tokens/s"]
     note = f'<p class="note">{escape(sweep_footnote(points))}</p>'
     alike = [f"<p>All with {escape(shared)}.</p>"] if shared else []
-    body = [f"<h1>{escape(document['name'])}: sweep</h1>", *alike, note, *drawn_figures(figures), _table(headers, rows)]
+    body = [f"<h1>{escape(document['name'])}: sweep</h1>", *alike, note, *drawn_figures(figures), table(headers, rows)]
     return whole_page(document["name"], body, manifest)
 
 
@@ -68,45 +67,13 @@ def _latencies(document: Document) -> str:
         values = document["summary"][name]
         if values is None:
             continue
-        rows.append([label, *(_cell(values[point]) for point in POINTS)])
+        rows.append([label, *(cell(values[point]) for point in POINTS)])
         for kind, text in (("confidence", "95 % of the expectation"), ("prediction", "95 % of another run")):
             intervals = [document["intervals"].get(f"{name}.{point}") for point in POINTS]
             if any(intervals):
-                rows.append([text, *(_cell(each and each[kind]) for each in intervals)])
-    return _table(["", *POINTS], rows)
+                rows.append([text, *(cell(each and each[kind]) for each in intervals)])
+    return table(["", *POINTS], rows)
 
 
 def _entries(entries: list[Document]) -> str:
-    return _table(list(entries[0]), [[_cell(value) for value in entry.values()] for entry in entries])
-
-
-def drawn_figures(figures: dict[str, str]) -> list[str]:
-    """Figures inlined, without their XML declarations and doctypes."""
-    return [f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in figures.values()]
-
-
-def whole_page(title: str, body: list[str], manifest: Document) -> str:
-    """The page around a body of HTML, and at its end the run's manifest."""
-    body = [*body, "<h2>How this was made</h2>", f"<pre>{escape(json.dumps(manifest, indent=1))}</pre>"]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
-
-
-def _table(headers: list[str], rows: list[list[str]]) -> str:
-    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
-    lines = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list):
-        return " – ".join(_cell(each) for each in value)
-    return escape(str(value))
+    return table(list(entries[0]), [[cell(value) for value in entry.values()] for entry in entries])

@@ -55,7 +55,7 @@ METRICS = (
 
 
 def sweep_table(document: Document) -> RenderableType:
-    """What all rows share, then one row a configuration with what varies; intervals where there are several runs."""
+    """The settings that all rows share, then one row for each configuration; intervals where there are several runs."""
     points = document["points"]
     settings = [point["settings"] for point in points]
     shared = fixed(settings)

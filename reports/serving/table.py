@@ -16,7 +16,7 @@ POINTS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def simulation_table(document: Document) -> RenderableType:
-    """Latencies in milliseconds with their intervals or what was measured beside them; then what the engines did."""
+    """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
     if document.get("comparison"):
@@ -32,7 +32,7 @@ def simulation_table(document: Document) -> RenderableType:
 
 
 def devices(document: Document) -> str:
-    """How many devices of which types the system has, and what they cost."""
+    """The number of devices of each type, and their price."""
     found = document["devices"]
     text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
     if found["cost_per_hour"] is not None:
@@ -57,7 +57,7 @@ def headline(document: Document) -> str:
 
 
 def _shares(summary: Document) -> str:
-    """How busy the engines were, how full their batches, and how full their caches."""
+    """Shares of busy time, of full batches and of full caches."""
     names = {"busy": "busy", "load": "load", "kv_used": "KV blocks in use"}
     return ", ".join(
         f"{label} {100 * summary[name]:.3g} %" for name, label in names.items() if summary[name] is not None
@@ -65,14 +65,14 @@ def _shares(summary: Document) -> str:
 
 
 def footnote(document: Document) -> str:
-    """That it is simulated, from what, and how often."""
+    """A note on the simulation: its step times, and the number of runs."""
     text = f"{document['note']} Step times: {step_times(document)}"
     runs = document["replications"] * max(document["draws"], 1)
     return f"{text}. {runs} runs; 95 % intervals." if runs > 1 else f"{text}. One run; {no_interval(document)}."
 
 
 def sweep_footnote(points: Sequence[Document]) -> str:
-    """As `footnote`, for all configurations of a sweep."""
+    """A note on the simulation, for all configurations of a sweep."""
     sources = list(dict.fromkeys(step_times(point) for point in points))
     source = sources[0] if len(sources) == 1 else f"{len(sources)} sources, as the rows say"
     runs = [point["replications"] * max(point["draws"], 1) for point in points]
@@ -84,7 +84,7 @@ def sweep_footnote(points: Sequence[Document]) -> str:
 
 
 def step_times(document: Document) -> str:
-    """Where the durations of steps come from."""
+    """The origin of the step times."""
     source = document["step_time"]
     kind = str(source["source"]).replace("_", " ")
     text = f"{kind} ({source['path']})" if "path" in source else kind
@@ -92,7 +92,7 @@ def step_times(document: Document) -> str:
 
 
 def no_interval(document: Document) -> str:
-    """Why one run has no interval, and which flag would give one."""
+    """A note that one run has no interval, with the flag that gives one."""
     random = set(document.get("random", ("unknown",)))  # documents of earlier versions do not say
     if random - {"step_time"}:
         return "--replications gives intervals"
@@ -102,7 +102,7 @@ def no_interval(document: Document) -> str:
 
 
 def _measured_on(origin: Document) -> str:
-    """GPU, engine, model and split that the step times were measured on, as far as their file says."""
+    """The GPU, engine, model and split of the measured step times, as far as their file states them."""
     engine = " ".join(origin[name] for name in ("engine", "engine_version") if name in origin)
     ranks = f"tensor parallel {origin['tensor_parallel']}" if "tensor_parallel" in origin else ""
     known = [text for text in (origin.get("gpu"), engine, origin.get("model"), ranks) if text]
@@ -110,7 +110,7 @@ def _measured_on(origin: Document) -> str:
 
 
 def warnings(document: Document) -> list[str]:
-    """What a reader must know before he believes the numbers."""
+    """Warnings that a reader must see beside the numbers."""
     outside, replayed = document.get("outside") or {}, document.get("replayed")
     cut = [part_of_trace(replayed)] if replayed and replayed["requests"] < replayed["rows"] else []
     return (
@@ -124,13 +124,13 @@ def warnings(document: Document) -> list[str]:
 
 
 def part_of_trace(replayed: Document) -> str:
-    """How much of its trace a replay has played."""
+    """The part of its trace that a replay has played."""
     rows = f"the first {replayed['requests']:,} of {replayed['rows']:,} rows"
     return f"replay: {rows} of the trace, {replayed['seconds']:,.6g} of {replayed['recorded_seconds']:,.6g} seconds"
 
 
 def _overloaded(document: Document) -> list[str]:
-    """That latencies are no property of the system, where a queue grows; figures of the first run that shows it."""
+    """A warning that a queue grows, so that latencies are no property of the system; figures of the first such run."""
     if not document.get("saturated"):
         return []
     found = document["overload"]
@@ -196,5 +196,5 @@ def milliseconds(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Five digits at most."""
+    """A number with at most five digits."""
     return "–" if value is None else f"{value:.5g}"

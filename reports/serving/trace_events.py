@@ -1,4 +1,4 @@
-"""What ran where, as trace events for Perfetto or chrome://tracing."""
+"""Trace events of engines and requests, for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Requests(Protocol):
 
 
 def write_trace_events(file: Path, logs: Sequence[StepLog], requests: Requests) -> None:
-    """Write the trace, compressed; whole or not at all."""
+    """Write the trace atomically, compressed."""
     with replacing(file) as draft, gzip.open(draft, "wt", encoding="utf-8") as out:
         for i, event in enumerate(trace_events(logs, requests)):
             out.write(("[\n" if i == 0 else ",\n") + json.dumps(event))

@@ -16,6 +16,8 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from latency_models.sources.registry import built_in_sources
+from latency_models.sources.specification import SourceSpec
 from scenarios.afd import AfdScenario
 from scenarios.serving import ServingScenario
 from schedulers.bundle_slots import REFILL_POLICIES
@@ -45,7 +47,9 @@ def names(text: str) -> list[str]:
 
 
 def models(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type, those of a union too."""
+    """The models in a type: those of a union too, and all step-time sources."""
+    if annotation is SourceSpec:
+        return list(built_in_sources().values())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in models(inner)]
@@ -138,7 +142,7 @@ def flags(command: cyclopts.App, path: str = "twin") -> Iterator[tuple[str, set[
         if not name.startswith("-"):
             inner = command[name]
             arguments = inner.assemble_argument_collection() if inner.default_command else []
-            yield f"{path} {name}", {flag for each in arguments for flag in each.names}
+            yield f"{path} {name}", {flag for each in arguments if each.show for flag in each.names}
             yield from flags(inner, f"{path} {name}")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from latency_models.io import earlier_names
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 
@@ -39,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, document: dict[str, Any]) -> Path:
     plugins = ["longest_prefix.py", "alternating.py", "gateway_log.py"]
     file = folder / "scenario.yaml"
-    file.write_text(yaml.safe_dump({**document, "plugins": plugins}))
+    file.write_text(yaml.safe_dump({"plugins": plugins, **document}))
     return file
 
 
@@ -65,37 +66,82 @@ def test_simulate_and_sweep(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert seldom["summary"]["ttft"]["mean"] > often["summary"]["ttft"]["mean"]
 
 
-def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def validation(folder: Path, **changes: Any) -> Path:
+    workload = {
+        "trace": {"path": "night.log", "format": "gateway-log"}, "arrivals": {"process": "poisson"}, "requests": 12,
+    }  # fmt: skip
+    document = {
+        "schema": "twin.scenario/1", "kind": "validation", "name": "plugged", "workload": workload,
+        "model": {"path": "config.json", "weights": "random"}, "engine": ENGINE,
+        "system": {"routing": "longest_prefix"}, "loads": [0.5], "repeats": 2,
+        "profiling": {"rounds": 10, "max_steps": 20, "max_prompt_tokens": 24, "max_output_tokens": 8},
+    }  # fmt: skip
+    return write(folder, document | changes)
+
+
+def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the live backend needs the extra [live]")
     from live.server import launcher
 
     engines: list[Any] = []
     monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    earlier_names.print_note.cache_clear()
     model = ["--model", str(folder / "config.json"), "--random-weights"]
     assert run(["serve-live", *model, "--scenario", str(serving(folder, 1))]) == 0
     (engine,) = engines
     assert type(engine.core.chunk_policy).__name__ == "Alternating"
     assert engine.core.chunk_policy.every == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(": one engine is run, which gets every request: system.routing longest_prefix chooses nothing")
+    assert run(["serve-live", *model, "--scenario", str(serving(folder, 3))]) == 0
+    assert "scenario.yaml: 1 of the scenario's 3 engines is run, which gets" in capsys.readouterr().err
 
 
 def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="the live backend needs the extra [live]")
-    workload = {
-        "trace": {"path": "night.log", "format": "gateway-log"}, "arrivals": {"process": "poisson"}, "requests": 12,
-    }  # fmt: skip
-    file = write(
-        folder,
-        {
-            "schema": "twin.scenario/1", "kind": "validation", "name": "plugged", "workload": workload,
-            "model": {"path": "config.json", "weights": "random"}, "engine": ENGINE, "loads": [0.5], "repeats": 2,
-            "probe": {"rounds": 10, "steps": 20, "prompt": 24, "answer": 8, "pace_share": 0.1},
-        },
-    )  # fmt: skip
+    file = validation(folder)
     assert run(["validate", str(file), "--json", "--runs", str(folder / "runs")]) in (0, 4)
     document = json.loads(capsys.readouterr().out)
     assert document["scenario"]["engine"]["chunking"] == {"policy": "alternating", "every": 2}
     (load,) = document["loads"]
     assert load["predicted"][0]["requests"] == load["requests"] > 0
+    assert document["scenario"]["system"] == {"layout": "colocated", "routing": "longest_prefix", "replicas": 1}
+    for settings, told in (
+        ({"replicas": 2}, "system.replicas: got 2, expected 1: the live engine is alone"),
+        ({"routing": "longest"}, "system.routing: got 'longest', expected one of least_loaded, "),
+        ({"layout": "disaggregated"}, "system.layout: got 'disaggregated', expected 'colocated'"),
+    ):
+        assert run(["validate", str(validation(folder, system=settings))]) == 2
+        assert told in capsys.readouterr().err
+
+
+REFUSING = """
+from schedulers.routing import ROUTERS
+from workloads.errors import BadInput
+
+@ROUTERS.register("refusing")
+class Refusing:
+    def __init__(self, draw):
+        pass
+
+    def choose(self, request, engines):
+        raise BadInput(f"expected fewer engines than {len(engines)}", field="system.routing")
+"""
+
+
+@pytest.mark.parametrize("command", ["simulate", "validate"])
+def test_a_router_is_asked_about_one_engine_too(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "validate":
+        pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+    (folder / "refusing.py").write_text(REFUSING)
+    changes: dict[str, Any] = {"plugins": ["refusing.py"], "engine": {"num_gpu_blocks": 64, "max_num_seqs": 4}}
+    changes["system"] = {"routing": "refusing"}
+    workload = {**scenario()["workload"], "arrivals": {"process": "poisson"}}
+    file = validation(folder, **changes, workload=workload)
+    if command == "simulate":
+        file = write(folder, scenario() | changes)
+    assert run([command, str(file), "--runs", str(folder / "runs")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("system.routing: expected fewer engines than 1")
 
 
 @pytest.mark.parametrize(

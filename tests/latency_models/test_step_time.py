@@ -45,3 +45,4 @@ def test_without_a_fit_parameters_are_certain_and_everything_is_covered() -> Non
     assert model.draw(np.random.default_rng(0)) is model
     assert model.outside() == {}
     assert model.chunk_table() is None
+    assert model.measured_deployment() is None

@@ -81,6 +81,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("{process: poisson}", "{process: poisson, rate: 3}", "workload.arrivals.rate: got 3, expected none"),
         ("config.json", "nothing.json", "nothing.json: expected a readable file"),
         ("max_num_seqs: 4", "max_num_seqs: 4, data_parallel_size: 2", "engine.data_parallel_size"),
+        ("requests: 12", "requests: 12\n  models: {count: 2}", "workload.models.count: got 2, expected 1: the live"),
         ("num_gpu_blocks: 64", "num_gpu_blocks: 0", "num_gpu_blocks"),
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("max_prompt_tokens: 24", "max_prompt_tokens: 600", "profiling: request"),

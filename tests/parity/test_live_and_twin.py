@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from simpy.events import Event
@@ -109,18 +110,26 @@ def durations_and_arrivals(replayed: ReplayResult) -> tuple[list[float], list[fl
     return durations, [begins[bisect_right(began, noticed)] for noticed in replayed.noticed]
 
 
+class NotedCore:
+    """A scheduler that notes the batches which it decides."""
+
+    def __init__(self, core: EngineCore, found: list[tuple[object, ...]]) -> None:
+        self._core, self._found = core, found
+
+    def begin_step(self, now: float) -> Batch | None:
+        batch = self._core.begin_step(now)
+        if batch is not None:
+            self._found.append(trace(batch))
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+
 def noted(engine: Engine) -> list[tuple[object, ...]]:
     """What the engine decides from now on, as it goes."""
     found: list[tuple[object, ...]] = []
-    begin = engine.core.begin_step
-
-    def begin_step(now: float) -> Batch | None:
-        batch = begin(now)
-        if batch is not None:
-            found.append(trace(batch))
-        return batch
-
-    engine.core.begin_step = begin_step  # type: ignore[method-assign]
+    engine.core = NotedCore(engine.core, found)  # type: ignore[assignment]
     return found
 
 

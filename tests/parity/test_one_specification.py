@@ -85,8 +85,11 @@ def test_settings_and_chunk_policy_are_the_same(file: Path) -> None:
     core = plan.scheduler.make_core()
     assert engine.core.config == core.config == plan.scheduler.config
     assert type(engine.core.chunk_policy) is type(core.chunk_policy)
-    if core.chunk_policy is not None:
-        assert vars(engine.core.chunk_policy) == vars(core.chunk_policy)
+    if engine.core.chunk_policy is not None and core.chunk_policy is not None:
+        served_chunks, chunks = engine.core.chunk_policy, core.chunk_policy
+        assert [served_chunks.max_prefill_tokens(decodes) for decodes in range(300)] == [
+            chunks.max_prefill_tokens(decodes) for decodes in range(300)
+        ]
     assert engine._depth == plan.scheduler.depth == (2 if plan.scenario.engine.async_scheduling else 1)
 
 

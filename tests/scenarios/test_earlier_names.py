@@ -57,7 +57,7 @@ PRESENT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> None:
-    earlier_names._print_once.cache_clear()
+    earlier_names.print_note.cache_clear()
 
 
 def document(engine: dict[str, Any], **sections: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_step_time_sources_are_read_by_their_earlier_names(
     old: str, new: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for section in ("step_time", "system"):
-        earlier_names._print_once.cache_clear()
+        earlier_names.print_note.cache_clear()
         named: dict[str, Any] = {"source": old, "path": "somewhere"}
         system = {"layout": "disaggregated", "link": {"bandwidth": 1, "bytes_per_token": 1}, "decode_step_time": named}
         changes = {"step_time": named} if section == "step_time" else {"system": system}

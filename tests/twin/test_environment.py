@@ -1,4 +1,4 @@
-"""The environment's two additions to SimPy: events at absolute times, and the order of simultaneous events."""
+"""What the environment adds to SimPy: events at absolute times, their order, and events that move forward."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simpy.events import Event
 
 from twin.environment import Environment, Priority
+from workloads.errors import BadInput
 
 Process = Generator[Event, object, None]
 
@@ -89,3 +90,64 @@ def test_time_advances_unless_another_event_comes_first(when: float, priority: i
     env.at(1.0, Priority.STEP_END)
     assert env.advance_to(when, priority) is advances
     assert env.now == (when if advances else 0.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=20))
+def test_an_event_moved_forward_happens_once_at_the_earlier_time(shares: list[tuple[float, float]]) -> None:
+    env, log = Environment(), []
+
+    def sleeper(index: int, planned: Event) -> Process:
+        yield planned
+        log.append((env.now, index))
+
+    for index, (asked, earlier) in enumerate(shares):
+        planned = env.at(10.0 + asked, Priority.NORMAL)
+        env.process(sleeper(index, planned))
+        env.move_forward(planned, 10.0 * earlier, Priority.NORMAL)
+    env.run()
+    assert log == sorted((10.0 * earlier, index) for index, (_, earlier) in enumerate(shares))
+
+
+def test_time_advances_past_the_later_entry_of_an_event_moved_forward() -> None:
+    env, log = Environment(), []
+    planned = env.at(5.0)
+
+    def first() -> Process:
+        yield planned
+        log.append((env.now, env.advance_to(7.0, Priority.NORMAL), env.now))
+
+    env.process(first())
+    env.move_forward(planned, 1.0, Priority.NORMAL)
+    env.run()
+    assert log == [(1.0, True, 7.0)]
+
+
+def test_the_exception_of_a_process_is_raised_itself() -> None:
+    env, error = Environment(), BadInput("too large", field="engine.num_gpu_blocks", value=3)
+
+    def failing() -> Process:
+        yield env.at(1.0)
+        raise error
+
+    env.process(failing())
+    with pytest.raises(BadInput) as caught:
+        env.run()
+    assert caught.value is error
+
+
+def test_a_failure_that_another_process_handles_does_not_end_the_run() -> None:
+    env, log = Environment(), []
+
+    def failing() -> Process:
+        yield env.at(1.0)
+        raise ValueError("handled")
+
+    def waiting() -> Process:
+        try:
+            yield env.process(failing())
+        except ValueError as error:
+            log.append((env.now, str(error)))
+
+    env.process(waiting())
+    env.run()
+    assert log == [(1.0, "handled")]

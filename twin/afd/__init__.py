@@ -1,1 +1,1 @@
-"""AFD bundles: the simulated plant, what it records, and what is measured from the records."""
+"""AFD bundles: the simulation, its records, and the metrics of the records."""

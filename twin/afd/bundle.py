@@ -1,13 +1,13 @@
-"""The simulated plant of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
+"""The simulation of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
 A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. Its attention phase ends
 with the slowest of the x instances (the barrier); m microbatches are in flight, so that one computes attention while
 another is in transfer or at the FFN. Attention, the two directions of the link, and the FFN each serve one microbatch
 at a time, in order of arrival.
 
-Because all four serve in order and every microbatch visits them in the same order, none overtakes. When a microbatch
-sets out, all its waiting times are therefore already known: with `fast_forward` one event carries it round, without it
-each state is an event of its own. Both give the same records to the last bit (`tests/parity`).
+All four serve in order, and every microbatch visits them in the same order, so none overtakes another. When a
+microbatch sets out, all its waiting times are therefore known. With `fast_forward` one event carries it round; without
+it each state is an event of its own. Both give the same records to the last bit (`tests/parity`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class BundleConfig:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The requests that a bundle is given, by id 0, 1, …, in order of arrival.
+    """The requests of a bundle, by id 0, 1, …, in order of arrival.
 
     Arrays of one length. `prefill` and `decode` are tokens; `arrivals` are times (None: all there from the start, the
-    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop that is given more
-    requests than that keeps its slots full to the end, one that is not drains. A request caught in mid-life by a
-    stationary start has its generated tokens counted into `prefill` and taken off `decode`.
+    closed loop). The run ends when `completions` of them have finished (None: all): a closed loop with more requests
+    than that keeps its slots full to the end; otherwise it drains. A request that is in progress at a stationary start
+    has its generated tokens counted into `prefill` and taken off `decode`.
     """
 
     prefill: IntArray
@@ -66,7 +66,7 @@ class Supply:
         arrivals: Sequence[float] | None = None,
         completions: int | None = None,
     ) -> Supply:
-        """The same from plain lists."""
+        """A supply from plain lists."""
         times = None if arrivals is None else np.array(arrivals, dtype=np.float64)
         return cls(np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64), times, completions)
 
@@ -76,7 +76,7 @@ StepRow = tuple[int, float, float, float, float, int, int, int, int]
 
 @dataclass(slots=True)
 class BundleRecords:
-    """What one run saw. One row a microbatch step in `steps`, in order of their ends.
+    """The records of one run. `steps` has one row for each microbatch step, in order of their ends.
 
     Columns of `steps`: microbatch, ready (set out), end, time waited for attention and for the FFN (links included,
     over all layers), largest token load of an instance, token load over all instances, requests, attention instances
@@ -124,7 +124,7 @@ class Bundle:
         self._over = self.env.event()
 
     def run(self) -> BundleRecords:
-        """Run until as many requests have finished as the supply asks for."""
+        """Run until the supply's `completions` have finished."""
         if self._arrivals is None:
             self._submit(len(self._prefill))
         for index in range(self.config.microbatches):
@@ -157,7 +157,7 @@ class Bundle:
     def _reserve_round(
         self, attention: float, transfer: float, ffn: float
     ) -> Generator[Event, None, tuple[float, float]]:
-        """One pass as one event: every stage is reserved at once, which is exact because no microbatch overtakes."""
+        """One pass as one event: all stages are reserved at once, which is exact because no microbatch overtakes."""
         env = self.env
         ready = env.now
         begun = self.attention.reserve(ready, attention)
@@ -171,7 +171,7 @@ class Bundle:
         return (begun - ready) + (returned - done), (sent - attended) + (taken - arrived)
 
     def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, tuple[float, float]]:
-        """One pass state by state, each an event: what the fast path is held against."""
+        """One pass with an event for each state: the reference for the fast path."""
         for_attention = yield from self._serve(self.attention, attention)
         for_link = yield from self._serve(self.outward, transfer)
         for_ffn = yield from self._serve(self.ffn, ffn)

@@ -1,4 +1,4 @@
-"""What the instances of a bundle are made of: how many cards each has, their memory, and where that is known from."""
+"""The instances of a bundle: their cards, the memory of these, and the source of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEPLOYMENT = "calibration.deployment"
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A model on hardware, as a scenario with a derived calibration names them."""
+    """A model on hardware, of a scenario with a derived calibration."""
 
     hardware: Hardware
     model: Model
@@ -46,7 +46,7 @@ class Cards:
 
 @dataclass(frozen=True, slots=True)
 class CardMemory:
-    """Memory of a card and what a deployment puts there, bytes.
+    """Memory of a card, and the bytes that a deployment puts there.
 
     Attributes:
         capacity: of one card.
@@ -95,7 +95,7 @@ def card_memory(spec: InstancesSpec, deployed: Deployed | None) -> CardMemory | 
     """Memory of the cards, from the deployment or else from the scenario; None where neither says.
 
     Raises:
-        BadInput: half of what a check of the memory needs, or bytes that the deployment gives already.
+        BadInput: some, but not all fields that a check of the memory needs, or bytes that the deployment already gives.
     """
     bytes_given = ("kv_bytes_per_token", "attention_weights", "ffn_weights")
     if deployed is not None:

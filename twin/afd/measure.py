@@ -1,4 +1,4 @@
-"""From a bundle's records to the paper's metrics (eq. 21-23) and the steady state beside them."""
+"""Computes the paper's metrics (eq. 21-23) and the steady state from a bundle's records."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from twin.afd.steps import (
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When each request was seated, gave its first token and finished.
+    """Times at which each request was admitted, gave its first token and finished.
 
-    Arrays over `ids`, the requests that did finish, in order of completion.
+    Arrays over `ids`, the finished requests, in order of completion.
     """
 
     ids: NDArray[np.int64]
@@ -41,11 +41,11 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run of a bundle showed. Times in the calibration's unit, throughput in tokens per unit and instance.
+    """The metrics of one run of a bundle. Times in the calibration's unit, throughput in tokens per unit and instance.
 
     Attributes:
         mean_token_load: of one instance and microbatch.
-        largest_token_load: an upper bound of what any instance held at any time, over all its microbatches.
+        largest_token_load: an upper bound of any instance's tokens at any time, over all its microbatches.
     """
 
     throughput: float
@@ -83,7 +83,7 @@ def request_times(config: BundleConfig, supply: Supply, records: BundleRecords, 
 def measure(
     config: BundleConfig, supply: Supply, records: BundleRecords, slot_load: float, warm_up: int, period: int = 1
 ) -> Measurement:
-    """Everything that is reported of one run.
+    """Compute all metrics of one run.
 
     Args:
         slot_load: exact mean token load of an always-full slot (renewal-reward), the control of the steady state.
@@ -117,9 +117,9 @@ def measure(
 
 
 def largest_token_load(steps: Floats, microbatches: int) -> float:
-    """Tokens that no instance exceeded at any time: each microbatch's largest load of an instance, added up.
+    """An upper bound of an instance's tokens: the sum of the largest loads of an instance in each microbatch.
 
-    It is a bound because the largest loads may be those of different instances.
+    It is only a bound, since the largest loads may be those of different instances.
     """
     begun = steps[np.argsort(steps[:, READY], kind="stable")]
     total = np.zeros(len(begun))
@@ -141,7 +141,7 @@ def _busy(config: BundleConfig, steps: Floats) -> dict[str, float]:
 
 
 def _state_shares(steps: Floats, busy: dict[str, float]) -> dict[str, float]:
-    """Where a microbatch spends its time: the six states of AFD 5.1, as shares of all microbatch time."""
+    """Shares of a microbatch's time in the six states of AFD 5.1."""
     lived = float((steps[:, END] - steps[:, READY]).sum())
     states = {
         "attention": busy["attention"],

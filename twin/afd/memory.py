@@ -1,7 +1,7 @@
-"""Whether a bundle's KV cache and weights fit in the memory of its cards.
+"""Checks that a bundle's KV cache and weights fit in the memory of its cards.
 
-An attention instance holds the KV cache of m microbatches of B requests. How many tokens that is varies from step to
-step; what has to fit is the 99.9 % quantile of the stationary load with every slot full. Fragments of half-filled
+An attention instance holds the KV cache of m microbatches of B requests. Its number of tokens varies from step to step;
+the 99.9 % quantile of the stationary load with every slot full has to fit. Fragments of half-filled
 blocks and activations are not counted: they share what `gpu_memory_utilization` leaves.
 """
 
@@ -24,8 +24,8 @@ class MemoryCheck:
     """One configuration's memory, with every slot full. Bytes are of one card.
 
     Args:
-        in_step: whether all slots start together, which matters when every answer is equally long.
-        closed_loop: whether slots are always full; if not, these are bounds and a point is judged by its simulation.
+        in_step: all slots start together, which matters when every answer is equally long.
+        closed_loop: slots are always full; if not, these are bounds and a point is judged by its simulation.
     """
 
     memory: CardMemory
@@ -60,17 +60,17 @@ class MemoryCheck:
 
     @property
     def ffn_fits(self) -> bool:
-        """Whether the FFN weights fit on the cards of an FFN instance."""
+        """True if the FFN weights fit on the cards of an FFN instance."""
         return self.memory.ffn_weights <= self.memory.limit
 
     @property
     def attention_fits(self) -> bool:
-        """Whether weights and KV cache fit on the cards of an attention instance."""
+        """True if weights and KV cache fit on the cards of an attention instance."""
         return self.attention_bytes(self.tokens) <= self.memory.limit
 
     @property
     def fits(self) -> bool:
-        """Whether both kinds of instances fit."""
+        """True if both kinds of instances fit."""
         return self.attention_fits and self.ffn_fits
 
     @cached_property
@@ -85,7 +85,7 @@ class MemoryCheck:
         return fits
 
     def shortage(self) -> str | None:
-        """What does not fit, in one sentence; None if everything does."""
+        """A sentence on what does not fit; None if everything does."""
         memory = self.memory
         limit = f"{_gb(memory.limit)} ({memory.utilization:g} of {_gb(memory.capacity)})"
         if not self.ffn_fits:
@@ -102,7 +102,7 @@ class MemoryCheck:
     def refusal(self) -> BadInput | None:
         """The error if the bundle cannot run at any ratio; with open arrivals only if not even one request a slot can.
 
-        Full slots are a bound under open arrivals: there it takes the simulation to tell whether the cache fits.
+        Full slots are only a bound under open arrivals: whether the cache fits is known after the simulation.
         """
         shortage = self.shortage()
         if shortage is None:

@@ -1,4 +1,4 @@
-"""From a checked scenario to everything that one point of a sweep needs: lengths, latencies, theory, supply."""
+"""The plan of a sweep's point, made from a checked scenario: lengths, latencies, theory, supply."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BundlePlan:
         latency: of a whole decode step, in the calibration's time unit.
         lengths: joint distribution of prefill and decode lengths.
         cards: of one attention and one FFN instance.
-        memory: of a card and what lies there; None where it is not known, and so not checked.
+        memory: of a card; None if it is not known, and so not checked.
     """
 
     scenario: AfdScenario
@@ -50,17 +50,17 @@ class BundlePlan:
 
     @property
     def closed_loop(self) -> bool:
-        """Whether every slot is kept full."""
+        """True if every slot is kept full."""
         return self.scenario.workload.arrivals.process == "closed_loop"
 
     @cached_property
     def slot_load(self) -> float:
-        """θ, the exact mean token load of an always-full slot."""
+        """The exact mean token load θ of an always-full slot."""
         return self.lengths.renewal_load()
 
     @cached_property
     def paper(self) -> PaperModel:
-        """AFD section 4 with this workload's means and N."""
+        """The paper's model (AFD section 4) with this workload's means and N."""
         scenario = self.scenario
         return PaperModel(
             self.latency,
@@ -79,7 +79,7 @@ class BundlePlan:
 
     @cached_property
     def memory_check(self) -> MemoryCheck | None:
-        """Whether the bundle fits in its cards' memory; None where that is not known."""
+        """The check of the bundle's memory; None if the memory is not known."""
         if self.memory is None:
             return None
         scenario, in_step = self.scenario, self.scenario.start == "fresh"
@@ -88,7 +88,7 @@ class BundlePlan:
 
     @property
     def warm_up(self) -> int:
-        """Steps of a microbatch after which a fresh start should be forgotten: four mean ages of a resident request."""
+        """Steps of a microbatch after which a fresh start has no influence: four mean ages of a resident request."""
         return math.ceil(4 * (self.slot_load - self.resident_prefill))
 
     @property
@@ -122,9 +122,9 @@ class BundlePlan:
         )
 
     def seed(self, topology: Topology) -> int:
-        """A seed of this point's own: from what it serves and in what shape, not from where it stands in a sweep.
+        """The seed of this point. It depends on the workload and the bundle's shape, not on the place in a sweep.
 
-        Names, files' places and latencies leave it alone, so that a what-if sees the same requests.
+        Names, paths and latencies have no influence, so that a what-if question gets the same requests.
         """
         shaping = {"seed", "batch_size", "microbatches", "requests_per_instance", "start", "workload"}
         shape = self.scenario.model_dump(mode="json", include=shaping, exclude={"workload": {"trace": {"path"}}})
@@ -133,7 +133,7 @@ class BundlePlan:
 
     @cached_property
     def trace_digest(self) -> str | None:
-        """Changes with the content of the trace, wherever it lies."""
+        """A digest of the trace's content, independent of its path."""
         trace = self.trace
         if trace is None:
             return None
@@ -141,7 +141,7 @@ class BundlePlan:
         return hashlib.sha256(content + (b"" if trace.arrivals is None else trace.arrivals.tobytes())).hexdigest()
 
     def supply(self, topology: Topology) -> Supply:
-        """The requests that the bundle will be given."""
+        """The requests of the bundle."""
         scenario = self.scenario
         wanted = scenario.requests_per_instance * topology.attention_instances
         if self.closed_loop:
@@ -168,7 +168,7 @@ class BundlePlan:
 
 
 def make_plan(scenario: AfdScenario, base: Path, trace: Trace | None) -> BundlePlan:
-    """Load what the scenario names; relative paths start from `base`, the scenario's folder.
+    """Load the files of a scenario; relative paths start from `base`, the scenario's folder.
 
     Raises:
         BadInput: a calibration or a trace that cannot be used, or not together.
@@ -212,9 +212,9 @@ def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
 
 
 def _mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
-    """Requests as a random step finds them: long answers more often, each at a uniform age.
+    """Requests in slots at a random step: long answers are more frequent, each at a uniform age.
 
-    What has been generated counts as prompt, what remains as the answer.
+    Generated tokens count as prompt, remaining ones as the answer.
     """
     prefill, decode = lengths.sample_resident(rng, count)
     age = rng.integers(0, decode)

@@ -1,4 +1,4 @@
-"""One point of a sweep: simulate a bundle at one ratio and put theory beside it."""
+"""One point of a sweep: the simulation of a bundle at one ratio, beside theory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEADY_PRECISION = 0.005
 
 @dataclass(frozen=True)
 class BundleRun:
-    """A finished run: what went in, what was recorded, what was measured."""
+    """A finished run: its plan, records and metrics."""
 
     config: BundleConfig
     supply: Supply
@@ -45,9 +45,9 @@ def simulate(plan: BundlePlan, topology: Topology) -> BundleRun:
 def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) -> SteadyState | None:
     """The steady state, from a run that was in it.
 
-    A run that starts with empty caches will do if, half way through what is left of it after the warm-up, all but
-    `MISSING` of the load can be there. If not, its longest answers do not have the time to settle in: a run of its own
-    follows, which starts with requests in mid-life as a random step finds them. It is twice as long, and 8 times if
+    A run that starts with empty caches suffices if, in the middle of the steps after the warm-up, all but `MISSING` of
+    the load can be present. Otherwise its longest answers do not reach the steady state: another run follows, which
+    starts with requests of random ages. It is twice as long, and 8 times if
     that leaves the interval wider than `STEADY_PRECISION`.
     """
     scenario = plan.scenario
@@ -68,8 +68,7 @@ def _settled(plan: BundlePlan, topology: Topology, first: SteadyState | None) ->
 
 
 def describe(plan: BundlePlan, topology: Topology, measured: Measurement) -> dict[str, Any]:
-    """The point as it stands in the document `twin.sweep/1`. Barrier-aware theory speaks of full slots under FCFS
-    only."""
+    """The point's entry in the document `twin.sweep/1`. Barrier-aware theory is for full slots under FCFS only."""
     ratio, instances = float(topology.ratio), topology.attention_instances
     steady = measured.steady
     rates = {
@@ -113,7 +112,7 @@ def _per_card(plan: BundlePlan, topology: Topology, rates: dict[str, float | Non
 
 
 def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool | None]:
-    """Bytes on an attention card, and whether all fits: by the stationary law, or under open arrivals as simulated."""
+    """Bytes on an attention card, and whether they fit: by the stationary law, or as simulated (open arrivals)."""
     check = plan.memory_check
     if check is None:
         return {"attention_memory": None, "fits": None}
@@ -122,7 +121,7 @@ def _memory(plan: BundlePlan, measured: Measurement) -> dict[str, float | bool |
 
 
 def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement) -> dict[str, float] | None:
-    """None where the theory does not speak (open arrivals) or there is no steady state to compare with."""
+    """The gaps to theory; None without a theory (open arrivals) or without a steady state."""
     if not plan.closed_loop or measured.steady is None:
         return None
     return decompose(
@@ -137,7 +136,7 @@ def _gaps(plan: BundlePlan, ratio: float, instances: int, measured: Measurement)
 
 
 def run_point(plan: BundlePlan, topology: Topology, requests_to: Path | None = None) -> dict[str, Any]:
-    """Simulate and describe one point; what a worker process does. `requests_to` keeps a row a request there."""
+    """Simulate and describe one point, in a worker process. `requests_to`: file for one row of each request."""
     run = simulate(plan, topology)
     if requests_to is not None:
         write_columns(requests_to, request_columns(run))

@@ -1,4 +1,4 @@
-"""The steady state of a run: the stretch in which the start is forgotten, cut into batches."""
+"""The steady state of a run: the steps after the start has lost its influence, cut into batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEWEST_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Throughput per instance once the start is forgotten, tokens per time unit.
+    """Throughput per instance in the steady state, tokens per time unit.
 
     In a closed loop `throughput` uses the mean token load, known exactly, as a control variate; `plain` does not.
     `interval` is at 95 %. `steps` are the microbatch steps it rests on.
@@ -53,7 +53,7 @@ def steady_state(
     warm_up: int,
     period: int = 1,
 ) -> SteadyState | None:
-    """Estimate it; None when the run is too short to hold enough batches.
+    """Estimate the steady state; None if the run is too short for enough batches.
 
     Args:
         slot_load: exact mean token load of an always-full slot, the control.
@@ -78,7 +78,7 @@ def steady_state(
 
 
 def _state(config: BundleConfig, rate: Estimate, batches: Batches) -> SteadyState:
-    """Per instance."""
+    """The steady state of batches, per instance."""
     instances = config.attention_instances + config.ffn_instances
     low, high = rate.mean - rate.half_width, rate.mean + rate.half_width
     steps = batches.size * len(batches.duration)

@@ -13,5 +13,5 @@ MICROBATCH, READY, END, ATTENTION_WAIT, FFN_WAIT, LOAD_MAX, LOAD_TOTAL, REQUESTS
 
 
 def step_table(records: BundleRecords) -> Floats:
-    """One row a microbatch step in order of their ends, shape (steps, 9)."""
+    """The table, with one row for each microbatch step in order of their ends, shape (steps, 9)."""
     return np.array(records.steps, dtype=np.float64)

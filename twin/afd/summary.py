@@ -1,4 +1,4 @@
-"""What one configuration of a sweep says as a whole: the theory's numbers, the simulation's, and the curves between."""
+"""The summary of one configuration of a sweep: the theory's numbers, the simulation's, and the curves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workloads.pairs import JointEmpirical
 CURVE_POINTS = 96
 TRACE_BLOCKS = 40
 SEARCHED = 0.25, 256.0
-"""Ratios among which the barrier-aware optimum is searched for; per card wider by √(c_F/c_A), as r_peak is."""
+"""Range of ratios of the search for the barrier-aware optimum; per card wider by √(c_F/c_A), like r_peak."""
 
 
 def theory_summary(plan: BundlePlan) -> dict[str, Any]:
-    """Eq. 12-20 for this configuration, the same with the exact load of its lengths, and the barrier-aware optimum."""
+    """The results of eq. 12-20, the same with the exact load of the lengths, and the barrier-aware optimum."""
     paper = plan.paper
     limit = replace(paper, requests=None)
     best = plan.cycle.best_ratio(*SEARCHED)
@@ -74,12 +74,12 @@ def _theory_per_card(plan: BundlePlan, best_per_instance: float) -> dict[str, An
 
 
 def simulation_summary(points: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, Any]:
-    """Where the simulated points peak, where their idle ratios cross, and what the gaps between ratios cost.
+    """The peak of the simulated points, the crossing of their idle ratios, and the cost of the gaps between ratios.
 
-    `best_*` goes by the steady state (by eq. 21 where there is none, as under a short run). Near its peak the curve is
-    flat: `best_range` says between which ratios the 95 % intervals cannot tell. Points that do not fit in memory are
-    never the best; `best_*` is None if none fits. `discreteness` is what the published curve loses between the ratios
-    swept.
+    `best_*` uses the steady state, or eq. 21 if there is none (in a short run). Near its peak the curve is flat:
+    `best_range` has the ratios that the 95 % intervals cannot tell apart. Points that do not fit in memory are
+    never the best; `best_*` is None if none fits. `discreteness` is the loss of the published curve between the
+    swept ratios.
     """
     if not points:
         return {}

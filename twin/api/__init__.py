@@ -1,5 +1,5 @@
-"""The Python surface: `twin.load`, `twin.simulate`, `twin.sweep` and what they return.
+"""The Python surface: `twin.load`, `twin.simulate`, `twin.sweep` and their results.
 
-May live here: what a program and the command line both do with a scenario, results as pandas DataFrames, run folders
-and their figures. May not: printing, reading `sys.argv`, or anything that only a terminal needs.
+This package has the operations that programs and the command line share, results as pandas DataFrames, run folders and
+their figures. It does not print, read `sys.argv`, or do anything that only a terminal needs.
 """

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands in, and the names that errors give to it."""
+"""Checks of a caller's arguments, and their names in errors."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int
 def refuse_for_kind(
     given: Mapping[str, bool], kind: str, document: Mapping[str, Any], file: Path, instead: Mapping[str, str]
 ) -> None:
-    """Refuse arguments that only scenarios of `kind` have, where `document` is of another kind.
+    """Refuse arguments that only scenarios of `kind` have, if `document` is of another kind.
 
     Args:
         given: whether each argument is given.
-        instead: by kind, how such a scenario is swept; ends the message.
+        instead: the end of the message by kind: the way in which such a scenario is swept.
 
     Raises:
         BadInput: one of the arguments is given.

@@ -96,7 +96,7 @@ def figure(document: Document, kind: str) -> Figure:
 
 
 def _needed(document: Document) -> str:
-    """What a document lacks that has no figures."""
+    """The reason why a document has no figures."""
     return "a run with detail: true" if document["schema"] == "twin.simulation/1" else "several configurations"
 
 

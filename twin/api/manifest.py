@@ -20,7 +20,7 @@ PACKAGES = ("numpy", "scipy", "simpy", "pydantic", "torch")
 
 
 def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
-    """What `manifest.json` holds, before the run sets its status.
+    """The content of `manifest.json`, before the run sets its status.
 
     Args:
         inputs: keys of the command's own.

@@ -1,4 +1,4 @@
-"""Run folders that a program asks for by path."""
+"""Run folders at a path that a program gives."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workloads.errors import BadInput
 
 @contextlib.contextmanager
 def save_run(folder: Path, manifest: dict[str, Any]) -> Iterator[RunDirectory]:
-    """A new run folder at this very path; complete when the block ends, or says why it is not.
+    """A new run folder at exactly this path. It is complete when the block ends; otherwise it says why not.
 
     Raises:
-        BadInput: there is something in the folder. OSError: it cannot be written.
+        BadInput: the folder is not empty. OSError: it cannot be written.
     """
     try:
         run = begin_run(folder, manifest)

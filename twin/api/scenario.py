@@ -75,7 +75,7 @@ def load(path: str | Path, overrides: Overrides | None = None) -> Scenario:
 
 
 def opened(source: str | Path | Scenario, overrides: Overrides | None, *kinds: str) -> Scenario:
-    """The scenario of one of `kinds`, its fields not checked yet: a trace may still take the place of some.
+    """Read a scenario of one of `kinds`. Its fields are not checked yet, since a trace may replace some.
 
     Raises:
         BadInput: the file cannot be read, is of another kind, or an override is no key and value.

@@ -37,7 +37,7 @@ class Result:
     series are of the first. Columns and units stand in docs/reference/python.md.
 
     Attributes:
-        scenario: what was simulated.
+        scenario: the simulated scenario.
         document: everything that is reported, as `twin simulate --json` prints it (schema `twin.simulation/1`).
         points: reports of the runs after the first, by key.
     """
@@ -109,7 +109,7 @@ class Result:
         return figure(self.document, kind)
 
     def save(self, folder: str | Path, *, figures: bool = True, events: bool = False) -> Path:
-        """Write a run folder, as `twin simulate` leaves one; returns its path.
+        """Write a run folder like that of `twin simulate`; returns its path.
 
         Args:
             folder: made if it is not there.
@@ -117,7 +117,7 @@ class Result:
             events: write `trace-events.json.gz` too, for Perfetto. Only for runs with detail.
 
         Raises:
-            BadInput: there is something in the folder.
+            BadInput: the folder is not empty.
             OSError: it cannot be written.
         """
         from twin.api.manifest import serving_manifest
@@ -176,7 +176,7 @@ def simulate(
     """Simulate a serving system. Prints nothing and writes nothing.
 
     Args:
-        scenario: a file of kind `serving`, or what `load` returned.
+        scenario: a file of kind `serving`, or the result of `load`.
         overrides: changed fields, as a mapping of dotted keys or as texts `key=value`.
         replications: runs with other seeds of the same workload; several give every metric a 95 % interval.
         draws: draws from the distribution of the step-time model's coefficients, each with all replications; 0 takes

@@ -32,7 +32,7 @@ class SweepResult:
     """Results of a sweep. Columns and units of its DataFrames stand in docs/reference/python.md.
 
     Attributes:
-        scenario: what was swept, before `vary`.
+        scenario: the swept scenario, before `vary`.
         document: everything that is reported, as `twin sweep --json` prints it (schema `twin.serving-sweep/1` or, of an
             AFD bundle, `twin.sweep/1`).
         finished: points of the sweep by key, as `points.jsonl` has them.
@@ -57,7 +57,7 @@ class SweepResult:
         """One row for each finished request of every point of an AFD bundle; times in the calibration's unit.
 
         Raises:
-            BadInput: the sweep was not told to keep requests.
+            BadInput: the sweep did not keep requests.
         """
         import pandas as pd
 
@@ -79,14 +79,14 @@ class SweepResult:
         return figure(self.document, kind or first)
 
     def save(self, folder: str | Path, *, figures: bool = True) -> Path:
-        """Write a run folder, as `twin sweep` leaves one; returns its path.
+        """Write a run folder like that of `twin sweep`; returns its path.
 
         Args:
             folder: made if it is not there.
             figures: write figures and the HTML report.
 
         Raises:
-            BadInput: there is something in the folder.
+            BadInput: the folder is not empty.
             OSError: it cannot be written.
         """
         from reports.records.columns import write_columns
@@ -134,7 +134,7 @@ def sweep(
     """Simulate every combination of the values in `vary`, of an AFD bundle at every ratio. Prints and writes nothing.
 
     Args:
-        scenario: a file of kind `serving` or `afd-bundle`, or what `load` returned.
+        scenario: a file of kind `serving` or `afd-bundle`, or the result of `load`.
         vary: several values of fields, as a mapping of dotted keys to lists
             (`{"engine.max_num_seqs": [64, 128]}`) or as texts (`["engine.max_num_seqs=64,128"]`).
         ratio: A/F ratios of an AFD bundle: a number, a text as after `--ratio` (`1,2,4`, `1:32`, `7/2`), or several of
@@ -165,7 +165,7 @@ def sweep(
 
 
 def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
-    """The ratios as a command line would have them."""
+    """The ratios in the form of the command line."""
     if ratio is None or isinstance(ratio, str):
         return ratio
     return ",".join(map(str, ratio)) if isinstance(ratio, Iterable) else str(ratio)
@@ -192,6 +192,6 @@ def _bundles(sweep: RatioSweep, source: Scenario, jobs: int, *, keep_requests: b
 
 
 def _exhaust(runs: Iterator[object]) -> None:
-    """Run to the end; each point is in the sweep's own records by then."""
+    """Run to the end. Each point is then in the sweep's own records."""
     for _ in runs:
         pass

@@ -1,7 +1,7 @@
 """The command line: one verb for one question.
 
 Each command lives in a module of its own and imports what it needs when it runs, so that `twin --help` is quick.
-Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input, said in one line; 3 a goal cannot be
+Exit codes: 0 done; 1 a server ended unfinished requests; 2 usage or bad input (one line on stderr); 3 a goal cannot be
 met; 4 a threshold was missed; 130 interrupted.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from types import FrameType
 
 import cyclopts
@@ -24,10 +25,18 @@ from twin.cli.sweep import sweep
 from twin.cli.validate import validate
 from workloads.errors import TwinError
 
+
+def _version() -> str:
+    """The version, and whether the simulator's hot modules run compiled (hatch_build.py)."""
+    core = find_spec("schedulers.engine_core")
+    compiled = core is not None and core.origin is not None and not core.origin.endswith(".py")
+    return f"{__version__} ({'compiled' if compiled else 'pure Python'})"
+
+
 app = cyclopts.App(
     name="twin",
     help="A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it.",
-    version=__version__,
+    version=_version,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
     help_format="plaintext",
@@ -48,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code. What a user can cause ends in one clear line on stderr."""
+    """Run one command; returns the exit code. A user's error ends in one clear line on stderr."""
     try:
         result = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`twin calibrate`: where α and β come from."""
+"""`twin calibrate`: makes calibrations and step-time files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 if TYPE_CHECKING:
     from latency_models.calibration.file_format import Calibration
-    from latency_models.sources.origin import Origin
+    from latency_models.origin import Origin
 
 FLAG = Parameter(negative=())
 
@@ -28,7 +28,7 @@ def roofline(
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
-    """Derive α and β from a hardware and a model file (AFD appendix B). Derived is not measured, and the file says so.
+    """Derive α and β from a hardware and a model file (AFD appendix B). The file says that they are not measured.
 
     Parameters
     ----------
@@ -67,19 +67,19 @@ def import_(
     engine_version: str = "",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
-    """Kernel tables that others have measured, as one file that a scenario's step_time can name.
+    """Import kernel tables that others have measured, as one file that a scenario's step_time can name.
 
     A folder of LLMServingSim 2.0's profiler (dense.csv, attention.csv, …) becomes a file for source kernel_tables, with
-    the ranges measured and the error at points left out. A folder of aiconfigurator's tables becomes the kernels of one
+    the measured ranges and errors at held-out points. A folder of aiconfigurator's tables becomes the kernels of one
     model, for source aiconfigurator. The file records GPU, engine, model and tensor parallelism as far as the tables
-    say; flags state what they do not, and may not contradict them.
+    state them; flags state the rest, and must not contradict the tables.
 
     Parameters
     ----------
     tables
         Folder of tables, gzipped or not.
     model
-        Whose kernels to take from aiconfigurator's tables: built-in name or a file. Else the model that was measured.
+        Model whose kernels to take from aiconfigurator's tables: built-in name or a file. Else the measured model.
     tensor_parallel
         Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
     weights
@@ -87,16 +87,16 @@ def import_(
     cache
         Format of the KV cache as the tables name it (aiconfigurator).
     gpu
-        GPU that was measured, where the tables do not say.
+        GPU that was measured, if the tables do not state it.
     engine
-        Engine whose kernels were measured, for example vllm, where the tables do not say.
+        Engine whose kernels were measured, for example vllm, if the tables do not state it.
     engine_version
         Its version.
     output
         File to write; default: print it.
     """
     from latency_models.io.config_io import write_yaml
-    from latency_models.sources.origin import Origin
+    from latency_models.origin import Origin
     from latency_models.sources.recognise import AICONFIGURATOR, source_of
     from reports.records.run_directory import naming
     from twin.api.arguments import require_at_least
@@ -122,7 +122,7 @@ def import_(
 def _aiconfigurator(
     tables: Path, model: str | None, ranks: int, weights: str, cache: str, stated: Origin
 ) -> tuple[dict[str, Any], list[str]]:
-    """The document of one model's kernels, and notes on what it lacks."""
+    """The document of one model's kernels, and notes on missing data."""
     from latency_models.deployment.models import load_model
     from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
     from workloads.errors import BadInput
@@ -136,7 +136,7 @@ def _aiconfigurator(
 
 
 def _kernel_tables(tables: Path, stated: Origin) -> tuple[dict[str, Any], list[str]]:
-    """The document of a profiler's tables, and notes on what it lacks."""
+    """The document of a profiler's tables, and notes on missing data."""
     from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
 
     read = read_kernel_tables(tables, describe=True)
@@ -170,11 +170,11 @@ def fit(
     name
         Name of the calibration.
     device, model
-        What was measured, for the record.
+        The measured device and model, for the record.
     time_unit
         seconds or cycles.
     layers
-        Say so when the times are of one layer, out of this many.
+        Number of the model's layers, if the times are of one layer.
     relative
         Weigh errors in proportion to the time.
     output
@@ -210,7 +210,7 @@ def run_(
     no_figures: Annotated[bool, FLAG] = False,
     json: Annotated[bool, FLAG] = False,
 ) -> int:
-    """Measure this machine: kernels by tokens and contexts, 4-bit layers, messages, and what a step costs the host.
+    """Measure this machine: kernels by tokens and contexts, 4-bit layers, messages, and the host's time of a step.
 
     The file feeds a serving scenario (step_time: {source: calibration_file, path: …}), and an AFD scenario if
     communication was measured. The same command continues a run that was killed. Exit code 4 if an operation's
@@ -232,13 +232,13 @@ def run_(
         CPU threads to compute with. One (the default) is timed by its own processor time, which other programs on the
         machine disturb less.
     quick
-        A handful of points, to see that it runs.
+        Measure a few points, as a smoke test.
     fresh
-        Forget what a killed run has measured.
+        Discard the measurements of a killed run.
     no_figures
         Leave out the figures.
     json
-        Print what each operation came to as JSON instead of the table.
+        Print the results of each operation as JSON instead of the table.
     """
     from reports.calibration.table import operations_table
     from twin.api.arguments import require_at_least

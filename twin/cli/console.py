@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout, everything else on stderr."""
+"""Output of the commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BAR_WIDTH = 24
 
 
 def note(text: str) -> None:
-    """Say something that is not the result."""
+    """Print a line on stderr."""
     print(f"twin: {text}", file=sys.stderr)
 
 
 def print_json(document: object) -> None:
-    """Exactly one JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json.dumps(document, indent=1, allow_nan=False))
 
 
 def print_table(table: RenderableType) -> None:
-    """A table as wide as it needs to be when stdout is not a terminal."""
+    """Print a table, as wide as it needs to be when stdout is not a terminal."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200).print(table)
@@ -35,13 +35,13 @@ def print_table(table: RenderableType) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, total: int, done: int, *, patience: float = 0.0) -> Iterator[Callable[[str], None]]:
-    """A progress bar on a terminal, a few lines elsewhere; the block is handed the function that advances it.
+    """Show a progress bar on a terminal, a few lines elsewhere. Yields the function that advances it.
 
     Elsewhere a line follows each tenth of the total and whenever 30 s have passed since the last. There may be more
     steps than `total`.
 
     Args:
-        patience: seconds in which nothing is shown, for what is usually over by then.
+        patience: seconds before anything is shown, for work that is usually done by then.
     """
     if not sys.stderr.isatty():
         yield _Lines(what, total, done, patience).advance
@@ -66,7 +66,7 @@ def progress(what: str, total: int, done: int, *, patience: float = 0.0) -> Iter
 
 
 def preparing(configurations: Sized) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-    """Progress of checking the configurations of a sweep, shown where that takes more than a moment."""
+    """Show the progress of checking a sweep's configurations, if that takes more than a moment."""
     return progress("preparing", len(configurations), 0, patience=2.0)
 
 
@@ -79,7 +79,7 @@ class _Lines:
         self._patient_until = time.monotonic() + patience
 
     def advance(self, text: str) -> None:
-        """One more step is done."""
+        """Count one more step."""
         self._count += 1
         now, tenth = time.monotonic(), max(self._total // 10, 1)
         due = self._count // tenth > self._said // tenth or self._count == self._total

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_folder(sweep: RatioSweep, command: str, runs: Path, *, fresh: bool, asked: dict[str, Any]) -> RunDirectory:
-    """Open the sweep's run folder; if the block fails, the folder says why and can be taken up again."""
+    """Open the sweep's run folder; if the block fails, the folder says why, and the run can be resumed."""
     from reports.records.run_directory import open_run
     from twin.api.manifest import bundle_manifest
 
@@ -30,7 +30,7 @@ def run_points(
     *,
     keep_requests: bool = False,
 ) -> dict[str, Any]:
-    """Simulate what is missing, each point on disk as soon as it is done; returns the sweep's document."""
+    """Simulate the missing points, each on disk as soon as it is done; returns the sweep's document."""
     from twin.cli.console import note, progress
     from twin.sweeps.parallel import usable_cores
 

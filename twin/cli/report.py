@@ -1,4 +1,4 @@
-"""`twin report`."""
+"""`twin report`: draws a run's figures and page again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def report(run: Path, /) -> int:
     """Draw a run's figures and its self-contained HTML page again, from its summary.
 
-    Any run: a sweep or simulation of a serving system or an AFD bundle, or a reproduced paper.
+    It takes any run: a sweep or simulation of a serving system or an AFD bundle, or a reproduced paper.
 
     Parameters
     ----------

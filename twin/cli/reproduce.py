@@ -1,4 +1,4 @@
-"""`twin reproduce`."""
+"""`twin reproduce`: computes a paper's tables and figures again."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def reproduce(
     jobs: int | None = None,
     fresh: Annotated[bool, FLAG] = False,
 ) -> int:
-    """A paper's tables and figures, computed again beside what was printed.
+    """Compute a paper's tables and figures again, beside the published values.
 
     afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). prelude: execution classes,
     prefix-led planning, and the serving tables (about a minute). spear: SLO-constrained chunks beside static ones, with
     tables that the static rows imply (two minutes with a trace of ShareGPT's lengths, one without). sun: decode fitted
-    on concurrency 1 and 4 predicts 16, smaller decode pools, and skew (half a minute). What disagrees is said.
+    on concurrency 1 and 4 predicts 16, smaller decode pools, and skew (half a minute). Disagreements are listed.
 
     Parameters
     ----------
     paper
-        Which paper: afd, prelude, spear or sun.
+        The paper: afd, prelude, spear or sun.
     trace
         spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
         the same moments.
     json
         Print one JSON document on stdout and nothing else there.
     runs
-        Where run folders go.
+        Parent of the run folders.
     jobs
-        Processes; default one a core.
+        Processes; default: one for each core.
     fresh
-        Start anew even if an unfinished run is there.
+        Start anew even if an unfinished run exists.
     """
     from twin.api.arguments import require_at_least
     from twin.api.drawing import illustrate

@@ -1,4 +1,4 @@
-"""`twin serve-live`: the live plant behind HTTP. The command is the server's own."""
+"""`twin serve-live`: the live engine behind HTTP. The command is the server's own."""
 
 from __future__ import annotations
 

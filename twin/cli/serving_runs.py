@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def serving_run_folder(sweep: ServingSweep, command: str, runs: Path, scenario: Path, *, fresh: bool) -> RunDirectory:
-    """A run folder to be opened with `with`; if the block fails, the folder says why and can be taken up again."""
+    """A run folder to be opened with `with`; if the block fails, the folder says why, and the run can be resumed."""
     from reports.records.run_directory import open_run
     from twin.api.manifest import serving_manifest
 
@@ -20,7 +20,7 @@ def serving_run_folder(sweep: ServingSweep, command: str, runs: Path, scenario: 
 
 
 def note_partial_replays(sweep: ServingSweep) -> None:
-    """Say on stderr, before anything runs, where `workload.requests` ends a replay before its trace ends."""
+    """Note on stderr, before anything runs, that `workload.requests` ends a replay before its trace ends."""
     from reports.serving.table import part_of_trace
     from twin.cli.console import note
 
@@ -32,7 +32,7 @@ def note_partial_replays(sweep: ServingSweep) -> None:
 def sweep_serving(
     sweep: ServingSweep, scenario: Path, runs: Path, jobs: int | None, *, as_json: bool, fresh: bool, figures: bool
 ) -> int:
-    """`twin sweep` on a serving scenario: every configuration, each run on disk as soon as it is done."""
+    """Sweep a serving scenario: every configuration, with each run on disk as soon as it is done."""
     from reports.settings import in_words, varying
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table, progress

@@ -1,4 +1,4 @@
-"""`twin simulate`."""
+"""`twin simulate`: one run of a serving system."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def simulate(
     events: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
 ) -> int:
-    """One run of a serving system: latencies, throughput, and what its engines did.
+    """Simulate a serving system: its latencies, its throughput, and the work of its engines.
 
-    Leaves a run folder with manifest, summary, every request's times, figures and an HTML report. Where the scenario
-    names a measured run, it is set beside the prediction. With replications or draws, the same command takes up a
-    killed one.
+    Leaves a run folder with manifest, summary, every request's times, figures and an HTML report. A measured run that
+    the scenario names is set beside the prediction. With replications or draws, the same command resumes a killed one.
 
     Parameters
     ----------
@@ -47,15 +46,15 @@ def simulate(
     json
         Print one JSON document on stdout and nothing else there.
     runs
-        Where run folders go.
+        Parent of the run folders.
     replications
         Runs with other seeds of the same workload; several give every metric a 95 % interval.
     draws
-        Draws from what the fit of the step-time model leaves open, each with all replications; 0 takes its estimates.
+        Draws from the uncertainty of the step-time model's fit, each with all replications; 0 takes its estimates.
     jobs
-        Processes; default one a core.
+        Processes; default: one for each core.
     events
-        Write trace-events.json.gz too: what ran where, for Perfetto or chrome://tracing.
+        Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
     no_figures
         Leave out figures and the HTML report.
     """

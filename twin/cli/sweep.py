@@ -1,4 +1,4 @@
-"""`twin sweep`."""
+"""`twin sweep`: many configurations of a scenario."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOW = {
     "afd-bundle": ": sweep it with --ratio and --set",
     "serving": ": run it with twin simulate, or sweep its fields with twin sweep --set FIELD=V1,V2",
 }
-"""How a scenario of each kind is swept, for an error that refuses a flag of the other kind."""
+"""The way in which each kind of scenario is swept, for errors that refuse a flag of the other kind."""
 
 
 def sweep(
@@ -35,11 +35,11 @@ def sweep(
     replications: int = 1,
     draws: int = 0,
 ) -> int:
-    """Throughput, idle time, TPOT and r* over A/F ratios; or any field of a serving scenario.
+    """Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.
 
-    For an AFD bundle, simulates it at every ratio and sets the published and the barrier-aware theory beside it. For a
-    serving system, simulates every combination of the values given by --set. Leaves a run folder with manifest, points,
-    summary, figures and an HTML report. A killed sweep is taken up again by the same command.
+    An AFD bundle is simulated at every ratio, beside the published and the barrier-aware theory: throughput, idle time,
+    TPOT and r*. A serving system is simulated with every combination of the values given by --set. Leaves a run folder
+    with manifest, points, summary, figures and an HTML report. The same command resumes a killed sweep.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ def sweep(
     json
         Print one JSON document on stdout and nothing else there.
     runs
-        Where run folders go.
+        Parent of the run folders.
     jobs
-        Processes; default one a core.
+        Processes; default: one for each core.
     fresh
-        Start anew even if an unfinished run of the same sweep is there.
+        Start anew even if an unfinished run of the same sweep exists.
     no_figures
         Leave out figures and the HTML report.
     requests
-        Keep every request's times too, a Parquet file a point under requests/ in the run folder (AFD bundles).
+        Keep every request's times too, in Parquet files under requests/ in the run folder (AFD bundles).
     replications
         Runs of every configuration with other seeds; several give every metric a 95 % interval (serving systems).
     draws
-        Draws from what the fit of the step-time model leaves open, each with all replications (serving systems).
+        Draws from the uncertainty of the step-time model's fit, each with all replications (serving systems).
     """
     from scenarios.kinds import read_scenario
     from scenarios.overrides import combinations, parse_overrides

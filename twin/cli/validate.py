@@ -42,12 +42,12 @@ def validate(
     scenario
         A scenario of kind validation.
     backend
-        Where the model runs.
+        Device of the model.
     calibration
         Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
         scenario's, or else profile the engine.
     repeats
-        Of each load, in place of the scenario's.
+        Repeats of each load, in place of the scenario's.
     tolerance
         A factor on all goals.
     set_

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, computed again and set beside what was printed."""
+"""The papers' tables and figures, computed again beside the published values."""

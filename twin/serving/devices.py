@@ -1,4 +1,4 @@
-"""Devices of a system, and what they cost."""
+"""Devices of a system, and their price."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twin.serving.pools import PlannedPool
 
 
 def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
-    """Devices in total and of each type, and their price per hour; None where a pool does not say what it runs on.
+    """Devices in total and of each type, and their price per hour; None if a pool does not state its devices.
 
     The price is None where that of a device is not given.
     """

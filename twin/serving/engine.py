@@ -107,8 +107,8 @@ class Engine:
         while True:
             try:
                 yield self._wake_up
-            except simpy.Interrupt:  # a request has cut the window, or the engine has failed
-                step_end = self._next_step_end()
+            except simpy.Interrupt:  # the engine has failed
+                step_end = None
             else:
                 step_end = self._visit_step_end(env.now)
                 while step_end is not None and env.advance_to(step_end, priority):  # as `yield env.at(...)` would
@@ -122,7 +122,8 @@ class Engine:
         if self._window is not None:
             finished = self._close_window(self._window)
         elif self._running:
-            finished = self._end_step(*self._running.popleft())
+            batch, start, end = self._running.popleft()
+            finished = self._end_step(batch, start, end)
         for sequence in finished:
             self._finish(sequence, now)
         if self._inbox:
@@ -142,7 +143,7 @@ class Engine:
         if not self._wake_up.triggered:
             self._env.at(self._env.now, self._priority, self._wake_up)
         elif self._window is not None and self._window.cut(self._env.now, late):
-            self.process.interrupt()
+            self._env.move_forward(self._wake_up, self._window.end, self._priority)
 
     # -- for the system around it ------------------------------------------------------------------------------------
 
@@ -356,7 +357,8 @@ class Engine:
     def _log_state(self, now: float) -> None:
         """Log the state from now on. The states within a window are logged when it is closed."""
         log, core = self.log, self.core
-        log.running_seqs.set(now, core.num_running_seqs)
+        if core.num_running_seqs != log.running_seqs.value:
+            log.running_seqs.set(now, core.num_running_seqs)
         if log.detail and self._window is None:
             log.state(now, core.num_running, core.num_waiting, self.free_blocks)
 

@@ -1,8 +1,8 @@
 """The speed of a machine over time. A shared machine drifts by tens of per cent within seconds.
 
-Speed is expressed as a factor: how many times as long as at the reference a step takes. A validation measures it while
-the live engine runs, with speed probes that are independent of the workload. Small and large steps wait for different
-parts of the machine and slow down independently, so there are probes of several sizes.
+Speed is expressed as a factor: the duration of a step divided by that at the reference speed. A validation measures it
+while the live engine runs, with speed probes that are independent of the workload. Small and large steps wait for
+different parts of the machine and slow down independently, so there are probes of several sizes.
 """
 
 from __future__ import annotations

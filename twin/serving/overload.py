@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 SIGNIFICANT = 2.5
@@ -120,4 +120,4 @@ def describe_overload(overload: Overload, arrivals_end: float, end: float) -> di
     They are its attributes, `arrivals_end` (the last arrival, seconds) and `drain` (seconds from there to the end of
     the run).
     """
-    return {**vars(overload), "arrivals_end": arrivals_end, "drain": end - arrivals_end}
+    return {**asdict(overload), "arrivals_end": arrivals_end, "drain": end - arrivals_end}

@@ -38,7 +38,7 @@ class ServingPlan:
     Attributes:
         pools: engines that are alike, those that prefill first.
         trace_digest: a digest of the trace's content; None without a trace.
-        replayed: how much of a trace is replayed (`_replayed`); None with other arrivals.
+        replayed: the part of a trace that is replayed (`_replayed`); None with other arrivals.
     """
 
     scenario: ServingScenario
@@ -52,7 +52,7 @@ class ServingPlan:
 
     @property
     def scheduler(self) -> SchedulerPlan:
-        """What the schedulers of the first pool are built from, which is the only pool of many systems."""
+        """The plan of the schedulers of the first pool, which is the only pool of many systems."""
         return self.pools[0].scheduler
 
     @property
@@ -86,7 +86,7 @@ class ServingPlan:
 
     @property
     def can_draw(self) -> bool:
-        """Whether the step-time model of a pool has a distribution to draw from."""
+        """True if the step-time model of a pool has a distribution to draw from."""
         return any(pool.step_time.can_draw for pool in self.pools)
 
     def outside(self) -> dict[str, float]:
@@ -101,7 +101,7 @@ class ServingPlan:
 class StepTimes:
     """Step-time models for the plans of one sweep. Equal sections are read and fitted once.
 
-    Each plan gets a copy, since a model remembers what it was asked beyond its measurements.
+    Each plan gets a copy, since a model remembers the batches beyond its measurements.
     """
 
     def __init__(self, base: Path) -> None:

@@ -27,7 +27,7 @@ class PlannedPool:
     """Engines that are alike.
 
     Attributes:
-        spec: the pool in the scenario. scheduler: what each engine's scheduler is built from.
+        spec: the pool in the scenario. scheduler: the plan of each engine's scheduler.
         engines: names of the engines that serve each model, for the models that it serves.
     """
 

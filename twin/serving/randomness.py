@@ -1,4 +1,4 @@
-"""The random parts of a run: what differs between replications, and draws of the step-time model."""
+"""The random parts of a run, which differ between replications, and draws of the step-time model."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
 
 
 def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
-    """Which requests end in the measured window, so that the summary counts them."""
+    """A mask of the requests that end in the measured window, which the summary counts."""
     last = _floats(columns.last_token)
     counted: Mask = last >= measure.after
     if measure.before is not None:

@@ -27,10 +27,7 @@ class Pool:
 
     def choose(self, request: Request) -> Engine | None:
         """The engine for a request; None while all have failed."""
-        up = self._up
-        if len(up) > 1:
-            return self._router.choose(request, up)
-        return up[0] if up else None
+        return self._router.choose(request, self._up) if self._up else None
 
     def refresh(self) -> None:
         """Look again which engines are up, after one has failed or recovered."""

@@ -1,1 +1,1 @@
-"""Many points at once: in parallel, each kept as soon as it is done, taken up again after a kill."""
+"""Runs the points of a sweep in parallel. Each is kept as soon as it is done, and a killed sweep can be resumed."""

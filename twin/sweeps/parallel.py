@@ -1,4 +1,4 @@
-"""Run independent tasks over processes and hand back each result as it comes."""
+"""Runs independent tasks in several processes, and yields each result as it comes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def each_as_done(
     work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int
 ) -> Iterator[Iterator[tuple[Task, Result]]]:
-    """Start the tasks in the order given; the block is handed (task, result) in order of completion.
+    """Start the tasks in the order given; yields (task, result) in order of completion.
 
     Worker processes start with the block and end with it, or with this process, however it ends. Their unfinished tasks
     are dropped. With one job or one task there are none, and each task runs when its result is asked for.
@@ -51,7 +51,7 @@ def each_as_done(
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -71,7 +71,7 @@ _tasks: Sequence[Any]
 def _start_worker(
     work: Callable[[Task], Any], tasks: Sequence[Task], parent_gone: Connection, held: Connection
 ) -> None:
-    """In a worker: keep what there is to do, and end with the parent."""
+    """Initialise a worker: keep the tasks, and end with the parent."""
     global _work, _tasks
     _work, _tasks = work, tasks
     _end_with_parent(parent_gone, held)

@@ -1,4 +1,4 @@
-"""`twin sweep` on AFD bundles: every ratio of every configuration, simulated and set beside theory."""
+"""Sweeps of AFD bundles: every ratio of every configuration, simulated and compared with theory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Task:
 class RatioSweep:
     """A checked sweep: its cases and the ratios of each.
 
-    Nothing is simulated until `run`; whatever can be wrong with the input has been found by then.
+    Nothing is simulated until `run`. Errors of the input are raised before.
     """
 
     cases: Sequence[Case]
@@ -58,11 +58,11 @@ class RatioSweep:
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return len(self.cases) * len(self.topologies)
 
     def fingerprint(self, version: str) -> str:
-        """Changes with `version`, with anything that a point's result depends on, and with the points asked for."""
+        """A digest of `version`, of everything that a point's result depends on, and of the list of points."""
         places: Any = {"workload": {"trace": {"path"}}, "calibration": True}
         identity = [
             [
@@ -100,7 +100,7 @@ class RatioSweep:
         meanwhile: Callable[[], object] = lambda: None,
         requests_to: Path | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Run what is missing; `keep` each point, then yield it.
+        """Run the missing points; `keep` each point, then yield it.
 
         Args:
             meanwhile: called once the workers are busy.
@@ -115,7 +115,7 @@ class RatioSweep:
                 yield point
 
     def prepare_theory(self) -> None:
-        """Work out the closed forms now; otherwise `summarise` does."""
+        """Compute the closed forms now; otherwise `summarise` does."""
         _ = self._theory
 
     @cached_property
@@ -222,7 +222,7 @@ def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Pat
 
 
 def _check_alike(cases: Sequence[Case]) -> None:
-    """One document has one time unit and one list of ratios."""
+    """Refuse configurations of different time units or ratios, which do not fit into one document."""
     units = {case.plan.calibration.time_unit for case in cases}
     if len(units) > 1:
         raise BadInput(
@@ -233,7 +233,7 @@ def _check_alike(cases: Sequence[Case]) -> None:
 
 
 def _refuse_if_none_fits(cases: Sequence[Case], path: Path) -> None:
-    """Refuse a sweep that has no configuration which fits in memory; otherwise those that do not are marked."""
+    """Refuse a sweep that has no configuration which fits in memory; others are marked."""
     refusals = [None if case.plan.memory_check is None else case.plan.memory_check.refusal() for case in cases]
     first = refusals[0]
     if first is not None and all(refusal is not None for refusal in refusals):
@@ -247,7 +247,7 @@ def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """One point. Collecting garbage is put off until it is done: a run makes millions of objects and no cycles."""
+    """Run one point, without garbage collection: a run makes millions of objects and no cycles."""
     gc.disable()
     try:
         return run_point(task.plan, task.topology, task.requests_to)
@@ -256,7 +256,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 
 def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
-    """The trace takes the place of synthetic lengths."""
+    """Replace synthetic lengths by the trace."""
     workload = {
         key: value for key, value in (document.get("workload") or {}).items() if key not in ("prefill", "decode")
     }

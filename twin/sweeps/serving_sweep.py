@@ -1,4 +1,4 @@
-"""`twin simulate`, and `twin sweep` on serving scenarios: every configuration, replication and draw, simulated."""
+"""Sweeps of serving scenarios: every configuration, replication and draw, simulated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ServingSweep:
-    """Checked configurations, and how often each is run. Nothing is simulated until `run`.
+    """Checked configurations, and the number of runs of each. Nothing is simulated until `run`.
 
     Attributes:
         replications: of each configuration that draws anything; one without randomness is run once.
@@ -75,11 +75,11 @@ class ServingSweep:
         ]
 
     def replications_of(self, case: Case) -> int:
-        """How many replications of a configuration are run: one where all of them are the same run."""
+        """Number of replications of a configuration: one if all of them would be the same run."""
         return self.replications if case.plan.random else 1
 
     def fingerprint(self, version: str) -> str:
-        """Changes with `version` and with anything that a result depends on."""
+        """A digest of `version` and of everything that a result depends on."""
         identity = [
             [
                 case.plan.scenario.model_dump(mode="json"),
@@ -94,7 +94,7 @@ class ServingSweep:
     def run(
         self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], jobs: int
     ) -> Iterator[Task]:
-        """Make the runs that are missing; `keep` each, then yield what it was."""
+        """Make the missing runs; `keep` each, then yield its task."""
         missing = [task for task in self.tasks if task.key not in done]
         with each_as_done(run_task, missing, jobs) as results:
             for task, point in results:
@@ -145,17 +145,17 @@ class ServingSweep:
 
 
 def run_task(task: Task) -> dict[str, Any]:
-    """One run, and what is reported of it."""
+    """Make one run, and report it."""
     return report_run(make_run(task), task.plan)
 
 
 def make_run(task: Task) -> Run:
-    """One run."""
+    """Make one run."""
     return Simulation(task.plan, task.replication, task.draw).run()
 
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
-    """What is kept of a run when its records are not."""
+    """The report of a run, which is kept without its records."""
     summary = summarise(run, plan.scenario.measure)
     cost = cost_per_million_tokens(describe_devices(plan.pools), summary["output_throughput"])
     return {
@@ -177,7 +177,7 @@ def prepare(
     draws: int = 0,
     advance: Callable[[str], object] = lambda text: None,
 ) -> ServingSweep:
-    """Check everything that the runs need.
+    """Check the input of all runs.
 
     Args:
         advance: called as each configuration is ready, with its settings in words.
@@ -224,7 +224,7 @@ def _check_draws(plan: ServingPlan, draws: int) -> None:
 
 
 def _with_trace(document: dict[str, Any], trace: Path) -> dict[str, Any]:
-    """The trace takes the place of synthetic lengths."""
+    """Replace synthetic lengths by the trace."""
     lengths = ("prefill", "decode", "tasks")
     workload = {key: value for key, value in (document.get("workload") or {}).items() if key not in lengths}
     workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}

@@ -1,4 +1,4 @@
-"""What a bundle's cycle takes: barrier over instances, m microbatches in flight, exposed communication.
+"""The cycle time of a bundle: barrier over instances, m microbatches in flight, exposed communication.
 
 Four servers stand in a ring (attention, A→F link, FFN, F→A link) and m microbatches go round it without overtaking.
 Were their times constant, the ring would repeat itself with a period Z that is the largest of (the maximum cycle mean
@@ -64,7 +64,7 @@ class CycleModel:
         return levels
 
     def period(self, attention: Floats, ratio: float) -> Floats:
-        """Z for attention times of shape (…, m); shape (…)."""
+        """The period Z for attention times of shape (…, m); shape (…)."""
         alpha_c, beta_c = self.latency.communication
         alpha_f, beta_f = self.latency.ffn
         m = self.microbatches
@@ -75,7 +75,7 @@ class CycleModel:
         return periods
 
     def step_time(self, ratio: float, attention_instances: float | None = None) -> float:
-        """Mean time between the ends of consecutive microbatch steps, barrier and all.
+        """Mean time between the ends of consecutive microbatch steps, including the barrier.
 
         Args:
             ratio: r = x/y.
@@ -96,7 +96,7 @@ class CycleModel:
         return float(np.mean(periods)) / self.microbatches
 
     def step_time_unlimited_overlap(self, ratio: float) -> float:
-        """Eq. 5 at the exact mean load: the slowest stage alone, the round trip counting as one stage."""
+        """The time of eq. 5 at the exact mean load: the slowest stage alone, where the round trip is one stage."""
         alpha, beta = self.latency.attention
         alpha_c, beta_c = self.latency.communication
         alpha_f, beta_f = self.latency.ffn
@@ -113,7 +113,7 @@ class CycleModel:
         return self._rate(ratio, self.step_time(ratio, attention_instances))
 
     def throughput_at_mean_load(self, ratio: float) -> float:
-        """Throughput per instance without the barrier's cost."""
+        """Throughput per instance without the cost of the barrier."""
         return self._rate(ratio, self.step_time_at_mean_load(ratio))
 
     def throughput_unlimited_overlap(self, ratio: float) -> float:

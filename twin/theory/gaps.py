@@ -1,4 +1,4 @@
-"""Why a curve and the simulation differ: one named factor for each step from the paper's formula to what was measured.
+"""The gaps between theory and simulation: one named factor for each step from the paper's formula to the measurement.
 
     eq. 6 at T̄(B; N)  × finite_horizon × length_distribution × exposed_communication × barrier
                       × unexplained × start_up × in_flight  =  eq. 21

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 GRID = 1 << 14
 REACH = 14.0
-"""How many standard deviations above its mean the grid of a sum extends."""
+"""Standard deviations above its mean to which the grid of a sum extends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def constant_load(load: float) -> LoadLaw:
 
 
 def load_quantile(lengths: LengthPairs, slots: int, level: float, *, in_step: bool) -> float:
-    """Tokens that `slots` always-full slots stay within at a share `level` of all steps.
+    """The quantile `level` of the tokens of `slots` always-full slots, over all steps.
 
-    Where every decode length is the same and all slots start `in_step`, it is that of the fullest step: every request
-    is about to finish.
+    If every decode length is the same and all slots start `in_step`, it is the load of the fullest step, in which every
+    request is about to finish.
     """
     decode = lengths.constant_decode
     if decode is None or not in_step:

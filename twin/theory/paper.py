@@ -36,17 +36,17 @@ class PaperModel:
 
     @property
     def horizon_steps(self) -> float:
-        """Eq. 12: K(B) = N/(B p)."""
+        """The horizon K(B) = N/(B p) in steps (eq. 12)."""
         return math.inf if self.requests is None else self.requests / (self.batch_size * self.p)
 
     def expected_load(self, step: float) -> float:
-        """Eq. 11: E[T_k], the mean token load of one instance at decode step k."""
+        """The mean token load E[T_k] of one instance at decode step k (eq. 11)."""
         grown: float = 1 - (1 - self.p) ** step
         return self.batch_size * (self.mean_prefill + (1 - self.p) / self.p * grown)
 
     @property
     def mean_load(self) -> float:
-        """Eq. 13-14: T̄(B; N), or its limit T̄ when the horizon is not given."""
+        """The mean load T̄(B; N), or its limit T̄ when the horizon is not given (eq. 13-14)."""
         index = (1 - self.p) / self.p
         steps = self.horizon_steps
         ramp = 0.0 if math.isinf(steps) else (1 - (1 - self.p) ** steps) / (steps * self.p)
@@ -54,42 +54,42 @@ class PaperModel:
 
     @property
     def t_attention(self) -> float:
-        """t̄_A = α_A T̄ + β_A."""
+        """The mean attention time t̄_A = α_A T̄ + β_A."""
         return _line(self.latency.attention, self.mean_load)
 
     @property
     def t_communication(self) -> float:
-        """t̄_C = α_C B + β_C, the round trip."""
+        """The round trip t̄_C = α_C B + β_C."""
         return _line(self.latency.communication, self.batch_size)
 
     def t_ffn(self, ratio: float) -> float:
-        """t̄_F(r) = α_F r B + β_F."""
+        """The FFN time t̄_F(r) = α_F r B + β_F."""
         return _line(self.latency.ffn, ratio * self.batch_size)
 
     @property
     def r_attention(self) -> float:
-        """Eq. 15: r_A, where the FFN takes as long as attention."""
+        """The ratio r_A at which the FFN takes as long as attention (eq. 15)."""
         return self._ratio_at(self.t_attention)
 
     @property
     def r_communication(self) -> float:
-        """Eq. 16: r_C, where the FFN takes as long as the round trip."""
+        """The ratio r_C at which the FFN takes as long as the round trip (eq. 16)."""
         return self._ratio_at(self.t_communication)
 
     @property
     def r_critical(self) -> float:
-        """Eq. 17: r_crit, from which on the FFN is the bottleneck."""
+        """The ratio r_crit from which on the FFN is the bottleneck (eq. 17)."""
         return max(self.r_attention, self.r_communication)
 
     @property
     def r_peak(self) -> float:
-        """Eq. 18: where throughput peaks while the FFN is the bottleneck."""
+        """The ratio at which throughput peaks while the FFN is the bottleneck (eq. 18)."""
         alpha, beta = self.latency.ffn
         return math.sqrt(beta / (alpha * self.batch_size)) if alpha > 0 else math.inf
 
     @property
     def r_star(self) -> float:
-        """Eq. 19: the optimal A/F ratio."""
+        """The optimal A/F ratio (eq. 19)."""
         return self.r_star_at(self.mean_load)
 
     def r_star_per_card(self, attention_cards: int, ffn_cards: int) -> float:
@@ -102,26 +102,26 @@ class PaperModel:
         return max(self._terms(attention_cards, ffn_cards).values())
 
     def regime_per_card(self, attention_cards: int, ffn_cards: int) -> str:
-        """Which term sets `r_star_per_card`, named as in `regime`."""
+        """The term that sets `r_star_per_card`, named as in `regime`."""
         terms = self._terms(attention_cards, ffn_cards)
         return max(terms, key=terms.__getitem__)
 
     def throughput_per_card(self, ratio: float, attention_cards: int, ffn_cards: int) -> float:
-        """Eq. 6 with cards counted in place of instances: output tokens per time unit and card."""
+        """Output tokens per time unit and card: eq. 6 with cards in place of instances."""
         return ratio * self.batch_size / ((ratio * attention_cards + ffn_cards) * self.cycle_time(ratio))
 
     def r_star_at(self, load: float) -> float:
-        """Eq. 19 with another mean token load of an instance in place of T̄."""
+        """The ratio of eq. 19 with another mean token load of an instance in place of T̄."""
         balance = self._ratio_at(_line(self.latency.attention, load))
         return max(balance, self.r_communication, self.r_peak)
 
     @property
     def regime(self) -> str:
-        """Which term of eq. 19 sets r*: attention (I), communication (II), or the FFN's own peak (III)."""
+        """The term of eq. 19 that sets r*: attention (I), communication (II), or the FFN's own peak (III)."""
         return self.regime_per_card(1, 1)
 
     def regime_at(self, ratio: float) -> str:
-        """Which stage sets the cycle time at `ratio` (section 4.3)."""
+        """The stage that sets the cycle time at `ratio` (section 4.3)."""
         times = {
             "attention-bottleneck": self.t_attention,
             "communication-bottleneck": self.t_communication,
@@ -130,16 +130,16 @@ class PaperModel:
         return max(times, key=times.__getitem__)
 
     def cycle_time(self, ratio: float) -> float:
-        """Eq. 5 at the mean load: the slowest of the three stages."""
+        """The cycle time of eq. 5 at the mean load: the slowest of the three stages."""
         return max(self.t_attention, self.t_communication, self.t_ffn(ratio))
 
     def throughput(self, ratio: float) -> float:
-        """Eq. 6: output tokens per time unit and instance."""
+        """Output tokens per time unit and instance (eq. 6)."""
         return ratio * self.batch_size / ((ratio + 1) * self.cycle_time(ratio))
 
     @property
     def throughput_at_optimum(self) -> float:
-        """Eq. 20: Throughput*, at r*."""
+        """The throughput at r*, Throughput* (eq. 20)."""
         ratio = self.r_star
         return ratio * self.batch_size / ((ratio + 1) * self.t_ffn(ratio))
 

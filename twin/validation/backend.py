@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression.step import Step
 from latency_models.speed_probes import Reading
+from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -32,7 +33,7 @@ class ProfiledRounds(Timed, Protocol):
 
     @property
     def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
-        """Of each round, its steps in order, each with the time at which it began."""
+        """The steps of each round in order, each with the time at which it began."""
 
 
 class ReplayedRun(Timed, Protocol):
@@ -44,7 +45,7 @@ class ReplayedRun(Timed, Protocol):
 
     @property
     def token_times(self) -> Sequence[Sequence[float]]:
-        """Of each request, the times of its output tokens."""
+        """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
         """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
@@ -57,17 +58,8 @@ class Backend(Protocol):
     def speed_probe_rows(self) -> Sequence[int]:
         """Rows of each speed probe; empty where the machine's speed is not read."""
 
-    def profile(
-        self,
-        config: EngineConfig,
-        *,
-        rounds: int,
-        max_steps: int,
-        max_prompt_tokens: int,
-        max_output_tokens: int,
-        seed: int,
-    ) -> ProfiledRounds:
-        """Time the steps of requests of random lengths. The limits hold for each round.
+    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
+        """Time the steps of requests of random lengths.
 
         Raises:
             ValueError: lengths that the engine refuses.
@@ -76,7 +68,7 @@ class Backend(Protocol):
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
     ) -> bool:
-        """Do the work that a replay of these requests would do only the first time. False if there is none."""
+        """Do the work that only the first replay of these requests would do. False if there is none."""
 
     def replay(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]

@@ -59,7 +59,7 @@ class ProfiledStepModel:
             ValueError: lengths that the engine refuses.
             OSError: a part that cannot be written, or a kept one that cannot be read.
         """
-        number, spec = len(self._parts) + 1, self._scenario.profiling
+        number = len(self._parts) + 1
         if number > len(self._rounds):
             return
         name = f"profiling-{number}"
@@ -69,10 +69,8 @@ class ProfiledStepModel:
             return
         rounds = self._rounds[number - 1]
         self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
-        profiled = self._backend.profile(
-            self._config, rounds=rounds, max_steps=spec.max_steps, max_prompt_tokens=spec.max_prompt_tokens,
-            max_output_tokens=spec.max_output_tokens, seed=PROFILING_SEED + number - 1,
-        )  # fmt: skip
+        spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
+        profiled = self._backend.profile(self._config, spec, PROFILING_SEED + number - 1)
         part = ProfilingRecording(profiled.rounds, profiled.readings)
         part.write(folder)
         self._run.add_point(name, {"rounds": rounds, "steps": sum(map(len, part.rounds))})
@@ -110,7 +108,7 @@ class FixedStepModel:
         """Do nothing: the model is complete."""
 
     def fitted_file(self, name: str) -> Path:
-        """The file that was given, whatever the name."""
+        """The given file, for any name."""
         return self._file
 
 

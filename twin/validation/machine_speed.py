@@ -1,4 +1,4 @@
-"""The optional correction for the machine's speed: errors that are left when the speed during the run is known.
+"""The optional correction for the machine's speed: the errors that remain when the speed during the run is known.
 
 A shared machine's speed drifts by tens of per cent within seconds. Speed probes are timed between steps, while the
 engine is profiled and while a workload is replayed. Step times are fitted at the machine's median speed; the corrected

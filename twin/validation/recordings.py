@@ -70,7 +70,7 @@ class Recording:
 
     @classmethod
     def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
-        """Keep what a validation needs of a replayed run."""
+        """Keep the parts of a replayed run that a validation needs."""
         steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
         return cls(replayed.columns(), replayed.token_times, steps, replayed.readings)
 

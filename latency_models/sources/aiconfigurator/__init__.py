@@ -5,7 +5,7 @@
     step_time    a step from these curves
     closed_loop  TTFT and TPOT of a client that keeps a number of requests in flight
     silicon      measured TTFT and TPOT
-    regression   corrections for what kernel tables leave out, fitted to measured TPOT
+    regression   corrections for times that kernel tables leave out, fitted to measured TPOT
     spec         the scenario section
 
 Import from the modules: this package loads none of them.

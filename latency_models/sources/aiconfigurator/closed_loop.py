@@ -1,7 +1,7 @@
 """TTFT and TPOT of a closed loop in steady state: a client that keeps a number of requests in flight.
 
 With N requests in flight, each runs through `osl` decode steps, during which the N - 1 others are prefilled once each.
-Let D be the time of a decode step and P what one prompt adds to the steps that prefill it; a request takes osl·D + N·P.
+Let D be the time of a decode step, and P the time that one prompt adds to its steps. A request takes osl·D + N·P.
 Its TTFT contains one D, its own P, and the P of the prompts that go before it (`ahead`). The rest, divided by the
 remaining osl - 1 tokens, is its TPOT:
 
@@ -14,17 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Chunk, MixedBatch
+from schedulers.sequence import Sequence
 from workloads.errors import BadInput
-
-if TYPE_CHECKING:
-    from schedulers.sequence import Sequence
+from workloads.request import Request
 
 ROUNDS = 4
-"""In which the number of decoding requests settles."""
+"""Iterations after which the number of decoding requests has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +86,6 @@ def closed_loop(
     return ClosedLoop(ttft + waiting, tpot, step, prompt, residents, decoding)
 
 
-def closed_loop_tpot(
-    step_time: StepTime,
-    concurrency: float,
-    isl: float,
-    osl: float,
-    *,
-    ahead: float = 0.0,
-    max_batched_tokens: int = 8192,
-    kv_capacity: float | None = None,
-) -> float:
-    """Seconds an output token after the first, as `closed_loop` has it."""
-    return closed_loop(
-        step_time, concurrency, isl, osl, ahead=ahead, max_batched_tokens=max_batched_tokens, kv_capacity=kv_capacity
-    ).tpot
-
-
 def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_batched_tokens: int) -> float:
     """Seconds that one prompt adds to the decode steps that its chunks run in."""
     room = max_batched_tokens - decodes
@@ -110,12 +93,12 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
         expected = f"expected more than the {decodes} tokens of the decodes"
         raise BadInput(expected, field="max_batched_tokens", value=max_batched_tokens)
     # Latency models count sequences and look at none.
-    running, no_sequence = cast("Many[Sequence]", range(decodes)), cast("Sequence", None)
+    running, sequence = cast("Many[Sequence]", range(decodes)), Sequence(Request(0, 0.0, isl, 1), 0, False)
     alone = step_time.decode_seconds(decodes, kv, kv, 1)[0]
     added, context = 0.0, 0
     while context < isl:
         tokens = min(room, isl - context)
-        chunk = Chunk(no_sequence, tokens, context, last=context + tokens == isl)
+        chunk = Chunk(sequence, tokens, context, last=context + tokens == isl)
         added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - alone
         context += tokens
     return added

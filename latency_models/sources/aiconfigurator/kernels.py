@@ -13,6 +13,7 @@ from typing import Any
 
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
+from latency_models.origin import Origin
 from latency_models.sources.aiconfigurator.tables import (
     BALANCED,
     AttentionKind,
@@ -21,14 +22,13 @@ from latency_models.sources.aiconfigurator.tables import (
     KernelTables,
     read_tables,
 )
-from latency_models.sources.origin import Origin
 from workloads.errors import BadInput
 
 ELEMENT_BYTES = {"float16": 2.0, "fp8": 1.0}
-"""Of a KV cache element."""
+"""Bytes of a KV cache element, by format."""
 
 HEAD_FORMAT = "float16"
-"""In which the output head and the routers of MoE layers are computed, whatever the format of the other weights."""
+"""Format of the output head and of the routers of MoE layers, for any format of the other weights."""
 
 NO_BANDWIDTH = (
     "kv_token is 0, no bound on decode attention: no file in ../systems is named as the folder begins, so the memory "
@@ -40,7 +40,7 @@ SCHEMA = "twin.kernels/1"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a model is spread over the ranks of one engine. Formats have the tables' names.
+    """The placement of a model on the ranks of one engine. Formats have the tables' names.
 
     Attributes:
         tensor_parallel: ranks that share each attention layer, and each dense FFN.
@@ -80,8 +80,8 @@ class ModelKernels:
         context: attention of one prompt by its tokens.
         generation: attention of decodes, by their number and the cached tokens of each.
         kv_token: seconds to read one cached token at the memory's bandwidth; 0 where that is not known.
-        notes: where the tables had to be stretched, shapes between or beyond those measured; and what is not known.
-        origin: what the kernels were measured on, and the model and its split.
+        notes: on shapes between or beyond the measured ones, and on unknown properties.
+        origin: of the kernels, with the model and its split.
     """
 
     layers: int
@@ -132,7 +132,7 @@ class ModelKernels:
 
     @classmethod
     def load(cls, folder: Path, model: Model, placement: Placement) -> ModelKernels:
-        """`compose`, from a folder of tables."""
+        """Call `compose` on a folder of tables."""
         return compose(read_tables(folder), model, placement)
 
 
@@ -208,7 +208,7 @@ def _check(model: Model, placement: Placement) -> None:
 def _row_parts(
     tables: KernelTables, model: Model, placement: Placement, notes: list[str]
 ) -> Iterator[tuple[float, Curve]]:
-    """(times, seconds by rows) of everything that depends on rows alone."""
+    """Parts that depend on rows alone: (times a step, seconds by rows)."""
     attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
     assert isinstance(attention, GroupedQueryAttention)
 
@@ -241,7 +241,7 @@ def _row_parts(
 
 
 def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Placement) -> Curve:
-    """A MoE layer by the rows of one attention replica, all replicas having as many."""
+    """Seconds of a MoE layer by the rows of one attention replica. All replicas have as many rows."""
     kind = ExpertKind(
         placement.weights,
         hidden,

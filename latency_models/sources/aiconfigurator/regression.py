@@ -1,4 +1,4 @@
-"""Corrections for what kernel tables leave out of served latency, fitted to measured TPOT.
+"""Corrections for times that kernel tables leave out of served latency, fitted to measured TPOT.
 
 A row's decode and prefill factors are products of a factor of all rows, of its backend, of its model (and precision) on
 that backend, and of its group, the model's split over devices. A prior holds each near 1. So a group with few rows
@@ -24,28 +24,28 @@ from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTi
 from latency_models.sources.aiconfigurator.tables import KernelTables, read_tables
 
 DEVIATIONS = (0.2, 0.2, 0.15, 0.1)
-"""Of the logarithms of factors, before any row is seen: common, of a backend, of a model, of a group."""
+"""Prior deviations of the logarithms of factors: common, of a backend, of a model, of a group."""
 
 PROMPT_STEP_PER_LAYER = (1e-4, 6e-5)
-"""Seconds, mean and deviation, before any row is seen: a layer has some ten kernels to launch when no graph does it."""
+"""Prior mean and deviation, seconds: without a graph, a layer launches about ten kernels."""
 
 PER_SEQUENCE = (2e-5, 2e-5)
-"""Seconds, mean and deviation: a host's work on one output token."""
+"""Prior mean and deviation of the host's work on one output token, seconds."""
 
 AHEAD = ((1.0, 1.0), (0.07, 0.03))
-"""Mean and deviation of prompts that go before one: a number, and one for each request in flight. The latter is the
-start, when all wait at once: half of them, as a share of the rounds that a benchmark lasts (some seven)."""
+"""Prior mean and deviation of the prompts before one: a constant, and a slope over requests in flight. The slope is due
+to the start, when all requests wait at once: half of them, divided by the rounds of a benchmark (about seven)."""
 
 TOLERANCE = 0.02
-"""Relative error of a row up to which errors count by their square; beyond, by their size, so that a few rows of other
-origin do not decide."""
+"""Relative error of a row up to which errors count by their square. Larger errors count by their size, so that a few
+unusual rows do not decide."""
 
 
 class SiliconRegression(Estimator):
     """TPOT of closed-loop serving from kernel tables, with corrections fitted by maximum a posteriori.
 
     `fit` sets, keyed by the `levels` of a row:
-        decode_, prefill_: logarithms of factors on decode kernels, and on what prompts add.
+        decode_, prefill_: logarithms of factors on decode kernels, and on the time that prompts add.
         prompt_step_: further seconds a layer of a step with prompts, by model.
         per_sequence_: seconds of the host for a decode, by model.
         ahead_, ahead_each_: prompts that go before one, by backend: a constant, and a slope over requests in flight.
@@ -150,7 +150,7 @@ def _group(row: SiliconRow) -> str:
 
 
 class _Library:
-    """What served each row: kernels and memory, each read and composed once."""
+    """The engines of the rows: kernels and memory, each read and composed once."""
 
     def __init__(self, folder: Path, expert_rows: int) -> None:
         self._folder, self._expert_rows = folder, expert_rows
@@ -158,7 +158,7 @@ class _Library:
         self._engines: dict[tuple[str, str], tuple[ModelKernels, float | None]] = {}
 
     def engine(self, row: SiliconRow) -> tuple[ModelKernels, float | None]:
-        """Kernels, and the tokens that the KV cache holds; None where nothing says how much memory there is."""
+        """The kernels, and the tokens that the KV cache holds; None if the memory is unknown."""
         key = (row.tables, _group(row))
         if key not in self._engines:
             if row.tables not in self._tables:
@@ -171,7 +171,7 @@ class _Library:
 
 
 class _Posterior:
-    """The corrections as one vector, in deviations from what is expected before any row is seen.
+    """The corrections as one vector, in prior deviations.
 
     `bare` are the rows' steady states by kernels alone, `prompt_layers` how many layers run for one prompt (all of them
     for each of its chunks). Corrections change how many requests decode at once too little to iterate at each trial.
@@ -210,7 +210,7 @@ class _Posterior:
         return self._blocks(least_squares(self._misfit, start, bounds=(self._least, np.inf)).x)
 
     def name(self, blocks: list[Floats]) -> dict[str, dict[str, float]]:
-        """What `fit` learns: each block's values, by what they belong to."""
+        """The fitted values of each block, by name."""
         of_levels = [name for _, name in self._levels]
         owners = (of_levels, of_levels, self._models, self._models, self._backends, self._backends)
         kinds = ("decode_", "prefill_", "prompt_step_", "per_sequence_", "ahead_", "ahead_each_")
@@ -231,7 +231,7 @@ class _Posterior:
     def _tpot(
         self, decode: Floats, prefill: Floats, prompt_step: Floats, per_sequence: Floats, base: Floats, each: Floats
     ) -> Floats:
-        """As `closed_loop` has it."""
+        """The TPOT of `closed_loop`."""
         step = np.exp(self._shares @ decode) * self._step + per_sequence[self._model] * self._decoding
         prompt = np.exp(self._shares @ prefill) * self._prompt + prompt_step[self._model] * self._prompt_layers
         others = self._residents - 1
@@ -241,5 +241,5 @@ class _Posterior:
 
 
 def _of(known: Mapping[str, float], name: str) -> float:
-    """What was learnt for a name, or the mean of all for one that was not among the rows."""
+    """The fitted value of a name; the mean of all for a name that was not among the rows."""
     return known.get(name, sum(known.values()) / len(known))

@@ -15,7 +15,7 @@ _DATED = re.compile(r"source_file=\d{4}-\d\d-\d\d\.csv")
 _SUFFIXES = re.compile(r"-(instruct|fp8|fp4|bf16)$")
 
 RANDOM_RANGE_MEAN = 0.9
-"""InferenceX draws lengths uniformly from 0.8 to 1 of those stated (its settings file), for prompts and outputs."""
+"""Mean length in InferenceX, as a share of the stated one: its settings draw lengths uniformly from 0.8 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

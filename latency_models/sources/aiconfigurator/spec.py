@@ -20,7 +20,7 @@ class AiconfiguratorSpec(SourceSpec):
 
     Attributes:
         decode: factor on the kernels of decodes.
-        prefill: factor on what prompts add.
+        prefill: factor on the time that prompts add.
         prompt_step: further seconds of a step with prompts.
         per_sequence: seconds of the host for each decode. `latency_models.sources.aiconfigurator.regression` fits all
             four to closed-loop measurements.
@@ -34,7 +34,7 @@ class AiconfiguratorSpec(SourceSpec):
     per_sequence: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> StepTime:
-        """As `SourceSpec.build`."""
+        """See `SourceSpec.build`."""
         from latency_models.sources.aiconfigurator.kernels import ModelKernels
         from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
 
@@ -45,5 +45,5 @@ class AiconfiguratorSpec(SourceSpec):
         return AiconfiguratorStepTime(kernels, Corrections(**self.model_dump(exclude={"source", "path"})))
 
     def provenance(self) -> dict[str, Any]:
-        """As `SourceSpec.provenance`."""
+        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

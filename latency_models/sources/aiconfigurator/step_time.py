@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from latency_models.interpolation import Curve, blend
+from latency_models.origin import MeasuredDeployment
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
-from latency_models.sources.origin import Origin
 from latency_models.step_time import StepTimeModel
 from schedulers.batches import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """Corrections for what kernels timed one by one leave out.
+    """Corrections for times that kernels timed one by one leave out.
 
     Attributes:
         decode: factor on the kernels of decodes. Below 1 where the engine fuses what the tables time separately; above
@@ -30,22 +30,21 @@ class Corrections:
 
 
 class AiconfiguratorStepTime(StepTimeModel):
-    """GEMMs and all-reduces by rows, attention by context, the head by sequences.
+    """The sum of GEMMs and all-reduces by rows, attention by context, and the head by sequences.
 
-    A step is its decodes plus what prompts add to them. Decodes of uneven lengths count as decodes of their mean
-    length. A later chunk of a prompt costs attention over everything so far, less attention over what came before.
-    Decode attention is
-    never faster than the memory: some tables were measured with the KV cache in L2.
+    A step takes the time of its decodes plus the time that prompts add. Decodes of uneven lengths count as decodes of
+    their mean length. A later chunk of a prompt costs attention over all tokens so far, less that over earlier tokens.
+    Decode attention is never faster than the memory: some tables were measured with the KV cache in L2.
     """
 
     def __init__(self, kernels: ModelKernels, corrections: Corrections | None = None) -> None:
         self.kernels, self.corrections = kernels, corrections or Corrections()
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 
-    @property
-    def origin(self) -> Origin:
-        """What the kernels were measured on, and the model and its split."""
-        return self.kernels.origin
+    def measured_deployment(self) -> MeasuredDeployment:
+        """See `StepTime.measured_deployment`. The kernels are sums over the layers of one model."""
+        kernels = self.kernels
+        return MeasuredDeployment(kernels.origin, ranks=kernels.origin.tensor_parallel, notes=kernels.notes)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds."""
@@ -56,11 +55,11 @@ class AiconfiguratorStepTime(StepTimeModel):
         return duration
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return [self._decode(decodes, tokens) for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:
-        """Whether the tables cover every kernel of a step: its rows, contexts and decodes."""
+        """True if the tables cover every kernel of a step: its rows, contexts and decodes."""
         kernels, decodes = self.kernels, batch.n_decodes
         fits = batch.tokens <= kernels.rows.x[-1]
         if decodes:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
 from latency_models.io.config_io import read_yaml
 from latency_models.io.tables import Columns, read_columns
-from latency_models.sources.origin import Origin
+from latency_models.origin import Origin
 from latency_models.sources.recognise import AICONFIGURATOR, other_source
 from workloads.errors import BadInput
 
@@ -37,7 +37,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What an attention kernel's time depends on beside its batch: formats, and the heads of one rank."""
+    """The kind of an attention kernel: its formats, and the heads of one rank."""
 
     compute: str
     cache: str
@@ -48,7 +48,7 @@ class AttentionKind:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKind:
-    """What an MoE kernel's time depends on beside its tokens. `intermediate_size` is that of a whole expert."""
+    """The kind of an MoE kernel. `intermediate_size` is that of a whole expert."""
 
     weights: str
     hidden_size: int
@@ -184,7 +184,7 @@ def _grouped(keys: Iterator[_Key], points: Iterator[tuple[float, float]]) -> dic
 
 
 def _single(table: Columns, name: str) -> str:
-    """What a column says of the whole table; empty where there is none, or where it does not say one thing."""
+    """The value of a column that has one value in all rows; "" for other columns, and for a missing one."""
     values = set(table.text(name)) if name in table.names else set()
     return values.pop().strip() if len(values) == 1 else ""
 
@@ -215,7 +215,7 @@ def _read_context(folder: Path) -> dict[AttentionKind, Curve]:
 
 
 def _read_generation(folder: Path) -> dict[AttentionKind, Surface]:
-    """Cached tokens of each sequence are `isl` + `step`, its new one included."""
+    """Decode attention. Cached tokens of each sequence are `isl` + `step`, including its new one."""
     table = read_columns(_file(folder, "generation_attention"))
     batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
     cached = [float(one + more) for one, more in zip(first, later, strict=True)]

@@ -1,4 +1,4 @@
-"""The file of `twin calibrate run`: what one device takes for one model, operation by operation.
+"""The file of `twin calibrate run`: the times of one model on one device, operation by operation.
 
 The file holds
 
@@ -31,10 +31,10 @@ SCHEMA = "twin.measured-calibration/1"
 
 
 class FittedPiece(Strict):
-    """A line t = alpha·x + beta, seconds, and where it holds.
+    """A line t = alpha·x + beta, seconds, and its range.
 
     Attributes:
-        where: what else was held fixed: "batch 4"; empty if nothing.
+        where: other sizes, which were held fixed: "batch 4"; empty if there are none.
         median_residual, worst_residual: of |line - measured| / measured.
         fit: absent where times do not grow with x; the line is then their mean.
     """
@@ -145,7 +145,7 @@ class MeasuredCalibration(Strict):
         return KernelTableStepTime(self.tables, settings, self.model)
 
     def lines(self) -> Calibration:
-        """α and β of a decode step, as an AFD scenario takes them.
+        """The lines α and β of a decode step, for an AFD scenario.
 
         Raises:
             BadInput: a component that was not measured.

@@ -37,7 +37,7 @@ class EcTablesSpec(SourceSpec):
         return self
 
     def build(self, base: Path) -> EcTables:
-        """As `SourceSpec.build`."""
+        """See `SourceSpec.build`."""
         tables = self.tables
         if tables is None:
             assert self.path is not None
@@ -45,6 +45,6 @@ class EcTablesSpec(SourceSpec):
         return EcTables(tables, self.selection, self.passes, self.pad_to)
 
     def provenance(self) -> dict[str, Any]:
-        """As `SourceSpec.provenance`."""
+        """See `SourceSpec.provenance`."""
         origin = {"path": self.path} if self.tables is None else {"note": self.tables.source}
         return {"source": self.source, **origin}

@@ -20,7 +20,7 @@ from schedulers.chunking import interpolate
 from workloads.errors import BadInput
 
 Passes: TypeAlias = Literal["separate", "joint"]
-"""How a step with d decodes and c prompt tokens runs: T(d) + T(c), as SPEAR's scheduler estimates it, or T(d + c)."""
+"""Passes of a step with d decodes and c prompt tokens: T(d) + T(c), the estimate of SPEAR's scheduler, or T(d + c)."""
 
 
 class EcTables(StepTimeModel):
@@ -48,7 +48,7 @@ class EcTables(StepTimeModel):
         return EcTables(self.tables, selection, self.passes, self.pad_to)
 
     def at(self, tokens: int) -> float:
-        """T_S(tokens), seconds; T_S(0) = 0."""
+        """The time T_S(tokens), seconds; T_S(0) = 0."""
         if tokens > self._tokens[-1] and tokens > self._outside.get("tokens", 0):
             self._outside["tokens"] = float(tokens)
         return interpolate(self._tokens, self._seconds, tokens)
@@ -62,11 +62,11 @@ class EcTables(StepTimeModel):
         return self.at(batch.n_decodes) + self.at(max(batch.prefill_tokens, self.pad_to))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return [self.at(decodes)] * steps
 
     def outside(self) -> dict[str, float]:
-        """As `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""
+        """See `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""
         return dict(self._outside)
 
     def chunk_table(self) -> tuple[list[int], list[float]]:

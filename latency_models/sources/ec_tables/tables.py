@@ -16,7 +16,7 @@ LAYER_TYPES: tuple[LayerType, ...] = get_args(LayerType)
 
 
 class Selection(Strict):
-    """S: the modules that carry an error compensator. Exactly one of the two fields is given.
+    """The set S of modules that carry an error compensator. Exactly one of the two fields is given.
 
     Attributes:
         density: share of the modules of every layer type.
@@ -94,7 +94,7 @@ class LayerTables(Strict):
         return self.model_dump(by_alias=True)
 
     def iteration(self, selection: Selection) -> list[float]:
-        """T_S at each of `tokens`, seconds.
+        """The time T_S at each of `tokens`, seconds.
 
         Raises:
             BadInput: a selection of layers that the model does not have.

@@ -1,4 +1,4 @@
-"""Features of a step, from which its duration is predicted."""
+"""Features of a step, which predict its duration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Step:
         rows: prompt tokens and decodes.
         decode_attention: decodes × tokens of the longest, in whole blocks.
         chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
-        decodes, chunks: how many.
+        decodes, chunks: numbers of them.
         outputs: rows of the LM head.
         seconds: the measured duration; 0 where it is to be predicted.
     """

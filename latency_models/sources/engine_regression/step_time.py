@@ -35,7 +35,7 @@ LINES = ("rows", "decode_attention", "chunk_attention")
 SLOPES = ("decodes", "chunks", "outputs")
 
 DENSE_ROWS = 32
-"""Rows up to which each number of them has a level of its own, where it was timed often enough."""
+"""Largest number of rows with a level of its own, for numbers that were timed often enough."""
 
 
 class EngineRegression(Estimator, StepTimeModel):
@@ -106,7 +106,7 @@ class EngineRegression(Estimator, StepTimeModel):
         return errors
 
     def seconds(self, batch: Batch) -> float:
-        """`predict` for one batch, bit for bit.
+        """The value of `predict` for one batch, bit for bit.
 
         Raises:
             NotFitted: before `fit`.
@@ -115,7 +115,7 @@ class EngineRegression(Estimator, StepTimeModel):
         return self._at(describe(batch, self.block_size))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         self._require_fit()
         durations = []
         known: dict[int, float] = {}
@@ -127,7 +127,7 @@ class EngineRegression(Estimator, StepTimeModel):
         return durations
 
     def in_range(self, batch: Batch) -> bool:
-        """Whether every feature of the batch is within its measured range."""
+        """True if every feature of the batch is within its measured range."""
         step = describe(batch, self.block_size)
         return all(getattr(step, name) <= largest for name, largest in self.largest_.items())
 

@@ -37,7 +37,7 @@ from latency_models.sources.recognise import KERNEL_TABLES, other_source
 from workloads.errors import BadInput
 
 META = ("meta.yaml", "../meta.yaml", "../kernels_meta.yaml")
-"""Where the profiler's notes are, seen from the folder of tables."""
+"""Places of the profiler's notes, relative to the folder of tables."""
 
 
 def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:

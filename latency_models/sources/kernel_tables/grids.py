@@ -99,7 +99,7 @@ def _half_of_smallest(axis: Floats) -> float:
 
 
 def _between(times: Floats, axes: Sequence[Floats], spans: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """For each hole the smallest distance of enclosing neighbours (powers of two), and the value between them."""
+    """The smallest distance of neighbours around each hole (powers of two), and the value between them."""
     best, values = np.full(times.shape, math.inf), np.full(times.shape, math.nan)
     for i, (axis, span) in enumerate(zip(axes, spans, strict=True)):
         lanes = np.moveaxis(times, i, -1)

@@ -18,10 +18,10 @@ from workloads.errors import BadInput
 ONCE_A_STEP = ("embedding", "final_layernorm")
 TWICE_A_LAYER = ("layernorm",)
 FFN = ("gate_up_proj", "act_fn", "down_proj")
-"""Of dense layers; an MoE block stands in their place. Whatever else a table has, each layer has once."""
+"""Parts of a dense FFN, which an MoE block replaces. All other entries of a table occur once in each layer."""
 
 KERNELS_OF_ATTENTION, KERNELS_OF_EXPERTS = 2, 4
-"""What `kernels_a_step` counts for each."""
+"""Kernels of an attention layer and of an MoE block, for `kernels_a_step`."""
 
 
 class ByCount:
@@ -178,7 +178,7 @@ def _by_count(points: Sequence[tuple[int, float]], tile: int) -> list[float]:
 
 
 def _add_all_reduces(seconds: list[float], settings: KernelTableSettings, model: Model) -> None:
-    """Two a layer, after the projections of attention and FFN, and one after the embedding."""
+    """Add two all-reduces a layer, after the projections of attention and FFN, and one after the embedding."""
     link = settings.communication
     if link is None or settings.tensor_parallel == 1:
         return
@@ -187,7 +187,7 @@ def _add_all_reduces(seconds: list[float], settings: KernelTableSettings, model:
 
 
 def _padded(seconds: list[float], sizes: Sequence[int]) -> list[float]:
-    """Counts up to the largest captured size take the time of the smallest size that holds them."""
+    """Seconds by count, padded: up to the largest captured size, a count takes the time of the next size."""
     sizes = [size for size in sizes if size < len(seconds)]
     padded = list(seconds)
     for count in range(1, sizes[-1] + 1 if sizes else 1):

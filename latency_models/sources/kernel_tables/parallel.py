@@ -43,7 +43,7 @@ def _a_list(value: object) -> object:
 
 
 class KernelTableSettings(Strict):
-    """How a deployment runs the measured model.
+    """The deployment of the measured model.
 
     Attributes:
         model: name or path of a model file: layers, sizes, experts. Tables describe one layer.

@@ -30,7 +30,7 @@ from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
 
 KNOTS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.73)
-"""Skewness at which α is learnt, each from the shots nearest to it."""
+"""Skewness values at which α is fitted, each to the shots nearest to it."""
 
 MIN_SHOTS = 3
 """Shots that a median needs."""
@@ -45,7 +45,7 @@ Alphas: TypeAlias = tuple[float, float, float, float, float, float]
 
 
 class SkewLevels(Strict):
-    """α at `KNOTS`, for each measured number of decodes, rising."""
+    """The values of α at `KNOTS`, for each measured number of decodes, rising."""
 
     n_decode: Annotated[tuple[PositiveInt, ...], BeforeValidator(_tuples), Field(min_length=1)]
     alpha: Annotated[tuple[Alphas, ...], BeforeValidator(_tuples)]
@@ -74,12 +74,12 @@ class SkewFit(Strict):
     uncorrected_p90_error: Annotated[float, Field(ge=0)]
 
     def alphas(self, regime: str, decodes: int) -> list[float]:
-        """α at `KNOTS` for a number of decodes, linear in its logarithm, constant beyond the measured ones."""
+        """The values of α at `KNOTS` for a number of decodes: linear in its logarithm, constant outside the data."""
         return alphas_of(self.pure if regime == "pure" else self.mixed, decodes)
 
 
 def alphas_of(levels: SkewLevels | None, decodes: int) -> list[float]:
-    """`SkewFit.alphas` of one regime."""
+    """The values of `SkewFit.alphas` for one regime."""
     if levels is None:
         return [0.0] * len(KNOTS)
     counts = levels.n_decode

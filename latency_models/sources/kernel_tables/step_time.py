@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from latency_models.deployment.models import Model, load_model
+from latency_models.origin import MeasuredDeployment
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
-from latency_models.sources.origin import Origin
 from latency_models.step_time import StepTimeModel
 from schedulers.batches import Batch
 from workloads.errors import BadInput
@@ -27,7 +27,7 @@ class KernelTableStepTime(StepTimeModel):
 
     Args:
         tables: kernel timings of one rank.
-        settings: how the deployment runs the model.
+        settings: of the deployment.
         model: the measured model.
 
     Raises:
@@ -50,21 +50,21 @@ class KernelTableStepTime(StepTimeModel):
         self._overhead = settings.overhead + settings.kernel_gap * kernels_a_step(tables, model)
         self._peers = settings.data_parallel
 
-    @property
-    def origin(self) -> Origin:
-        """What the kernels were measured on, and the model and its split."""
-        return self.tables.origin
+    def measured_deployment(self) -> MeasuredDeployment:
+        """See `StepTime.measured_deployment`."""
+        ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
+        return MeasuredDeployment(self.tables.origin, self.model, ranks)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
         return self.rank_seconds(batch, batch.tokens * self._peers)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         return self.rank_decode_seconds(decodes, kv, longest, decodes * self._peers, steps)
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """As `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
+        """See `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
@@ -74,14 +74,14 @@ class KernelTableStepTime(StepTimeModel):
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """As `StepTimeModel.rank_decode_seconds`."""
+        """See `StepTimeModel.rank_decode_seconds`."""
         if not decodes:
             return [self.rank_seconds(None, gathered)] * steps
         rest, attention = self._rest(decodes, decodes, gathered), self._attention.decode
         return [rest + attention(decodes, kv + decodes * i, longest + i) for i in range(steps)]
 
     def outside(self) -> dict[str, float]:
-        """As `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
+        """See `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
         return dict(self._outside)
 
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:
@@ -101,7 +101,7 @@ def load_kernel_tables(
 
     Args:
         path: the folder or file.
-        settings: how the deployment runs the model.
+        settings: of the deployment.
         model: used in place of the model that the settings name.
         base: the folder from which relative paths start.
 

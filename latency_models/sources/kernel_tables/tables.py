@@ -23,8 +23,8 @@ from pydantic import (
 
 from latency_models.calibration.file_format import Pair, Provenance
 from latency_models.io.config_io import Strict, checked
+from latency_models.origin import Origin
 from latency_models.sources.kernel_tables.skew import SkewFit
-from latency_models.sources.origin import Origin
 from workloads.errors import BadInput
 
 
@@ -62,7 +62,7 @@ class Curve(Strict):
         return self
 
     def points(self) -> list[tuple[int, float]]:
-        """(rows, microseconds), rows rising."""
+        """The points (rows, microseconds), rows rising."""
         return sorted(zip(self.rows, self.time_us, strict=True))
 
 
@@ -144,14 +144,14 @@ class HeldOut(Strict):
 
 
 UNKNOWN = "unknown"
-"""In a provenance: what the source does not say."""
+"""A provenance's value for a field that the source does not state."""
 
 TOOLS = ("python", "torch", "triton", "cuda", "profiler", "serving-twin")
-"""Of the versions in a provenance, those that are not of the engine that was measured."""
+"""Names in a provenance's versions that are not the measured engine."""
 
 
 class TableSource(Provenance):
-    """Where tables came from; `files` has the SHA-256 of each file that was read."""
+    """The origin of tables; `files` has the SHA-256 of each file that was read."""
 
     files: dict[str, str] = Field(default_factory=dict)
 
@@ -183,7 +183,7 @@ class KernelTables(Strict):
 
     @property
     def origin(self) -> Origin:
-        """What the kernels were measured on."""
+        """The origin of the kernels."""
         source = self.provenance
         engine = next((name for name in source.versions if name not in TOOLS), "")
         known = ("" if text == UNKNOWN else text for text in (source.device, source.model))

@@ -29,9 +29,9 @@ class LinearSpec(SourceSpec):
     per_prefill_kv_token: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> LinearStepTime:
-        """As `SourceSpec.build`."""
+        """See `SourceSpec.build`."""
         return LinearStepTime(self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token)
 
     def provenance(self) -> dict[str, Any]:
-        """As `SourceSpec.provenance`."""
+        """See `SourceSpec.provenance`."""
         return {"source": self.source, "note": "coefficients stated in the scenario"}

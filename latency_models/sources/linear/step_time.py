@@ -1,4 +1,4 @@
-"""Step times as a line over the size of a batch: AFD's α/β lines for a whole colocated engine."""
+"""Step times on a line over the size of a batch: AFD's α/β lines for a whole colocated engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinearStepTime(StepTimeModel):
         return duration
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         fixed, slope = self.overhead + self.per_token * decodes, self.per_kv_token
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 

@@ -24,7 +24,7 @@ class VllmStepLogSpec(SourceSpec):
     share: float = Field(default=0.5, gt=0, le=1)
 
     def build(self, base: Path) -> StepTime:
-        """As `SourceSpec.build`."""
+        """See `SourceSpec.build`."""
         from latency_models.sources.vllm_step_log.step_log import read_step_log  # loads numpy
         from latency_models.sources.vllm_step_log.step_time import StepRegression
 
@@ -32,5 +32,5 @@ class VllmStepLogSpec(SourceSpec):
         return StepRegression().fit(training)
 
     def provenance(self) -> dict[str, Any]:
-        """As `SourceSpec.provenance`."""
+        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path, "share": self.share}

@@ -38,7 +38,7 @@ class StepRegression(Estimator, StepTimeModel):
         points_: number of steps.
 
     Args:
-        late: whether the log is one step late, as `StepLog.executed` describes.
+        late: the log is one step late, as `StepLog.executed` describes.
         graph_sizes: batch sizes to which smaller batches are padded, rising.
         huber: steps further than this many deviations off count by their distance, not by its square.
     """
@@ -86,8 +86,9 @@ class StepRegression(Estimator, StepTimeModel):
         return predicted
 
     def seconds(self, batch: Batch) -> float:
-        """`predict` for one batch, bit for bit. Its KV tokens are those of decodes and of prompts up to the end of
-        their chunks.
+        """The value of `predict` for one batch, bit for bit.
+
+        Its KV tokens are those of decodes and of prompts up to the end of their chunks.
 
         Raises:
             NotFitted: before `fit`.
@@ -98,12 +99,12 @@ class StepRegression(Estimator, StepTimeModel):
         return self._fixed(batch.n_decodes, batch.prefill_tokens) + self.per_kv_token_ * kv
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """As `StepTime.decode_seconds`."""
+        """See `StepTime.decode_seconds`."""
         fixed, slope = self._fixed(decodes, 0), self.per_kv_token_
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:
-        """Whether a batch as large was measured.
+        """True if a batch as large was measured.
 
         Raises:
             NotFitted: before `fit`.
@@ -113,7 +114,7 @@ class StepRegression(Estimator, StepTimeModel):
 
     @property
     def can_draw(self) -> bool:
-        """As `StepTime.can_draw`: coefficients have a covariance."""
+        """See `StepTime.can_draw`: coefficients have a covariance."""
         return True
 
     def draw(self, rng: np.random.Generator) -> StepRegression:

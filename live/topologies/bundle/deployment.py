@@ -34,28 +34,28 @@ class BundleDeployment:
 
     @property
     def names(self) -> list[str]:
-        """As `Deployment.names`."""
+        """See `Deployment.names`."""
         return [self.layout.role(rank) for rank in range(self.layout.size)]
 
     @property
     def models(self) -> tuple[str, ...]:
-        """As `Deployment.models`: a bundle serves one."""
+        """See `Deployment.models`: a bundle serves one."""
         return ()
 
     @property
     def fingerprint(self) -> str:
-        """As `Deployment.fingerprint`."""
+        """See `Deployment.fingerprint`."""
         settings = self.config, self.layout, self.refill, self.model.dtype, self.model.random, self.model.seed
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @cached_property
     def config(self) -> ModelConfig:
-        """As `Deployment.config`."""
+        """See `Deployment.config`."""
         return self.model.config()
 
     @property
     def limits(self) -> BackendLimits:
-        """As `Deployment.limits`."""
+        """See `Deployment.limits`."""
         layout, engine = self.layout, self.layout.engine
         parts = layout.attention_instances * layout.microbatches
         return BackendLimits(
@@ -67,16 +67,16 @@ class BundleDeployment:
         )
 
     def forms(self) -> Forms:
-        """As `Deployment.forms`."""
+        """See `Deployment.forms`."""
         return bundle_forms(self.layout, self.config, DTYPES[self.model.dtype])
 
     def front(self, transport: Transport, on_progress: Callable[[Progress], None]) -> Coordinator:
-        """As `Deployment.front`: the coordinator."""
+        """See `Deployment.front`: the coordinator."""
         longest = self.limits.max_model_len
         return Coordinator(self.layout, longest, transport, on_progress, REFILL_POLICIES.select(self.refill))
 
     def load(self, rank: int) -> MakeRole:
-        """As `Deployment.load`: an attention or an FFN worker."""
+        """See `Deployment.load`: an attention or an FFN worker."""
         if rank in self.layout.attention_ranks:
             decoder = self.model.load_attention()
             return lambda transport: AttentionWorker(self.layout, decoder, transport).run()

@@ -67,7 +67,7 @@ class BundleLayout:
         return f"attention {attention}" if rank in self.attention_ranks else f"ffn {rank - self.ffn_ranks.start}"
 
     def shares(self, rows: int, instance: int, microbatch: int) -> list[int]:
-        """How many of an attention instance's rows each FFN instance computes, consecutive ones.
+        """The numbers of an attention instance's rows that each FFN instance computes, consecutive ones.
 
         Shares differ by one row at most. Instances begin with different FFN instances, so that the larger shares do not
         all fall to the same one.

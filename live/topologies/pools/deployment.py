@@ -35,29 +35,29 @@ class PoolsDeployment:
 
     @property
     def names(self) -> list[str]:
-        """As `Deployment.names`."""
+        """See `Deployment.names`."""
         return self.layout.names
 
     @property
     def models(self) -> tuple[str, ...]:
-        """As `Deployment.models`."""
+        """See `Deployment.models`."""
         return tuple(self.layout.prefill) if len(self.layout.prefill) > 1 else ()
 
     @property
     def fingerprint(self) -> str:
-        """As `Deployment.fingerprint`."""
+        """See `Deployment.fingerprint`."""
         modules = [(name, source.config(), source.random, source.seed) for name, source in sorted(self.modules.items())]
         settings = self.config, self.layout, modules, self.model.dtype, self.model.random, self.model.seed
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @cached_property
     def config(self) -> ModelConfig:
-        """As `Deployment.config`."""
+        """See `Deployment.config`."""
         return self.model.config()
 
     @property
     def limits(self) -> BackendLimits:
-        """As `Deployment.limits`."""
+        """See `Deployment.limits`."""
         configs = [place.config for place in self.layout.engines]
         tokens = min(config.num_gpu_blocks * config.block_size for config in configs)
         return BackendLimits(
@@ -69,15 +69,15 @@ class PoolsDeployment:
         )
 
     def forms(self) -> Forms:
-        """As `Deployment.forms`."""
+        """See `Deployment.forms`."""
         return pool_forms(self.layout, self.config, DTYPES[self.model.dtype])
 
     def front(self, transport: Transport, on_progress: Callable[[Progress], None]) -> Frontend:
-        """As `Deployment.front`."""
+        """See `Deployment.front`."""
         return Frontend(self.layout, self.limits.max_model_len, transport, on_progress)
 
     def load(self, rank: int) -> MakeRole:
-        """As `Deployment.load`: an engine with its model."""
+        """See `Deployment.load`: an engine with its model."""
         place = self.layout.engines[rank - 1]
         source = self.model if place.module is None else self.modules[place.module]
         loaded = LoadedModel(

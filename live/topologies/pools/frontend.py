@@ -33,7 +33,7 @@ from workloads.request import Request
 
 
 class RoutedEngine:
-    """What the front knows of an engine, as `schedulers.routing.EngineState`.
+    """The state of an engine as the front knows it, for routers: see `schedulers.routing.EngineState`.
 
     Attributes:
         rank: the engine's. load: prompt tokens plus output limits of its unfinished requests.

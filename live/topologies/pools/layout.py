@@ -31,7 +31,9 @@ BLOCKS_AT_ONCE = 32
 Role = Literal["both", "prefill", "decode"]
 
 NORMAL, PREFILL = -1, 0
-"""What an engine does with a request: all of it, or its prompt. A positive number is the rank whose KV continues it."""
+"""The part of a request that an engine computes: all of it, or its prompt. A positive number is the rank that has
+computed its prompt.
+"""
 
 
 @dataclass(frozen=True)

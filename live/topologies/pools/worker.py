@@ -44,7 +44,7 @@ class ReceivingExecutor(Executor):
         self.arrived: dict[int, torch.Tensor] = {}
 
     def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
-        """As `Executor.launch`; blocks of sequences that are admitted in this step are written into the cache first."""
+        """See `Executor.launch`. Blocks of sequences that are admitted in this step are written to the cache first."""
         for sequence in batch.transferred:
             blocks = self.arrived.pop(sequence.request.id)
             ids = self.pool.table(sequence.blocks)[: len(blocks)]

@@ -1,4 +1,4 @@
-"""Tables of the reproduced AFD paper: printed beside computed, and what disagrees."""
+"""Tables of the reproduced AFD paper: published beside computed, and the disagreements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def reproduction_tables(summary: Document) -> RenderableType:
-    """The optimal ratios, then the claims of figures 4 to 7, then what disagrees, in words."""
+    """The optimal ratios, then the claims of figures 4 to 7, then the disagreements in words."""
     disagreements = [claim for claim in summary["claims"] if not claim["agrees"]]
     lines = [f"- {claim['where']}, {claim['what']}: {claim['note'] or claim['found']}" for claim in disagreements]
     lines += [

@@ -8,7 +8,7 @@ from reports.layout import Document, render
 
 COLOURS = {"prelude": "#1f5fa8", "vllm": "#d1762b", "sglang": "#2a8c5a"}
 SIZE = (7.2, 4.2)
-"""Inches."""
+"""Width and height of a figure, inches."""
 
 
 def figures(document: Document) -> dict[str, str]:

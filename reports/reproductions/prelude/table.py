@@ -1,4 +1,4 @@
-"""Tables of the reproduced Prelude paper: published beside computed, and what disagrees."""
+"""Tables of the reproduced Prelude paper: published beside computed, and the disagreements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reports.layout import Document, disagreements, milliseconds, percent, secti
 
 
 def tables(document: Document) -> RenderableType:
-    """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then what disagrees, in words."""
+    """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then the disagreements in words."""
     parts: list[tuple[str, RenderableType]] = [
         ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
         ("What a request costs each engine, ms, as fitted", _costs(document)),

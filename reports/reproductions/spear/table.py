@@ -1,4 +1,4 @@
-"""Tables of the reproduced SPEAR paper: published beside computed, and what disagrees."""
+"""Tables of the reproduced SPEAR paper: published beside computed, and the disagreements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reports.layout import (
 
 
 def tables(document: Document) -> RenderableType:
-    """Table 3, the SLO scheduler against static sizes, what else was tried, then what disagrees, in words."""
+    """Table 3, the SLO scheduler against static sizes, the alternatives, then the disagreements in words."""
     workload, coarse = document["workload"], document["coarse"]
     parts: list[tuple[str, RenderableType]] = [
         (
@@ -40,7 +40,7 @@ def tables(document: Document) -> RenderableType:
 
 
 def _rows(rows: list[Document]) -> Table:
-    """Both columns of Table 3: printed, predicted, error, where single runs fall, whether the print does too."""
+    """Both columns of Table 3: printed, predicted, error, the range of single runs, and whether it holds the print."""
     column = ("predicted", "error", "interval", "inside")
     shown = table("scheduler", "density", "P99 ITL", *column, "TTFT", *column)
     for row in rows:
@@ -88,7 +88,7 @@ def _iteration(found: Document) -> Table:
 
 
 def _alternatives(document: Document) -> Table:
-    """What was taken comes first; errors of static rows are of its fit, root mean square of the logarithm."""
+    """The chosen alternative comes first. Errors of static rows are root mean squares of logarithms, of its fit."""
     shown = table("reading", "sampling", "static P99 ITL", "static TTFT", "SLO P99 ITL", "SLO TTFT")
     held = [row for row in document["rows"] if not row["fitted"]]
     for each in ({**document["fit"], "rows": held}, *document["alternatives"]):

@@ -1,4 +1,4 @@
-"""Tables of the reproduced SUN paper: published beside computed, and what disagrees."""
+"""Tables of the reproduced SUN paper: published beside computed, and the disagreements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMS = {
 
 
 def tables(document: Document) -> RenderableType:
-    """Table 4's high concurrency, pools of decode workers, skew over models, then what disagrees, in words."""
+    """Table 4's high concurrency, pools of decode workers, skew over models, then the disagreements in words."""
     skew = document["skew"]
     parts: list[tuple[str, RenderableType]] = [
         ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
@@ -96,7 +96,7 @@ def _forms(forms: list[Document]) -> Table:
 
 
 def _pool(pool: Document) -> Table:
-    """Printed, the length that was chosen, and the other possible ones, whose errors show what hangs on the choice."""
+    """The printed pools, the chosen length, and the other possible lengths with the errors that they would give."""
     lengths = [pool["chosen"], *(each for each in pool["lengths"] if each["answer"] != pool["chosen"]["answer"])]
     shown = table("decode workers", "printed", *(f"{each['answer']} out" for each in lengths))
     for index, row in enumerate(pool["chosen"]["rows"]):

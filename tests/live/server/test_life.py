@@ -155,7 +155,7 @@ def started(folder: Path, port: int = 0, *flags: str) -> Iterator[Process]:
     command = [sys.executable, "-m", "live.server", "--model", str(folder / "config.json"), "--random-weights"]
     root = Path(__file__).resolve().parents[3]
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--kv-blocks", "200", *flags],
+        [*command, "--port", str(port), "--num-gpu-blocks", "200", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     try:
@@ -196,9 +196,9 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
     ("flags", "said"),
     [
         (["--model", "/nowhere"], "expected a readable file"),
-        (["--kv-gib", "0"], "--kv-gib"),
-        (["--kv-blocks", "0"], "--kv-blocks"),
-        (["--kv-blocks", "5", "--kv-gib", "1"], "found both"),
+        (["--kv-cache-memory-bytes", "0"], "--kv-cache-memory-bytes"),
+        (["--num-gpu-blocks", "0"], "--num-gpu-blocks"),
+        (["--num-gpu-blocks", "5", "--kv-cache-memory-bytes", "1G"], "found both"),
         (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--max-queue", "0"], "--max-queue"),
         (["--drain-seconds", "0"], "--drain-seconds"),

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from latency_models.io import earlier_names
 from live import memory
+from live.engine import Engine
+from live.server import launcher
 from live.server.command import MAX_SETTING
 from twin.cli import run
 
@@ -36,12 +39,17 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--kv-blocks 1000000000000", "got 1000000000000, expected less: blocks of 4096 bytes take 3,814,697.27 GiB"),
-        ("--kv-blocks 1" + "0" * 400, "expected less: blocks of 4096 bytes take"),
-        ("--kv-gib 1e9", "got 1000000000.0, expected less: blocks of 4096 bytes take 1,000,000,000.00 GiB of cpu"),
-        ("--kv-gib 8.01", "take 8.01 GiB of cpu memory, and 8.00 GiB are available"),
-        ("--kv-gib 1e300", "got 1e+300, expected memory for a block at least (4096 bytes), and at most"),
-        ("--kv-gib nan", "got nan, expected memory for a block at least"),
+        (
+            "--num-gpu-blocks 1000000000000",
+            "got 1000000000000, expected less: blocks of 4096 bytes take 3,814,697.27 GiB",
+        ),
+        ("--num-gpu-blocks 1" + "0" * 400, "expected less: blocks of 4096 bytes take"),
+        ("--kv-cache-memory-bytes 1e18", "expected less: blocks of 4096 bytes take 931,322,574.62 GiB of cpu"),
+        ("--kv-cache-memory-bytes 8202M", "take 8.01 GiB of cpu memory, and 8.00 GiB are available"),
+        ("--kv-cache-memory-bytes 1e300", "got 1e+300, expected memory for a block at least (4096 bytes), and at most"),
+        ("--kv-cache-memory-bytes 4k", "got 4000.0, expected memory for a block at least (4096 bytes), and at most"),
+        ("--kv-cache-memory-bytes nan", "got 'nan', expected a number of bytes, such as 2e9, 512M or 4G"),
+        ("--kv-cache-memory-bytes 1..2G", "got '1..2G', expected a number of bytes, such as"),
         ("--threads 100000", "got 100000, expected 1 to "),
         ("--threads 0", "got 0, expected 1 to "),
         (f"--max-num-seqs {10**12} --max-num-batched-tokens {10**12}", "block tables of so many sequences take"),
@@ -54,6 +62,26 @@ def test_settings_beyond_the_machine(flags: str, said: str, folder: Path, refuse
     line = refuse("--model", folder / "config.json", "--random-weights", *flags.split())
     assert said in line
     assert flags.split()[0] in line
+
+
+def test_earlier_names_of_the_cache_are_read_with_one_note(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[Engine] = []
+    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    command = ["serve-live", "--model", str(folder / "config.json"), "--random-weights"]
+    for flags, note in (
+        (["--num-gpu-blocks", "512"], ""),
+        (["--kv-cache-memory-bytes", "2M"], ""),
+        (["--kv-blocks", "512"], "twin: --kv-blocks is now called --num-gpu-blocks\n"),
+        (["--kv-gib", str(2**-9)], "twin: --kv-gib is now called --kv-cache-memory-bytes\n"),
+    ):
+        earlier_names.print_note.cache_clear()
+        assert run([*command, *flags]) == 0
+        assert capsys.readouterr().err == note
+        assert engines.pop().core.config.num_gpu_blocks == 512
+    assert run([*command, "--kv-blocks", "5", "--num-gpu-blocks", "5"]) == 2
+    assert "--kv-blocks: got 5, expected --num-gpu-blocks alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.server.command import serve_live
+from live.server.options import EngineOptions, ModelOptions
 from twin.cli import run
 from workloads.errors import BadInput
 
@@ -106,7 +107,7 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
     [
         (BUNDLE, ["--set", "ratio=1:4"], "ratio: got '1:4', expected one ratio to serve with"),
         (BUNDLE, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside a scenario of a bundle"),
-        (BUNDLE, ["--kv-blocks", "0"], "num_gpu_blocks: expected at least 1, found 0"),
+        (BUNDLE, ["--num-gpu-blocks", "0"], "num_gpu_blocks: expected at least 1, found 0"),
         (BUNDLE, ["--max-num-batched-tokens", "2"], "max_num_batched_tokens: expected at least max_num_seqs (4)"),
         (BUNDLE, ["--role", "decode"], "--role: got 'decode', expected coordinator, attention, ffn"),
         (BUNDLE, ["--role", "ffn", "--rank", "1"], "--rank: got 1, expected 0 to 0, of ffn"),
@@ -136,7 +137,7 @@ def test_what_a_topology_cannot_be_started_with(
 def test_a_model_without_weights_needs_modules_for_its_models(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(MODEL.read_text())
     with pytest.raises(BadInput, match="--module: expected model-0=PATH"):
-        serve_live(model=tmp_path, scenario=POOLS)
+        serve_live(model=ModelOptions(tmp_path), engine=EngineOptions(POOLS))
 
 
 def test_a_worker_that_does_not_find_its_coordinator_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from live.topologies.transport import Message, TransportError  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, colocated, make_decoder, requests, settings  # noqa: E402
 from twin.afd.bundle import Bundle, BundleConfig, Supply  # noqa: E402
+
+Decision = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 SHAPES = [(1, 1, 1), (1, 1, 2), (2, 1, 2), (3, 1, 3), (8, 1, 2), (5, 2, 2), (2, 3, 3)]
 
@@ -150,7 +153,8 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
     generations = requests(40, seed=11)
     refill = REFILL_POLICIES[policy]
     bundle = LocalBundle(BundleLayout(3, 1, 2, settings(2)), make_decoder("llama"), refill=refill)
-    live = note_decisions(bundle.coordinator.slots)
+    live: list[Decision] = []
+    bundle.coordinator.slots = NotedSlots(bundle.coordinator.slots, live)  # type: ignore[assignment]
     for generation in generations:
         bundle.submit(generation)
     bundle.run()
@@ -161,26 +165,26 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
         [len(each.output) for each in generations],
     )
     simulated = Bundle(BundleConfig(3, 1, 2, latency, microbatches=2, refill=refill), Supply.of(prompts, answers))
-    predicted = note_decisions(simulated.slots)
+    predicted: list[Decision] = []
+    simulated.slots = NotedSlots(simulated.slots, predicted)  # type: ignore[assignment]
     simulated.run()
     assert len(live) > 20
     assert live[: len(predicted)] == predicted
 
 
-Decision = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+class NotedSlots:
+    """Slots that note each step that begins: microbatch, step, admitted ids, their instances, all loads."""
 
+    def __init__(self, slots: BundleSlots, found: list[Decision]) -> None:
+        self._slots, self._found = slots, found
 
-def note_decisions(slots: BundleSlots) -> list[Decision]:
-    """Each step that begins from now on: microbatch, step, admitted ids, their instances, loads of all instances."""
-    found: list[Decision] = []
-    begin = slots.begin_step
-
-    def begin_step(index: int) -> Microbatch | None:
-        microbatch = begin(index)
+    def begin_step(self, index: int) -> Microbatch | None:
+        microbatch = self._slots.begin_step(index)
         if microbatch is not None:
-            instances = tuple(microbatch.resident[each][0] for each in microbatch.admitted)
-            found.append((index, microbatch.step, tuple(microbatch.admitted), instances, tuple(microbatch.loads)))
+            admitted, resident = tuple(microbatch.admitted), microbatch.resident
+            instances = tuple(resident[each][0] for each in admitted)
+            self._found.append((index, microbatch.step, admitted, instances, tuple(microbatch.loads)))
         return microbatch
 
-    slots.begin_step = begin_step  # type: ignore[method-assign]
-    return found
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._slots, name)

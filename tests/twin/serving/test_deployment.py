@@ -10,19 +10,30 @@ import pytest
 
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
+from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.sources.origin import Origin
+from latency_models.step_time import StepTimeModel
 from reports.serving.table import footnote
 from scenarios.serving import check_scenario
+from schedulers.batches import Batch
 from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS
 from tests.latency_models.sources.kernel_tables.small_tables import make_tables
 from tests.twin.serving.scenarios import scenario
+from twin.serving.deployment import check_deployment, describe_origin
 from twin.serving.plan import describe
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 LINK = {"bandwidth": 1e9, "latency": 0.0, "source": "made up"}
+
+
+class ConstantStepTime(StepTimeModel):
+    def seconds(self, batch: Batch) -> float:
+        return 0.02
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        return [0.02] * steps
 
 
 @pytest.fixture
@@ -76,6 +87,19 @@ def test_memory_of_another_deployment_is_refused(here: Path, spec: dict[str, Any
         plan(here, spec, tensor_parallel_size=4)
     with pytest.raises(BadInput, match=r"engine.kv_memory.model: got 'qwen3-4b', expected llama-3.1-8b, which"):
         plan(here, spec, model="qwen3-4b")
+
+
+def test_any_source_may_say_what_it_was_measured_for(here: Path) -> None:
+    class OnFour(ConstantStepTime):
+        def measured_deployment(self) -> MeasuredDeployment:
+            return MeasuredDeployment(Origin(gpu="Some GPU"), ranks=4, notes=("by hand",))
+
+    engine = plan(here, KERNELS_SPEC).scenario.engine
+    assert describe_origin(OnFour()) == {"measured_on": {"gpu": "Some GPU"}, "notes": ["by hand"]}
+    with pytest.raises(BadInput, match=r"tensor_parallel_size: got 2, expected 4, as step_time is for$"):
+        check_deployment(engine, here, OnFour())
+    assert describe_origin(ConstantStepTime()) == {}
+    check_deployment(engine, here, ConstantStepTime())
 
 
 def test_tables_of_another_model_are_refused(here: Path) -> None:

@@ -23,7 +23,7 @@ from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from latency_models.speed_probes import Reading
 from reports.records.run_directory import RunDirectory, open_run
-from scenarios.validation import ValidationScenario
+from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
@@ -117,14 +117,14 @@ class DriftingBackend:
         self.order: list[str] = []
         self.profiled = 0.0
 
-    def profile(self, config: EngineConfig, *, rounds: int, max_steps: int, seed: int, **_: Any) -> TimedRun:
+    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> TimedRun:
         self.order.append("profile")
         rng, model, speed = np.random.default_rng(seed), law(), drift(1.0)
         begin = now = self.profiled  # a part goes on where the one before it ended
         timed: list[list[tuple[float, Step]]] = []
-        for _ in range(rounds):
+        for _ in range(spec.rounds):
             timed.append([])
-            for _ in range(max_steps):
+            for _ in range(spec.max_steps):
                 decodes, chunks = int(rng.integers(0, 9)), int(rng.integers(0, 3))
                 prompt = int(rng.integers(1, 60)) * chunks
                 decodes = max(decodes, int(not chunks))

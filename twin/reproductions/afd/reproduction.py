@@ -40,7 +40,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 ]
 RATIOS = "1,3/2,2,5/2,3,4:20,24,32"
 WITHIN = 0.10
-"""How close the paper says that theory and simulation-optimal ratio are."""
+"""The distance between theory and simulation-optimal ratio that the paper states."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def sweep() -> RatioSweep:
 
 
 def compare_ratios() -> list[dict[str, Any]]:
-    """Eq. 19 beside every printed r*, and whether the printed digits of Table 4 leave room for the printed value.
+    """Compare eq. 19 with every printed r*, and with the range that the rounding of Table 4 allows.
 
     `within_rounding` asks of each value, together with those that eq. 19 gives to the digit, whether any unrounded α
     and β that print as Table 4 does would print them all.
@@ -104,7 +104,7 @@ def compare_ratios() -> list[dict[str, Any]]:
 
 
 def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
-    """Whether some α and β that round to Table 4 give every printed r* to its two digits.
+    """True if some α and β that round to Table 4 give every printed r* to its two digits.
 
     r_A ∈ [r − ½ digit, r + ½ digit] is linear in (α_A, β_A, α_F, β_F) once multiplied by α_F B, and so is
     r_peak² B α_F = β_F: a linear programme without an objective.
@@ -129,7 +129,7 @@ def rounding_allows(values: Sequence[tuple[PrintedRatio, PaperModel]]) -> bool:
 
 
 def claims(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the paper says of figures 4 to 7, beside what the simulation shows."""
+    """The paper's claims on figures 4 to 7, beside the simulation's results."""
     base = _points(document, 0)
     first, last = base[1.0], base[32.0]
     gap = last["throughput_per_instance"] / last["throughput_per_instance_theory"] - 1
@@ -152,7 +152,7 @@ def claims(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def annotate(document: dict[str, Any]) -> None:
-    """Add to the baseline's points what the claims need: stage times and steady-state idling."""
+    """Add stage times and steady-state idling to the baseline's points, for the claims."""
     plan = make_plan(check_scenario(BASELINE, {}, Path("afd-paper")), Path(), None)
     alpha, beta = plan.latency.attention
     for ratio, point in _points(document, 0).items():
@@ -164,7 +164,7 @@ def annotate(document: dict[str, Any]) -> None:
 
 
 def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Figures 6 and 7: is the simulation-optimal ratio within 10 % of r*, and what does r* cost if it is not?"""
+    """The claims of figures 6 and 7 on the simulation-optimal ratio: within 10 % of r*, and the loss at r* if not."""
     rows = []
     for configuration in document["configurations"]:
         theory, simulation = configuration["theory"], configuration["simulation"]
@@ -189,7 +189,7 @@ def _optima(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _trends(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Figures 6 and 7: larger batches peak higher and further right, longer contexts lower and further right."""
+    """Figures 6 and 7: larger batches peak higher and farther right, longer contexts lower and farther right."""
     peaks = [
         max(point["throughput_per_instance"] for point in document["points"] if point["configuration"] == index)
         for index in range(len(CONFIGURATIONS))

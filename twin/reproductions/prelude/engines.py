@@ -1,8 +1,8 @@
 """Tables 4 to 6 of the Prelude paper from three costs an engine: what a request, a step and a token take.
 
 Every prediction is a closed loop through the twin's own schedulers, with as many requests as the paper sent. A client
-lets the time pass that Table 4 shows between its answers and requests; how that varies is not printed, and exponential
-is assumed (clients who never vary stay in step with each other, which real ones do not).
+waits as long between an answer and its next request as Table 4 shows. The variation of that time is not printed, and
+exponential is assumed: clients that never vary would stay in step with each other, unlike real ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FITTED = (1, 16, 96)
 """Concurrencies of Table 5 that parameters are fitted to; the others are predicted."""
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of a lone request's fixed time: how much of it may hold the engine up. Throughput alone says little of this."""
+"""Shares of a lone request's fixed time that may block the engine. Throughput alone does not determine the share."""
 
 FITTING, PREDICTING = range(4), range(4, 12)
 """Replications. Predictions are made with other random numbers than the fit."""
@@ -47,7 +47,9 @@ FITTING, PREDICTING = range(4), range(4, 12)
 
 @dataclass(frozen=True)
 class EngineCosts:
-    """Seconds. `client` between an answer and the next request; `host` of a request, beside other requests' work;
+    """The costs of an engine, seconds.
+
+    `client` lies between an answer and the next request; `host` is of a request, beside other requests' work;
     `overhead` a step; `per_prompt` of a step for each prompt of it.
     """
 
@@ -58,7 +60,7 @@ class EngineCosts:
 
 
 class HeldUp(LinearStepTime):
-    """A line, and `per_prompt` seconds more for each prompt: work of the host that the whole step waits for."""
+    """A line, and `per_prompt` further seconds for each prompt: work of the host for which the whole step waits."""
 
     def __init__(self, overhead: float, per_token: float, per_kv_token: float, per_prompt: float) -> None:
         super().__init__(overhead, per_token, per_kv_token)
@@ -74,7 +76,7 @@ class HeldUp(LinearStepTime):
 
 @dataclass(frozen=True)
 class SweepTask:
-    """One engine's costs from the rows `fitted` of Table 5, and every row predicted."""
+    """Fit one engine's costs to the rows `fitted` of Table 5, and predict every row."""
 
     engine: str
     fitted: tuple[int, ...] = FITTED
@@ -87,9 +89,9 @@ class SweepTask:
 
 
 def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replications: Sequence[int]) -> list[float]:
-    """Requests/s of 200 requests of 512 tokens in a closed loop, one entry a replication.
+    """Throughput (requests/s) of 200 requests of 512 tokens in a closed loop, one entry for each replication.
 
-    `one_shot`: whether the engine has the class, or serves such requests down the decode-shaped path.
+    `one_shot`: the engine has the class; otherwise it serves such requests like generations.
     """
     plan = _waiting(_plan(one_shot, 200, PROMPT_TOKENS, 1, concurrency), costs.client + costs.host)
     plan = plan.with_step_time(LinearStepTime(costs.overhead, costs.per_prompt / PROMPT_TOKENS))
@@ -97,8 +99,9 @@ def sweep_rates(one_shot: bool, costs: EngineCosts, concurrency: int, replicatio
 
 
 def split_costs(alone: float, client: float, per_prompt: float, share: float) -> EngineCosts:
-    """The costs of an engine that answers a lone request every `alone` seconds: what neither the client nor the prompt
-    itself takes of that is fixed, and `share` of it holds the engine up.
+    """The costs of an engine that answers a lone request every `alone` seconds.
+
+    The time that neither the client nor the prompt takes is fixed, and `share` of it blocks the engine.
     """
     fixed = alone - client - per_prompt
     return EngineCosts(client, (1 - share) * fixed, share * fixed, per_prompt)
@@ -109,7 +112,7 @@ def fit_share(
 ) -> tuple[EngineCosts, float]:
     """Costs with the best `per_prompt` for one share, and the root mean square of the relative errors over `rows`.
 
-    The row with one client is met in the mean whatever `per_prompt` is. `floor` is the least that `per_prompt` can be.
+    The mean of the row with one client is met for any `per_prompt`, which is at least `floor`.
     """
     alone = 1 / next(row.rates[engine] for row in rows if row.concurrency == 1)
     others = [row for row in rows if row.concurrency > 1]
@@ -133,11 +136,11 @@ def fit_sweep(
     fitted: Sequence[int] = FITTED,
     shares: Sequence[float] = SHARES,
 ) -> dict[str, Any]:
-    """One engine's costs from some rows of Table 5, and all rows predicted with them; the first row has one client.
+    """Fit one engine's costs to some rows of Table 5, and predict all rows; the first row has one client.
 
-    `shares` has the best fit for each share of the fixed time that may hold the engine up, and `any_share` of a row the
-    range of predictions over them: what the fitted rows leave open. `switched` is a row's prediction for an engine of
-    the same costs that has the one-shot class if this one has not, and has not if it has.
+    `shares` has the best fit for each share of the fixed time that may block the engine. `any_share` of a row is the
+    range of predictions over these fits, which the fitted rows leave open. `switched` is a row's prediction with the
+    one-shot class switched.
     """
     model, hardware = load_model("qwen3-4b"), load_hardware("h200-sxm")
     floor = floor_seconds(model, hardware, 1, PROMPT_TOKENS)
@@ -184,7 +187,7 @@ def fit_sweep(
 
 @dataclass(frozen=True)
 class DecodeTask:
-    """One engine's row of Table 6, under one reading of what its fixed time does."""
+    """Predict one engine's row of Table 6, under one interpretation of its fixed time."""
 
     engine: str
     held: bool
@@ -195,10 +198,10 @@ class DecodeTask:
 
 
 def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[str, Any]:
-    """Table 6 from Table 4 and the TPOT: its TTFT, E2E and throughput are predicted.
+    """Predict TTFT, E2E and throughput of Table 6 from Table 4 and the TPOT.
 
-    A lone request's TTFT beyond a step is the host's. One client cannot show whether that time passes beside other
-    requests' work or, if `held`, holds the engine up; so both are tried.
+    A lone request's TTFT beyond a step is the host's. One client cannot show whether that time overlaps with other
+    requests' work or blocks the engine (`held`), so both are tried.
 
     Args:
         alone, control: one engine's rows of Tables 4 and 6.
@@ -249,7 +252,7 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
 
 
 def floors(one_shot: dict[str, ServingRow], sweep: Sequence[SweepRow]) -> list[dict[str, Any]]:
-    """Each engine's best beside what one H200 can do at its peak: TTFT of Table 4, the most requests/s of Table 5."""
+    """Each engine's best beside the peak of one H200: TTFT of Table 4, the most requests/s of Table 5."""
     hardware = load_hardware("h200-sxm")
     small, large = load_model("qwen3-0.6b"), load_model("qwen3-4b")
     most = 1 / floor_seconds(large, hardware, 1, PROMPT_TOKENS)
@@ -330,7 +333,7 @@ def _latencies(run: Run, host: float) -> dict[str, float]:
 
 
 def _interval(rates: Sequence[float]) -> dict[str, Any]:
-    """The mean, where it lies, and where one more run of 200 requests falls, both with 95 %."""
+    """The mean with its 95 % interval, and the 95 % range of one more run of 200 requests."""
     mean, intervals = combine([[{"rate": rate} for rate in rates]])
     return {
         "predicted": mean["rate"],

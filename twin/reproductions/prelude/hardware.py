@@ -1,4 +1,4 @@
-"""What one device can do with a dense model at all, and a roofline's step time, for the Prelude experiments."""
+"""The limits of one device with a dense model, and a roofline's step time, for the Prelude experiments."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from latency_models.deployment.hardware import WEIGHT_BYTES, Hardware
 from latency_models.deployment.models import Model
 
 CACHE_BYTES = 2.0
-"""Of one KV element, BF16 like the weights."""
+"""Bytes of one KV element, BF16 like the weights."""
 
 
 def weight_bytes(model: Model) -> float:
-    """What a forward pass reads of the weights: every layer, and the output head."""
+    """Bytes of weights that a forward pass reads: every layer, and the output head."""
     return (_layer_weights(model) + model.vocabulary * model.hidden_size) * WEIGHT_BYTES["bf16"]
 
 
 def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -> float:
-    """The least that a forward pass over `prompts` whole prompts of `tokens` tokens can take on one device.
+    """The shortest time of a forward pass over `prompts` whole prompts of `tokens` tokens on one device.
 
     The larger of FLOPs over peak and weight bytes over bandwidth: two FLOPs a weight and token in the layers, 4·h·d_h a
     pair of tokens in causal attention, and the head for the last token of each prompt. No cost of launching anything.
@@ -28,7 +28,7 @@ def floor_seconds(model: Model, hardware: Hardware, prompts: int, tokens: int) -
 
 def step_line(model: Model, hardware: Hardware) -> tuple[float, float, float]:
     """Seconds a step, a token, and a cached token that a decode reads: a roofline at the efficiencies that the hardware
-    file assumes. The parts are added up although a device overlaps them, so it is the slower side of the truth.
+    file assumes. The parts are added up although a device overlaps them, so this is an upper bound.
     """
     bandwidth = hardware.memory_bandwidth * hardware.efficiency.memory
     rate = hardware.flops("bf16") * hardware.efficiency.compute

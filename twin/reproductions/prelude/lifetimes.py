@@ -1,8 +1,8 @@
-"""Judges among chats: what a decode-shaped lifetime costs, and what Prelude's one-shot contract saves (section 3).
+"""Judges among chats: the cost of a decode-shaped lifetime, and the savings of Prelude's one-shot class (section 3).
 
 Five engines serve the same requests in the same order: with and without the one-shot class, each with blocks taken as
 they are needed (vLLM) and with the whole answer's blocks taken at admission; and one that takes judges for chats, with
-the chats' limit on the answer, and so reserves a future for them that never comes.
+the chats' limit on the answer, and so reserves blocks that they never use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twin.serving.uncertainty import combine, flatten
 from twin.sweeps.serving_sweep import prepare
 
 JUDGE = 1
-"""The priority of judges. Under first come, first served it orders nothing: it is how they are told from chats."""
+"""The priority of judges. Under first come, first served it orders nothing, but tells them from chats."""
 
 REPLICATIONS = 5
 
@@ -50,7 +50,7 @@ LOADS: dict[str, Settings] = {
     "open": {},
     "saturated": {"workload.arrivals": {"process": "closed_loop", "concurrency": 64}},
 }
-"""Poisson arrivals below capacity, and 64 clients who leave no seat empty, which shows the capacity."""
+"""Loads: Poisson arrivals below capacity, and 64 clients that keep the engine full, which shows the capacity."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class LifetimeTask:
 def scenario() -> dict[str, Any]:
     """`examples/prelude-judges.yaml`: three judges to a chat on Qwen3-32B, one H200, a roofline's step time.
 
-    KV memory is tight: enough for what chats use, not for what they might.
+    KV memory is tight: enough for the tokens that chats use, not for their limits.
     """
     overhead, per_token, per_kv_token = step_line(load_model("qwen3-32b"), load_hardware("h200-sxm"))
     return {
@@ -142,7 +142,7 @@ def tasks(requests: int = 3000, replications: int = REPLICATIONS) -> list[Lifeti
 def summarise_lifetimes(results: Mapping[LifetimeTask, dict[str, Any]]) -> dict[str, Any]:
     """Means and 95 % intervals of every variant, and of the differences between the variants of each comparison.
 
-    Differences are between runs with the same requests, so that what those have in common drops out. `results` are in
+    Differences are between runs with the same requests, so that common variation cancels. `results` are in
     the order of `tasks`.
     """
     found: dict[str, Any] = {}
@@ -166,12 +166,12 @@ def summarise_lifetimes(results: Mapping[LifetimeTask, dict[str, Any]]) -> dict[
 
 
 class Meter:
-    """Integrates over a run, step by step, what judges and all requests hold. For one engine, without fast-forwarding.
+    """Integrates the blocks of judges and of all requests over a run. For one engine, without fast-forwarding.
 
     Attributes:
         judges: ids of the judges seen so far.
         block_seconds, slot_seconds: blocks and slots of judges, integrated over time.
-        all_block_seconds: of all. peak, judge_peak: the most blocks held in a step, of all and of judges.
+        all_block_seconds: of all. peak, judge_peak: the most blocks in a step, of all and of judges.
         blocks: the pool.
     """
 
@@ -229,7 +229,7 @@ def _mean_and_tail(values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def combined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of every metric over replications, and where it lies with 95 %."""
+    """The mean of every metric over replications, with its 95 % interval."""
     mean, intervals = combine([runs])
     return {"mean": mean, "intervals": {name: each["confidence"] for name, each in intervals.items()}}
 

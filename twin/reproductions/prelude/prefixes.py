@@ -37,7 +37,7 @@ COLD_JOBS = (4, 16, 64, 256)
 BLOCK_TOKENS = 16
 
 ITEM_TOKENS = 128
-"""What each request of such a job adds to the rubric."""
+"""Tokens that each request of such a job adds to the rubric."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the Prelude paper prints of its serving runs, and what those numbers say of each other before any model."""
+"""The Prelude paper's published serving runs, and what follows from these numbers without a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 ENGINES = ("prelude", "vllm", "sglang")
 SECONDS_A_MINUTE = 60.0
 PROMPT_TOKENS = 512
-"""Of the sweep, as the paper counts them: its 95,590 input tok/s at 186.7 requests/s (section 4)."""
+"""Prompt tokens of the sweep, as the paper counts them: its 95,590 input tok/s at 186.7 requests/s (section 4)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ServingRow:
 
     @property
     def client_seconds(self) -> float:
-        """What each client lets pass between an answer and its next request: c / X − E2E, by Little's law."""
+        """Each client's time between an answer and its next request: c / X − E2E, by Little's law."""
         return self.concurrency / self.rate - self.e2e
 
 
@@ -73,7 +73,7 @@ def sweep_latency() -> dict[str, tuple[float, float]]:
 
 
 def arithmetic() -> list[dict[str, Any]]:
-    """What the printed numbers imply, engine by engine; seconds.
+    """The implications of the printed numbers, engine by engine; seconds.
 
     `client_*`: between an answer and the next request, at c = 1 (Table 4) and c = 4 (Table 6). `cycle_4b`: from request
     to request at c = 1 in Table 5. `faster_half`: the most that the faster half of those requests can have averaged, if

@@ -30,8 +30,8 @@ def all_tasks() -> list[Task]:
 
 
 def reproduce(jobs: int, progress: Callable[[str], None], tasks: Sequence[Task] | None = None) -> dict[str, Any]:
-    """The document `twin.reproduction-prelude/1`: predicted beside published, and what the paper claims beside what is
-    found.
+    """The document `twin.reproduction-prelude/1`: predicted beside published values, and the paper's claims
+    beside the results.
 
     Args:
         jobs: processes. progress: called with what has just been done. tasks: fewer or shorter ones, for a trial.
@@ -72,7 +72,7 @@ def _assemble(done: dict[Task, dict[str, Any]]) -> dict[str, Any]:
 
 
 def claims(document: dict[str, Any]) -> list[Claim]:
-    """What the paper says, or what its tables take for granted, beside what is found."""
+    """The claims of the paper and the assumptions of its tables, beside the results."""
     return [
         *_sweep_claims(document),
         *_decode_claims(document),
@@ -83,7 +83,7 @@ def claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
-    """Section 4, "Concurrency sweep"."""
+    """Claims of section 4, "Concurrency sweep"."""
     fits = {fit["engine"]: fit for fit in document["sweep"]}
     ours = fits["prelude"]
     rates = {engine: [row["predicted"] for row in fit["rows"]] for engine, fit in fits.items()}
@@ -113,7 +113,7 @@ def _sweep_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _decode_claims(document: dict[str, Any]) -> list[Claim]:
-    """Section 4, "Decode control"."""
+    """Claims of section 4, "Decode control"."""
     found = {(each["engine"], each["held"]): _by_metric(each) for each in document["decode_control"]}
     rows = []
     for engine in ENGINES:
@@ -136,7 +136,7 @@ def _decode_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """What printed numbers take for granted of each other: no model is behind these."""
+    """Consistency of the printed numbers, without a model."""
     found = []
     for row in rows:
         engine, cycle, median = row["engine"], row["cycle_4b"], row["p50_4b"]
@@ -163,7 +163,7 @@ def _table_claims(rows: list[dict[str, Any]]) -> list[Claim]:
 
 
 def _lifetime_claims(found: dict[str, Any]) -> list[Claim]:
-    """Section 3, "Resource accounting", on judges among chats."""
+    """Claims of section 3, "Resource accounting", on judges among chats."""
     calm, full = found["loads"]["open"], found["loads"]["saturated"]
     by_name = {each["variant"]: each["mean"] for each in calm["variants"]}
     one, shaped = by_name["one-shot"], by_name["decode-shaped"]
@@ -204,7 +204,7 @@ def _lifetime_claims(found: dict[str, Any]) -> list[Claim]:
 
 
 def _prefix_claims(found: dict[str, Any]) -> list[Claim]:
-    """Section 3, "Waiting versus batching"."""
+    """Claims of section 3, "Waiting versus batching"."""
     exact = all(job["expected"][name] == job["runs"][name]["computed_tokens"]
                 for job in found["cold"] for name in job["expected"])  # fmt: skip
     saved = [job["runs"]["not led"]["computed_tokens"] / job["runs"]["led"]["computed_tokens"] for job in found["cold"]]

@@ -1,4 +1,4 @@
-"""What the SPEAR paper says of chunk scheduling, beside what is found; and what to know of how it was found."""
+"""The SPEAR paper's claims on chunk scheduling, beside the results, and notes on the method."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from twin.reproductions.spear.published import GOALS, REQUESTS
 Claim = dict[str, Any]
 
 ROUNDING = 1e-9
-"""Relative. Step ends are summed, and a gap is the difference of two of them."""
+"""Relative rounding error. Step ends are summed, and a gap is the difference of two of them."""
 
 HALF_DIGIT = 0.05e-3
-"""Seconds. Table 3 prints tenths of a millisecond."""
+"""Half of the last printed digit, seconds: Table 3 prints tenths of a millisecond."""
 
 
 def meets(p99: float, goal: float) -> bool:
-    """Whether a P99 ITL keeps a goal."""
+    """True if a P99 ITL keeps a goal."""
     return p99 <= goal * (1 + ROUNDING)
 
 
 def claims(document: dict[str, Any]) -> list[Claim]:
-    """What the paper says of Table 3, beside what is found."""
+    """The paper's claims on Table 3, beside the results."""
     return [*_goal_claims(document), *_ttft_claims(document), *_table_claims(document)]
 
 
@@ -92,7 +92,7 @@ def _table_claims(document: dict[str, Any]) -> list[Claim]:
 
 
 def notes(document: dict[str, Any]) -> list[str]:
-    """What a reader has to know of how the numbers came about."""
+    """Notes on the method, for the reader of the numbers."""
     workload, fit, coarse = document["workload"], document["fit"], document["coarse"]
     errors = [row["p99_itl"]["error"] for row in coarse["rows"]]
     widths = {f"{row['scheduler']}, {row['density']}": row["ttft"] for row in document["rows"]}

@@ -1,4 +1,4 @@
-"""What the SPEAR paper prints of chunk scheduling, and of the model and machine that it ran on."""
+"""The SPEAR paper's published figures of chunk scheduling, and of its model and machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ paper gives no other figure for that checkpoint.
 """
 
 LAYERS, HIDDEN, INTERMEDIATE, PARAMETERS = 32, 4096, 11008, 6.74e9
-"""Of Llama-2-7B (its config.json and model card)."""
+"""Sizes of Llama-2-7B (from its config.json and model card)."""
 
 MEMORY = 120e9
 """Bytes of the GH200 (5.1)."""
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As the paper calls the scheduler."""
+        """The paper's name of the scheduler."""
         return f"static-{self.chunk}" if self.chunk else f"SLO {1e3 * (self.goal or 0):g} ms"
 
 

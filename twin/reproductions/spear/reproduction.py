@@ -34,20 +34,20 @@ from workloads.traces import Trace
 
 SCHEMA = "twin.reproduction-spear/1"
 VLLM = Sampling("vllm")
-"""Whether or not it fits best: the filter that is in widest use."""
+"""The sampling with the most widely used filter, which is always reported."""
 
 STEP = 64
-"""Tokens. Chunks in multiples of it come nearer to the printed P99 ITL of the SLO rows. That was found by looking at
-them, so no prediction uses it: it is reported beside them as what may explain the difference.
+"""Granularity of chunks, tokens, that brings P99 ITL nearer to the printed SLO rows. It was found by looking at these
+rows, so no prediction uses it: it is reported beside them as a possible explanation.
 """
 
 
 @dataclass(frozen=True)
 class Study:
-    """How much is simulated. Predictions are made with other random numbers than fits.
+    """The extent of the simulations. Predictions are made with other random numbers than fits.
 
     Attributes:
-        readings, samplings: what is tried.
+        readings, samplings: those that are tried.
         screening: replications and rounds (see `FitTask`) of the first fit of each, to the middle density alone.
         fitting: of the fit of those that come out best. refining: of the best one's tables, from there.
         predicting: replications of the rows of Table 3 with these. Intervals need at least 2, here and in fitting.
@@ -81,7 +81,7 @@ Task = FitTask | RowTask
 
 
 class _Progress:
-    """Counts what has been done, stage by stage."""
+    """Counts finished tasks, stage by stage."""
 
     def __init__(self, jobs: int, say: Callable[[str], None]) -> None:
         self.jobs, self.say = jobs, say
@@ -103,12 +103,12 @@ def _run(task: Task) -> Any:
 def reproduce(
     trace: Trace | None, jobs: int, progress: Callable[[str], None], study: Study | None = None
 ) -> dict[str, Any]:
-    """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, how tables and workload were found,
-    and what the paper claims beside what is found. Two minutes of two cores with a trace, one without.
+    """The document `twin.reproduction-spear/1`: Table 3 predicted beside printed, the fit of tables and workload,
+    and the paper's claims beside the results. Two minutes of two cores with a trace, one without.
 
     Args:
         trace: ShareGPT's lengths, turn by turn; without, log-normal lengths of the same moments.
-        jobs: processes. progress: called with what has just been done. study: less of it, for a trial.
+        jobs: processes. progress: called with the task just finished. study: a smaller one for a trial.
     """
     study, runs = study or Study(), _Progress(jobs, progress)
     settings = _settings(trace, study)
@@ -234,8 +234,8 @@ def _describe_iteration(iteration: Iteration) -> dict[str, Any]:
 
 
 def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
-    """Published and predicted, seconds. `prediction` is where one run of 300 requests falls, 95 %; `inside` says
-    whether the printed value is there. `meets` is by goal.
+    """Published and predicted, seconds. `prediction` is the 95 % range of one run of 300 requests; `inside` says
+    whether it holds the printed value. `meets` is by goal.
     """
     mean, intervals = combine([[{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures]])
     columns = {
@@ -266,7 +266,7 @@ def _against_static(rows: Sequence[Row], found: Sequence[Sequence[Figures]]) -> 
     """Mean TTFT of the SLO scheduler less that of the static chunk sizes that meet the same goal, seconds.
 
     `published` and `predicted` each have the static size that is quickest by their own figures; `sizes` every size
-    that meets the goal by either, None where it misses it. Predicted differences are between runs of the same requests.
+    that meets the goal by either, None if it misses it. Predicted differences are between runs of the same requests.
     """
     pairs = list(zip(rows, found, strict=True))
     results = []

@@ -1,12 +1,12 @@
-"""The latency tables that the static rows of SPEAR's Table 3 imply, and how well the twin gives those rows with them.
+"""The latency tables that the static rows of SPEAR's Table 3 imply, and the twin's errors in these rows.
 
-At a static chunk size almost every long gap between tokens is a step with a whole chunk, so that P99 ITL says what such
-a step takes. That gives T_S at the four chunk sizes under each of three densities, as
+At a static chunk size almost every long gap between tokens is a step with a whole chunk, so that P99 ITL is the time of
+such a step. That gives T_S at the four chunk sizes under each of three densities, as
 
     T_S(M) = W(M) + density · E(M):
 
-W, the passes of the plain 4-bit model, and E, what compensators on all modules would add. A pass over one token is
-known from 5.3.1; compensators are taken to have the share in it that they have at the smallest chunk. Between these
+W is a pass of the plain 4-bit model, and E the time that compensators on all modules would add. A pass over one token
+is known from 5.3.1; compensators are taken to have the share in it that they have at the smallest chunk. Between these
 points T_S is linear, as in 4.3. How P99 ITL splits over layer types and attention it does not say: by weights, all in
 the former.
 
@@ -58,7 +58,7 @@ WEIGHTS: dict[LayerType, int] = {
     "gate_up": 2 * HIDDEN * INTERMEDIATE,
     "down": HIDDEN * INTERMEDIATE,
 }
-"""Of one layer."""
+"""Weights of one layer."""
 
 HOPELESS = 1.0
 """Misfit of TTFT (a factor of e, typically) that no change of the tables can mend: such a fit ends there."""
@@ -70,10 +70,10 @@ Figures = tuple[float, float]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a step is taken to be.
+    """An interpretation of a step.
 
     Attributes:
-        passes: whether its prompt tokens run in a pass of their own, T(d) + T(c), or with the decodes, T(d + c).
+        passes: its prompt tokens run in a pass of their own, T(d) + T(c), or with the decodes, T(d + c).
         beside: a static chunk size is of prompt tokens, beside the decodes; otherwise decodes are part of it.
         padded: static chunks are padded to their size, as section 4.3 says of "regular chunked prefill".
     """
@@ -84,7 +84,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Its name in tables."""
         step = "T(d) + T(c)" if self.passes == "separate" else "T(d + c)"
         return f"{step}, decodes {'beside' if self.beside else 'within'}{', padded' if self.padded else ''}"
 
@@ -101,17 +101,17 @@ READINGS = (
 
 @dataclass(frozen=True)
 class Iteration:
-    """W and E over `GRID`, seconds of the whole model."""
+    """The times W and E over `GRID`, seconds of the whole model."""
 
     base: tuple[float, ...]
     compensators: tuple[float, ...]
 
     def at(self, density: float) -> list[float]:
-        """T_S over `GRID`."""
+        """The time T_S over `GRID`."""
         return [w + density * e for w, e in zip(self.base, self.compensators, strict=True)]
 
     def tables(self) -> LayerTables:
-        """As kernels of one layer, by weights."""
+        """Kernel tables of one layer, by weights."""
         shares = {kind: WEIGHTS[kind] / sum(WEIGHTS.values()) / LAYERS for kind in LAYER_TYPES}
         return LayerTables(
             schema="twin.ec-tables/1",
@@ -126,7 +126,7 @@ class Iteration:
 
 
 def complete(base: Sequence[float], compensators: Sequence[float]) -> Iteration:
-    """W and E over `CHUNKS`, with the pass over a single token; W and W + E, and so every T_S, grow with the tokens."""
+    """The times W and E over `CHUNKS` and a single token. W and W + E, and so every T_S, grow with the tokens."""
     share = max(compensators[0], 0.0) / base[0]
     single = SINGLE_TOKEN / (1 + SINGLE_TOKEN_DENSITY * share)
     slightly = np.arange(len(GRID)) * 1e-9  # seconds
@@ -146,7 +146,7 @@ def on_density(values: Floats, densities: Sequence[str]) -> tuple[Floats, Floats
 
 
 def density_misfit(densities: Sequence[str] = tuple(DENSITIES)) -> list[dict[str, float]]:
-    """How far printed P99 ITL is from a line in the density, at each static chunk size, seconds."""
+    """Distance of printed P99 ITL from a line in the density, at each static chunk size, seconds."""
     printed = _by_density({(row.density, row.chunk): row.p99_itl for row in static_rows()}, densities)
     a, b = on_density(printed, densities)
     lines = a + np.outer([DENSITIES[name] for name in densities], b)
@@ -210,7 +210,7 @@ class FitTask:
     (densities, chunks); and the misfits of both columns: root mean square of ln(simulated mean / printed).
 
     Attributes:
-        start: where to begin; None: as P99 ITL itself suggests.
+        start: the first guess; None: from P99 ITL.
     """
 
     setting: Setting
@@ -220,7 +220,7 @@ class FitTask:
     start: Iteration | None = None
 
     def run(self) -> dict[str, Any]:
-        """Simulate, correct by the P99 ITL that is missing, and again; the last round corrects nothing."""
+        """Simulate and correct by the error of P99 ITL, repeatedly; the last round corrects nothing."""
         rows = [row for row in static_rows() if row.density in self.densities]
         printed_p99, printed_ttft = (
             _by_density({(row.density, row.chunk): getattr(row, name) for row in rows}, self.densities)
@@ -247,7 +247,7 @@ class FitTask:
         return result
 
     def _first_guess(self, p99: Floats) -> tuple[Floats, Floats]:
-        """Where passes are separate, that over the decodes takes about half of a step with the smallest chunk."""
+        """The first guess. If passes are separate, the decodes' takes about half of a step with the smallest chunk."""
         if self.start is not None:
             return np.array(self.start.base[1:]), np.array(self.start.compensators[1:])
         a, b = on_density(p99, self.densities)

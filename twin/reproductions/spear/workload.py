@@ -1,7 +1,7 @@
-"""300 ShareGPT requests at 16 a second (SPEAR 5.1), of which the paper does not say how they were drawn.
+"""The workload of 300 ShareGPT requests at 16 a second (SPEAR 5.1). The paper does not say how they were drawn.
 
-The trace holds every turn of its conversations, with all that was said before as the prompt. What a benchmark makes of
-ShareGPT varies: first turns, filters by length, prompts cut to a length. Each such way is a `Sampling`.
+The trace holds every turn of its conversations, with all earlier turns as the prompt. Benchmarks use ShareGPT in
+different ways: first turns, filters by length, prompts cut to a length. Each such way is a `Sampling`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sampling:
     """A way of drawing requests from conversations.
 
     Attributes:
-        kind: which turns. `new tokens`: all, but of each prompt only what its turn added (the rest being cached).
+        kind: the turns. `new tokens`: all, but of each prompt only the tokens that its turn added (the rest is cached).
             `vllm`: vLLM's benchmark filter, prompts of at most 1024 tokens and 2048 in total, neither below 4.
         tokens: the bound of the kinds that have one.
     """
@@ -38,11 +38,11 @@ class Sampling:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Its name in tables."""
         return f"{self.kind} {self.tokens}" if self.tokens else self.kind
 
     def draw_from(self, trace: Trace) -> Trace:
-        """The turns that are drawn from, each as likely as another."""
+        """The turns that are drawn from, all equally likely."""
         prompts, answers = trace.prefill_tokens, trace.decode_tokens
         keep = np.ones(len(trace), dtype=np.bool_)
         match self.kind:
@@ -64,7 +64,7 @@ class Sampling:
 
 
 def _continuing(trace: Trace) -> Any:
-    """Whether a turn's prompt has room for the whole turn before it: the trace lists conversations turn by turn."""
+    """True if a turn's prompt has room for the whole turn before it: the trace lists conversations turn by turn."""
     total = trace.prefill_tokens + trace.decode_tokens
     return np.concatenate([[False], trace.prefill_tokens[1:] >= total[:-1]])
 

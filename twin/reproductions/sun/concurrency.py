@@ -1,4 +1,4 @@
-"""Table 4 by simulation: one prefill and one decode worker, a closed loop, and how far each row is from the print."""
+"""Table 4 by simulation: one prefill and one decode worker, a closed loop, and the error of each row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twin.sweeps.serving_sweep import prepare, run_task
 
 DEVICE = "a100-sxm-80gb"
 GRACE = 30.0
-"""Seconds: only requests that end later count (appendix A.2)."""
+"""Grace period, seconds: only requests that end later count (appendix A.2)."""
 
 ROUNDS = 8
 """Requests of each client. The first few end in the grace period; the others are all alike, so more change nothing."""
@@ -46,7 +46,7 @@ class ConcurrencyTask:
     method: str
 
     def run(self) -> list[Result]:
-        """Each row: printed, by the twin, in closed form, and the range that concurrency 1 and 4 leave open."""
+        """Compute each row: printed, by the twin, in closed form, and the range that concurrency 1 and 4 leave open."""
         rows = rows_of(concurrency_rows(), self.model)
         fit, prompts = fit_decode(rows), fit_prompts(rows)
         found = []
@@ -61,8 +61,10 @@ class ConcurrencyTask:
 
 
 def simulate_row(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_overhead: float) -> ClosedLoop:
-    """The twin's closed loop; of the row, only its settings are read. Throughput by Little's law, which is exact here:
-    a count over a window would depend on how many of the closed loop's rounds it happens to catch.
+    """Simulate a row's closed loop; only its settings are read.
+
+    Throughput is that of Little's law, which is exact here: a count over a window would depend on the number of the
+    closed loop's rounds in it.
     """
     document = scenario(row, fit, prompt_token, prompt_overhead)
     summary = run_task(prepare(document, Path(document["name"])).tasks[0])["summary"]
@@ -106,7 +108,7 @@ def scenario(row: ConcurrencyRow, fit: DecodeFit, prompt_token: float, prompt_ov
 
 
 def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
-    """What was fitted, model by model, with the roofline that decides its form."""
+    """The fits, model by model, with the roofline that decides their form."""
     hardware = load_hardware(DEVICE)
     found = []
     for model in dict.fromkeys(row.model for row in rows):
@@ -129,8 +131,8 @@ def fits(rows: Sequence[ConcurrencyRow]) -> list[Result]:
 
 
 def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
-    """What hangs on the form of the line and on the refinements of its fit: misfit of the rows that are fitted, mean
-    absolute errors on the others, in closed form.
+    """The influence of the line's form and of the refinements of its fit: misfit of the fitted rows, mean absolute
+    errors of the others, in closed form.
     """
     return [
         {"form": form, "plain": plain, **_errors_of(rows, form, plain)} for plain in (False, True) for form in FORMS
@@ -138,7 +140,7 @@ def forms(rows: Sequence[ConcurrencyRow]) -> list[Result]:
 
 
 def errors(results: Sequence[Result], metric: str) -> Result:
-    """Of the held-out rows: mean and worst absolute relative error, in all and by model and method."""
+    """Errors of the held-out rows: mean and worst absolute relative error, in all and by model and method."""
     held = [result for result in results if not result["fitted"]]
     worst = max(held, key=lambda result: abs(result["errors"][metric]))
     groups: dict[str, list[float]] = {}

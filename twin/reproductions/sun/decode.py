@@ -1,4 +1,4 @@
-"""The decode line of Table 4's engines, fitted to concurrency 1 and 4, and what it says of a closed loop.
+"""The decode line of Table 4's engines, fitted to concurrency 1 and 4, and the closed loop that it predicts.
 
 t = β + J·[B > 1] + α_n (B - 1) + α_kv · KV for a step of B sequences that attend to KV cached tokens. β is the time to
 read the weights, so it goes with their bits; a KV token has the same bytes whatever the weights, so α_kv belongs to the
@@ -31,7 +31,7 @@ FORMS: tuple[Form, ...] = ("batching", "rows", "neither")
 """The coefficient that explains the cost of four sequences beyond their KV: J, α_n, or neither (the KV alone)."""
 
 ROUNDS = 100
-"""Of the fixed point between TPOT and the batch; each gains about two digits."""
+"""Iterations of the fixed point between TPOT and the batch; each gains about two digits."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DecodeFit:
 
     Attributes:
         weights: β by the bits of the weights. batching: J. per_row: α_n. per_kv_token: α_kv.
-        misfit: mean of |fitted - printed| / printed over what was fitted.
+        misfit: mean of |fitted - printed| / printed over the fitted values.
     """
 
     weights: dict[int, float]
@@ -60,7 +60,7 @@ class DecodeFit:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """What a closed loop settles at: seconds, seconds, output tokens a second."""
+    """The steady state of a closed loop: seconds, seconds, output tokens a second."""
 
     ttft: float
     tpot: float
@@ -115,12 +115,12 @@ def fit_prompts(rows: Iterable[ConcurrencyRow]) -> dict[int, LinearLatency]:
 
 
 def all_rows(fit: DecodeFit) -> DecodeFit:
-    """The other end of what concurrency 1 and 4 leave open: the same cost at 4, borne by rows in place of batching."""
+    """The other end of the range that concurrency 1 and 4 leave open: rows have the cost at 4 in place of batching."""
     return replace(fit, batching=0.0, per_row=fit.per_row + fit.batching / (max(FITTED) - 1))
 
 
 def closed_loop(fit: DecodeFit, prompts: LinearLatency, row: ConcurrencyRow) -> ClosedLoop:
-    """TTFT, TPOT and throughput of a row's engines in closed form; of the row, only its settings are read.
+    """TTFT, TPOT and throughput of a row's engines in closed form; only the row's settings are read.
 
     Prompts do not overlap: clients send in the order in which they were answered, so requests keep the distance that
     their first prompts gave them.
@@ -150,5 +150,5 @@ def ridge_rows(hardware: Hardware, bits: int) -> float:
 
 
 def rows_of(rows: Sequence[ConcurrencyRow], model: str) -> list[ConcurrencyRow]:
-    """One model's."""
+    """The rows of one model."""
     return [row for row in rows if row.model == model]

@@ -22,20 +22,20 @@ from twin.sweeps.serving_sweep import make_run, prepare
 MODEL, MODEL_FILE, BITS = "LLaMA3.1-8B", "llama-3.1-8b", 16
 MODELS = 4
 PROMPT = 1024
-"""Tokens. What section 4.3 used is lost from the text that we have; this is A.2's only example and Table 4's least."""
+"""Prompt tokens: A.2's only example and Table 4's minimum. Our text of section 4.3 lacks its number."""
 
 LARGEST_BATCH = 256
-"""Sequences a decode worker holds: vLLM's default on an A100 (1024 on newer devices); the paper states none. The fitted
+"""Sequences of a decode worker: vLLM's default on an A100 (1024 on newer devices); the paper states none. The fitted
 line may be a little fast so far up, for the ridge lies at 153 rows."""
 
 STEP_BUDGET = 2048
-"""Tokens a step. The default of vLLM's server on an A100."""
+"""Tokens of a step: the default of vLLM's server on an A100."""
 
 CACHE_BYTES = 2.0
-"""Of one KV element, whatever the bits of the weights."""
+"""Bytes of one KV element, for any bits of the weights."""
 
 GRACE, WINDOW = 30.0, 60.0
-"""Seconds (appendix A.2)."""
+"""Grace period and measured window, seconds (appendix A.2)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Load:
-    """What is offered. `rate`: requests a second, all models together; `zipf`: skew over models; tokens; seconds."""
+    """The offered load. `rate`: requests a second, all models together; `zipf`: skew over models; tokens; seconds."""
 
     rate: float
     answer: int
@@ -66,7 +66,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run's window.
+    """The results of one run's window.
 
     Attributes:
         throughput: output tokens a second, all workers. tpot, ttft: means over requests, seconds.
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def fitted_service() -> Service:
-    """From Table 4's rows of the model that section 4.3 serves, 16-bit weights, concurrency 1 and 4."""
+    """Service times from Table 4's rows of the model that section 4.3 serves, 16-bit weights, concurrency 1 and 4."""
     rows = rows_of(concurrency_rows(), MODEL)
     fit, prompts = fit_decode(rows), fit_prompts(rows)[BITS]
     return Service(prompts.beta_, prompts.alpha_, fit.overhead(BITS, several=True), fit.per_kv_token)

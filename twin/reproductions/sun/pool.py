@@ -14,11 +14,10 @@ from twin.reproductions.sun.published import ISOLATED, SHARED, PoolRow, pool_row
 from workloads.mixes import ModelMix
 
 ANSWERS = (64, 128, 256, 512, 1024, 2048)
-"""Tokens: the powers of two up to the longest answers that the paper speaks of. Which of them figure 3's numbers belong
-to is lost from the text that we have."""
+"""Possible tokens of an answer: the powers of two up to the longest answers in the paper. Our text lacks figure 3's."""
 
 LONG_ANSWER, LONG_GRACE, LONG_WINDOW = 2048, 60.0, 180.0
-"""The protocol for these is longer (appendix A.2)."""
+"""The longest answers, and their longer grace period and window (appendix A.2)."""
 
 STRONGEST_SKEW = 2.0
 """Zipf exponent at the end of our sweep; the paper's is lost too."""
@@ -28,14 +27,14 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class PoolTask:
-    """All rows, were answers of this length."""
+    """Compute all rows for one length of answers."""
 
     service: Service
     answer: int
     replications: int
 
     def run(self) -> Result:
-        """Each row: printed and by the twin, and how far the row that chooses the length is off."""
+        """Compute each row: printed and by the twin, and the error of the row that chooses the length."""
         isolated, *pools = pool_rows()
         load = offered(isolated, self.answer)
         base = outcomes(scenario(self.service, load, ISOLATED), self.replications)
@@ -53,7 +52,7 @@ class PoolTask:
 
 
 def offered(isolated: PoolRow, answer: int) -> Load:
-    """The load that the isolated row implies, for its workers keep up: what is offered is what comes out."""
+    """The load that the isolated row implies: its workers keep up, so that offered and achieved load are equal."""
     rate = isolated.workers * isolated.throughput_per_worker / answer
     if answer >= LONG_ANSWER:
         return Load(rate, answer, grace=LONG_GRACE, window=LONG_WINDOW)
@@ -61,9 +60,9 @@ def offered(isolated: PoolRow, answer: int) -> Load:
 
 
 def possible_answers(service: Service) -> list[int]:
-    """Lengths whose rate the prefill worker of the most popular model could bear under the strongest skew.
+    """Lengths whose rate the prefill worker of the most popular model can sustain under the strongest skew.
 
-    The paper offers one rate at every length (section 4.1), each model has one prefill worker whatever the placement,
+    The paper offers one rate at every length (section 4.1), each model has one prefill worker in every placement,
     and sharing keeps throughput under every skew (section 4.3): so no prefill worker was overrun.
     """
     isolated = pool_rows()[0]
@@ -73,7 +72,7 @@ def possible_answers(service: Service) -> list[int]:
 
 
 def choose(results: Sequence[Result]) -> Result:
-    """The length at which the row of one shared worker is nearest; the rows of two and three are not looked at."""
+    """The length at which the row of one shared worker is nearest; the rows of two and three are not used."""
     return min(results, key=lambda result: float(result["distance"]))
 
 
@@ -95,7 +94,7 @@ def _compare(row: PoolRow, isolated: PoolRow, found: Sequence[Outcome], base: Se
 
 
 def _distance(row: Result) -> float:
-    """Of a row's throughput and interactivity from the printed ones, as logarithms of ratios together."""
+    """Distance of a row's throughput and interactivity from the printed ones, by logarithms of ratios."""
     published, predicted = row["published"], row["predicted"]
     speed = math.log((1 + predicted["interactivity_change"]) / (1 + published["interactivity_change"]))
     return math.hypot(speed, math.log(predicted["throughput"] / published["throughput"]))

@@ -1,4 +1,4 @@
-"""What the SUN paper prints of its serving runs."""
+"""The SUN paper's published serving runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConcurrencyRow:
 
     @property
     def tpot_of_throughput(self) -> float:
-        """TPOT by the other column: c clients, each of whom has one answer in TTFT + (n - 1) TPOT seconds."""
+        """TPOT by the other column: each of c clients gets one answer in TTFT + (n - 1) TPOT seconds."""
         return (self.concurrency * self.answer / self.throughput - self.ttft) / (self.answer - 1)
 
     @property

@@ -15,11 +15,11 @@ from twin.sweeps.parallel import each_as_done
 
 SCHEMA = "twin.reproduction-sun/1"
 REPLICATIONS = 8
-"""Of every run of a minute: the mean of a rate is then known to about a hundredth."""
+"""Replications of every run of a minute: the mean of a rate is then known to about 1 %."""
 
 GOAL = {"relative": 0.03, "throughput": 0.02, "points": 0.03, "stable": 0.02}
-"""What this project set out to reach, before anything was computed: Table 4 on average, pools' throughput and points of
-interactivity. `stable` is the change that passes for none, as much as pools' throughput may be off."""
+"""Goals that were set before anything was computed: Table 4 on average, pools' throughput and points of interactivity.
+`stable` is the largest change that counts as none, equal to the goal of pools' throughput."""
 
 Claim = dict[str, Any]
 Document = dict[str, Any]
@@ -64,7 +64,7 @@ def reproduce(jobs: int, progress: Callable[[str], None], replications: int = RE
 
 
 def claims(document: Document) -> list[Claim]:
-    """What the paper prints beside what is found."""
+    """The paper's claims, beside the results."""
     return [
         *_concurrency_claims(document["concurrency"]),
         *_pool_claims(document["pool"]["chosen"]),
@@ -73,7 +73,7 @@ def claims(document: Document) -> list[Claim]:
 
 
 def notes(document: Document) -> list[str]:
-    """What a reader has to know of how the numbers came about."""
+    """Notes on the method, for the reader of the numbers."""
     waited = [row for row in document["concurrency"]["rows"] if row["concurrency"] > 1]
     errors_of = [row["errors"]["ttft"] for row in waited]
     shares = [row["published"]["ttft"] * row["published"]["throughput"] / row["concurrency"] / row["answer"]
@@ -137,7 +137,7 @@ def _concurrency_claims(found: Document) -> list[Claim]:
 
 
 def _pool_claims(chosen: Document) -> list[Claim]:
-    """Of every shared pool; the row of one worker chose the length of answers and nothing more."""
+    """Claims on every shared pool; the row of one worker chose the length of answers and nothing more."""
     made = []
     for row in chosen["rows"][1:]:
         note = "this row chose the length of answers" if row["fixes_the_load"] else ""

@@ -1,4 +1,4 @@
-"""Section 4.3, figure 4: what skew over models does to isolated decode workers and to a shared pool of as many."""
+"""Section 4.3, figure 4: isolated decode workers and a shared pool of as many, under skew over models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SKEWS = (0.0, 0.5, 1.0, 1.5, 2.0)
 """Zipf exponents."""
 
 ANSWER = 512
-"""Tokens: appendix A.2 meets its target, whose number is lost from the text that we have, with 511.8 on average."""
+"""Tokens of an answer: appendix A.2 meets its target, which our text lacks, with 511.8 on average."""
 
 CONFIDENCE = 0.95
 
@@ -37,13 +37,13 @@ class SkewTask:
     replications: int
 
     def run(self) -> list[Outcome]:
-        """Every replication."""
+        """Run every replication."""
         load = Load(self.rate, ANSWER, self.zipf)
         return outcomes(scenario(self.service, load, self.placement), self.replications)
 
 
 def summarise_skew(found: Mapping[Point, Sequence[Outcome]], rate: float) -> Result:
-    """Curves over skew, and the sizes that the paper prints beside those found."""
+    """Curves over skew, and the paper's sizes beside the results."""
     replications = len(next(iter(found.values())))
     return {
         "rate": rate,
@@ -60,7 +60,7 @@ def summarise_skew(found: Mapping[Point, Sequence[Outcome]], rate: float) -> Res
 
 
 def _sizes(found: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
-    """The paper does not say whether interactivity is averaged over requests or TPOT is, and then inverted: both."""
+    """The sizes by both averages, since the paper does not say whether interactivity or TPOT is averaged."""
     facts, worst, even = skew_facts(), max(SKEWS), min(SKEWS)
     shared: Point = (SHARED, worst)
     isolated: Point = (ISOLATED, worst)
@@ -78,7 +78,7 @@ def _sizes(found: Mapping[Point, Sequence[Outcome]]) -> list[Result]:
 
 
 def _interval(changes: Floats) -> Result:
-    """Mean change, and where one more run of one minute falls: what the paper prints is one."""
+    """Mean change, and the range of one more run of a minute, like the paper's."""
     from scipy.special import stdtrit
 
     mean, count = float(changes.mean()), len(changes)
@@ -96,7 +96,7 @@ def _ratio(found: Mapping[Point, Sequence[Outcome]], metric: str, over: Point, u
 
 
 def _falls(found: Mapping[Point, Sequence[Outcome]], metric: str) -> bool:
-    """Whether isolated workers get worse, on average, with every step of skew."""
+    """True if isolated workers get worse, on average, with every step of skew."""
     curve = [np.mean([getattr(each, metric) for each in found[ISOLATED, zipf]]) for zipf in SKEWS]
     return bool(np.all(np.diff(curve) < 0))
 

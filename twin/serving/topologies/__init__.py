@@ -1,1 +1,1 @@
-"""How pools, routers and links make a system: one module for each topology, and the registry of their names."""
+"""Topologies, which make systems of pools, routers and links: a module for each, and the registry of names."""

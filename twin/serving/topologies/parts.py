@@ -23,7 +23,7 @@ class Parts:
     """Makes the engines and pools of one simulation.
 
     Attributes:
-        plan: what is simulated. env: its environment. rng: for routers that draw.
+        plan: of the simulation. env: its environment. rng: for routers that draw.
         draw, watch, machine_speed: as in `Simulation`.
         engines: those made so far, by name.
     """

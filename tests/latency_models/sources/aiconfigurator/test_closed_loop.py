@@ -8,12 +8,13 @@ from typing import cast
 import numpy as np
 import pytest
 
-from latency_models.sources.aiconfigurator.closed_loop import closed_loop, closed_loop_tpot
+from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.linear.step_time import LinearStepTime
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput
+from workloads.request import Request
 
 STEP = LinearStepTime(10e-3, 20e-6, 1e-8)
 CONSTANT = LinearStepTime(10e-3, 0.0)
@@ -24,7 +25,7 @@ def stepped(step_time: StepTime, concurrency: int, isl: int, osl: int, rounds: i
 
     The first round is left out.
     """
-    nobody = cast(Sequence, None)
+    sequence = Sequence(Request(0, 0.0, 1, 1), 0, False)
     generated = {number: 1 + number * (osl - 1) // concurrency for number in range(concurrency)}
     sent = dict.fromkeys(generated, 0.0)
     first, waiting, now = dict(sent), list[int](), 0.0
@@ -32,7 +33,7 @@ def stepped(step_time: StepTime, concurrency: int, isl: int, osl: int, rounds: i
     tpot: list[float] = []
     number = concurrency
     while len(tpot) < rounds * concurrency:
-        prompts = [Chunk(nobody, isl, 0, True)] if waiting else []
+        prompts = [Chunk(sequence, isl, 0, True)] if waiting else []
         kv = sum(isl + done for done in generated.values())
         running = cast("Many[Sequence]", range(len(generated)))
         now += step_time.seconds(MixedBatch(prompts, running, kv, kv))
@@ -98,10 +99,6 @@ def test_requests_that_the_cache_cannot_hold_wait_for_their_first_token() -> Non
     assert held.tpot == free.tpot
     assert held.ttft == pytest.approx(free.ttft + 200 * 10e-3)
     assert closed_loop(CONSTANT, 20, 1000, 200, kv_capacity=5.0).residents == 1
-
-
-def test_the_tpot_alone() -> None:
-    assert closed_loop_tpot(STEP, 16, 1000, 100, ahead=2) == closed_loop(STEP, 16, 1000, 100, ahead=2).tpot
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence
 from tests.latency_models.sources.aiconfigurator.small_tables import make_tables
 from workloads.errors import BadInput
+from workloads.request import Request
 
 TRUE = Corrections(decode=1.15, prefill=1.3, prompt_step=4e-3, per_sequence=3e-5)
 POINT = SiliconRow(
@@ -67,7 +67,7 @@ def test_an_engine_with_corrections_is_learnt(library: Path) -> None:
     assert learnt.decode_seconds(16, 16_000, 1000, 1) == pytest.approx(
         engine.decode_seconds(16, 16_000, 1000, 1), rel=0.02
     )
-    prompt = MixedBatch([Chunk(cast(Sequence, None), 2048, 0, True)], ())
+    prompt = MixedBatch([Chunk(Sequence(Request(0, 0.0, 2048, 1), 0, False), 2048, 0, True)], ())
     assert learnt.seconds(prompt) == pytest.approx(engine.seconds(prompt), rel=0.15)  # what is launch, what kernel?
     assert model.points_ == len(fitted)
 

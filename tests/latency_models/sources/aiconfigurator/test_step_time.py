@@ -17,6 +17,7 @@ from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTi
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
+from workloads.request import Request
 
 ROWS = Curve([(1, 10.0), (1000, 1009.0)])  # 9 + rows
 HEAD = Curve([(1, 0.5), (100, 50.0)])  # rows / 2
@@ -26,8 +27,8 @@ KERNELS = ModelKernels(2, ROWS, HEAD, CONTEXT, GENERATION)
 
 
 def batch(decodes: int = 0, kv: int = 0, chunks: Many[tuple[int, int, bool]] = ()) -> Batch:
-    nobody, running = cast(Sequence, None), cast("Many[Sequence]", range(decodes))
-    pieces = [Chunk(nobody, tokens, context, last) for tokens, context, last in chunks]
+    sequence, running = Sequence(Request(0, 0.0, 1, 1), 0, False), cast("Many[Sequence]", range(decodes))
+    pieces = [Chunk(sequence, tokens, context, last) for tokens, context, last in chunks]
     return MixedBatch(pieces, running, kv, kv) if pieces else DecodeBatch((), running, kv, kv)
 
 

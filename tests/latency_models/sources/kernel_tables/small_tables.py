@@ -13,6 +13,8 @@ from latency_models.deployment.models import Model
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
 from schedulers.batches import Batch, Chunk
+from schedulers.sequence import Sequence
+from workloads.request import Request
 
 CHUNKS, CONTEXTS, COUNTS, HISTORIES = (16, 64, 256), (0, 128, 512), (1, 4, 8), (16, 128, 1024)
 PER_ROW = {
@@ -121,10 +123,10 @@ def load(folder: Path, model: Model = TINY, **settings: object) -> KernelTableSt
 
 def batch(chunks: Iterable[tuple[int, int]] = (), lengths: Iterable[int] = ()) -> Batch:
     """A batch of (tokens, context) chunks, none the last of its prompt, and of decodes that attend to these lengths."""
-    sequence, lengths = object(), list(lengths)
-    made = [Chunk(sequence, tokens, context, False) for tokens, context in chunks]  # type: ignore[arg-type]
+    sequence, lengths = Sequence(Request(0, 0.0, 1, 1), 0, False), list(lengths)
+    made = [Chunk(sequence, tokens, context, False) for tokens, context in chunks]
     decodes = [sequence] * len(lengths)
-    return Batch(made, decodes, sum(lengths), max(lengths, default=0))  # type: ignore[arg-type]
+    return Batch(made, decodes, sum(lengths), max(lengths, default=0))
 
 
 def rows_seconds(rows: int, layers: int = 3) -> float:

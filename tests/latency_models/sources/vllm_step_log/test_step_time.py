@@ -21,6 +21,7 @@ from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput
+from workloads.request import Request
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/data/measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz"
 TRUE = (15e-3, 45e-6, 15e-6, 4e-8)
@@ -63,8 +64,8 @@ def made_up(count: int = 400, noise: float = 0.0, seed: int = 1) -> StepLog:
 
 
 def batch(decodes: int, kv: int, chunks: Many[tuple[int, int]] = ()) -> Batch:
-    nobody, running = cast(Sequence, None), cast("Many[Sequence]", range(decodes))
-    pieces = [Chunk(nobody, tokens, context, True) for tokens, context in chunks]
+    sequence, running = Sequence(Request(0, 0.0, 1, 1), 0, False), cast("Many[Sequence]", range(decodes))
+    pieces = [Chunk(sequence, tokens, context, True) for tokens, context in chunks]
     return MixedBatch(pieces, running, kv, kv) if pieces else DecodeBatch((), running, kv, kv)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from latency_models.deployment.models import Model, load_model
 from latency_models.io.config_io import read_yaml
+from latency_models.origin import Origin, plain_name
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from latency_models.sources.aiconfigurator.tables import read_tables
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.sources.origin import Origin, plain_name
 from latency_models.sources.recognise import source_of
 from tests.latency_models.sources.aiconfigurator import small_tables as kernels
 from tests.latency_models.sources.kernel_tables import small_tables as profiler

@@ -1,20 +1,23 @@
-"""What imported kernel timings were measured on: recorded in the file, completed by flags, compared with a scenario."""
+"""The device, engine and model of imported kernel timings, which flags complete and scenarios are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads.errors import BadInput
 
+if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
+
 FLAGS = {"gpu": "--gpu", "engine": "--engine", "engine_version": "--engine-version", "model": "--model"}
-"""Of `twin calibrate import`: they say what the source does not."""
+"""Flags of `twin calibrate import` for fields that the source does not state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What timings were measured on. Empty text, or None: not known.
+    """The device, engine and model that were measured. Empty text, or None: not known.
 
     Attributes:
         engine: whose kernels, for example vllm. model: whose layers. tensor_parallel: ranks that share each of them.
@@ -27,7 +30,7 @@ class Origin:
     tensor_parallel: int | None = None
 
     def completed(self, stated: Origin) -> Origin:
-        """This origin, with what is `stated` where it does not know.
+        """This origin, with unknown fields from `stated`.
 
         Raises:
             BadInput: something is stated that differs from what the source says.
@@ -42,7 +45,7 @@ class Origin:
 
     @property
     def unknown(self) -> list[str]:
-        """Notes on what is still not known, each with the flag that says it."""
+        """Notes on unknown fields, each with the flag that sets it."""
         return [
             f"the tables do not say their {name.replace('_', ' ')}; {flag} records it"
             for name, flag in FLAGS.items()
@@ -55,12 +58,29 @@ class Origin:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Origin:
-        """What `document` wrote down.
+        """The origin that `document` wrote.
 
         Raises:
             TypeError: it has other fields.
         """
         return cls(**document)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDeployment:
+    """The deployment that imported step times are for.
+
+    Attributes:
+        origin: of the timings.
+        model: the model that step times are computed with; None where they are sums over its layers already.
+        ranks: ranks that share a layer; None where that is not known, or where experts are split otherwise.
+        notes: on how the timings were completed.
+    """
+
+    origin: Origin
+    model: Model | None = None
+    ranks: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def plain_name(text: str) -> str:

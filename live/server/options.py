@@ -1,0 +1,174 @@
+"""The options of `twin serve-live`, in groups: each field is a flag, and its docstring is the flag's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+
+@Parameter(name="*", group=Group("Model", sort_key=1))
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model and its tokenizer."""
+
+    model: Path
+    """A Hugging Face directory; with random weights a config.json."""
+
+    random_weights: Annotated[bool, Parameter(negative=())] = False
+    """Random weights of the right shapes. Without a tokenizer, requests and responses hold token ids."""
+
+    tokenizer: Path | None = None
+    """Folder of a tokenizer.json; default: the model's."""
+
+    served_model_name: str | None = None
+    """The model's name for clients; default: its folder's name."""
+
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type of weights and KV cache; default: float32 on a CPU, bfloat16 on a GPU."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of the model."""
+
+    threads: int = 1
+    """CPU threads for one operation."""
+
+    @property
+    def name(self) -> str:
+        """The model's name for clients."""
+        path = self.model.resolve()
+        return self.served_model_name or (path.name if self.model.is_dir() else path.stem)
+
+
+@Parameter(name="*", group=Group("Engine", sort_key=2))
+@dataclass(frozen=True)
+class EngineOptions:
+    """The engine's settings; None where a flag is not given. Flags have the names of vLLM's."""
+
+    scenario: Path | None = None
+    """Scenario of the engine or topology that the twin predicts, in place of the flags below (refused beside it)."""
+
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
+    """With a scenario, change any field of it, key=value."""
+
+    max_num_seqs: int | None = None
+    """Maximum number of running sequences; default 128."""
+
+    max_num_batched_tokens: int | None = None
+    """Maximum tokens of a step, prompts and decodes together; default 2048."""
+
+    num_gpu_blocks: int | None = None
+    """Number of KV cache blocks, 16 tokens each."""
+
+    kv_cache_memory_bytes: str | None = None
+    """Memory of the KV cache, instead of blocks: bytes, 4G or 512M. Default: 1G, or less if contexts need less."""
+
+    one_shot: bool | None = None
+    """Run embeddings, scores, classes and single-token outputs in one step, without a KV cache (default)."""
+
+    kv_blocks: Annotated[int | None, Parameter(show=False)] = None
+    """The earlier name of num_gpu_blocks."""
+
+    kv_gib: Annotated[float | None, Parameter(show=False)] = None
+    """The earlier form of kv_cache_memory_bytes, GiB."""
+
+    def renamed(self) -> EngineOptions:
+        """The options under their present names, with one note on stderr where earlier ones were given.
+
+        Raises:
+            BadInput: an option is given under both of its names.
+        """
+        from latency_models.io.earlier_names import print_notes
+        from workloads.errors import BadInput
+
+        memory = None if self.kv_gib is None else f"{self.kv_gib * 2**30:.17g}"
+        notes: dict[str, str] = {}
+        for old, name, value in (
+            ("kv_blocks", "num_gpu_blocks", self.kv_blocks), ("kv_gib", "kv_cache_memory_bytes", memory),
+        ):  # fmt: skip
+            if value is not None:
+                if getattr(self, name) is not None:
+                    expected = f"expected {flag(name)} alone: {flag(old)} is its earlier name"
+                    raise BadInput(expected, field=flag(old), value=getattr(self, old))
+                notes[flag(old)] = flag(name)
+        print_notes(notes)
+        return replace(
+            self,
+            num_gpu_blocks=self.num_gpu_blocks if self.kv_blocks is None else self.kv_blocks,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes if memory is None else memory,
+            kv_blocks=None,
+            kv_gib=None,
+        )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The flags that were given and that a scenario replaces, by name."""
+        names = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "one_shot")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@Parameter(name="*", group=Group("Topology", sort_key=3))
+@dataclass(frozen=True)
+class TopologyOptions:
+    """With a scenario of several workers: their models, which of them this is, and where they meet."""
+
+    module: Annotated[list[str] | None, Parameter(negative=())] = None
+    """NAME=PATH, the weights of one of several models of a scenario; --model is then the decoder that they share."""
+
+    role: str | None = None
+    """Start only this part: coordinator, attention or ffn; frontend, prefill, decode or engine. Default: all."""
+
+    rank: int = 0
+    """With --role, the worker's number among those of its role, from 0."""
+
+    rendezvous: str | None = None
+    """HOST:PORT where the processes meet, of the coordinator or frontend; default: a free port of 127.0.0.1."""
+
+    join_seconds: float = 10.0
+    """Time limit for the processes to meet, in seconds."""
+
+    worker_seconds: float = 6.0
+    """Time limit for a worker's answer, in seconds: no step may take longer."""
+
+
+@Parameter(name="*", group=Group("Server", sort_key=4))
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server's address and its limits on requests and clients."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = 8000
+    """Port to listen on; 0 takes a free one."""
+
+    api_key: str | None = None
+    """Key that clients must send, except to /health, /ping, /version and /metrics; default: $SERVING_TWIN_API_KEY."""
+
+    max_body_mib: float = 4.0
+    """Maximum size of a request's body."""
+
+    max_concurrency: int = 1024
+    """Maximum number of concurrent HTTP requests."""
+
+    max_queue: int = 2048
+    """Maximum number of waiting generations, beyond those that run."""
+
+    drain_seconds: float = 30.0
+    """Grace period for running requests at shutdown, in seconds."""
+
+    header_seconds: float = 10.0
+    """Time limit for a request's line and headers, in seconds."""
+
+    body_seconds: float = 60.0
+    """Time limit for a request's body, in seconds."""
+
+    write_seconds: float = 10.0
+    """Time limit for a client to read 64 KiB of its response, or what is left of it, in seconds."""
+
+
+def flag(name: str) -> str:
+    """The flag of a field."""
+    return f"--{name.replace('_', '-')}"

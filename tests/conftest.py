@@ -1,0 +1,20 @@
+"""Refuses to test compiled modules that are older than their sources."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End the session with one line if a module was changed since it was compiled in place."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for extension in (*ROOT.glob(f"schedulers/*{suffix}"), *ROOT.glob(f"twin/**/*{suffix}")):
+        source = extension.with_name(extension.name.removesuffix(suffix) + ".py")
+        if not source.exists() or source.stat().st_mtime > extension.stat().st_mtime:
+            again = "SERVING_TWIN_COMPILE=1 pip install -e . --no-deps"
+            raise pytest.UsageError(f"{extension} is older than its source; compile again ({again}) or remove it")
