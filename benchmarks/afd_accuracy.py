@@ -1,6 +1,7 @@
 """Accuracy of the barrier-aware theory against the simulated steady state, at every ratio, for many workloads.
 
-    python -m benchmarks.afd_accuracy [--trace FILE] [--ratio 1:32] [--requests 10000] [--out FILE]
+    python -m benchmarks.afd_accuracy [--trace FILE] [--ratio 1:32] [--requests 10000]
+                                    [--advance independent] [--out FILE]
 
 Prints a line a workload: the largest and the median difference over the ratios, how many differences lie within the
 simulation's own 95 % interval, and the optimal ratios. Exit code 4 if a difference exceeds --tolerance.
@@ -64,9 +65,10 @@ def workloads(trace: Path | None) -> dict[str, dict[str, Any]]:
     return cases
 
 
-def compare(settings: dict[str, Any], ratio: str, requests: int) -> dict[str, Any]:
+def compare(settings: dict[str, Any], ratio: str, requests: int, advance: str) -> dict[str, Any]:
     """Sweep one workload and compare theory and simulation at every ratio."""
-    document = apply(read_scenario(EXAMPLE), {**settings, "requests_per_instance": requests})
+    changes = {**settings, "requests_per_instance": requests, "advance": advance}
+    document = apply(read_scenario(EXAMPLE, "afd-bundle"), changes)
     sweep = prepare(document, EXAMPLE, ratio)
     done: dict[str, dict[str, Any]] = {}
     for _ in sweep.run(done, lambda key, point: None, usable_cores()):
@@ -99,6 +101,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--ratio", default="1:32")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--advance", choices=("lockstep", "independent"), default="lockstep")
     parser.add_argument("--tolerance", type=float, default=0.02)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
@@ -108,7 +111,7 @@ def main() -> int:
     print(f"{'workload':28}" + "".join(f"{title:>10}" for title in titles))
     for name, settings in workloads(arguments.trace).items():
         if arguments.only in name:
-            result = results[name] = compare(settings, arguments.ratio, arguments.requests)
+            result = results[name] = compare(settings, arguments.ratio, arguments.requests, arguments.advance)
             cells = (
                 f"{100 * result['largest']:+.2f}%",
                 f"{result['at']:g}",

@@ -45,7 +45,7 @@ PROMPT = 1_000_000
 
 def tables() -> dict[str, tuple[list[int], list[float]]]:
     """Token counts and seconds: the example's, and the same line by line at every 4th of 512 tokens."""
-    scenario = check_scenario(read_scenario(EXAMPLE), {}, EXAMPLE)
+    scenario = check_scenario(read_scenario(EXAMPLE, "serving"), {}, EXAMPLE)
     model = scenario.step_time.build(EXAMPLE.parent)
     assert isinstance(model, EcTables)
     tokens = [1, *range(8, 513, 4)]

@@ -38,7 +38,7 @@ def vllm_run(data: Path) -> dict[str, Any]:
         "workload.trace.path": str((data / RUN / "workload.jsonl").absolute()),
         "step_time.path": str((data / RUN / "kernels_tp1").absolute()),
     }
-    (task,) = prepare(read_scenario(EXAMPLE), EXAMPLE, [settings]).tasks
+    (task,) = prepare(read_scenario(EXAMPLE, "serving"), EXAMPLE, [settings]).tasks
     summary = report_run(make_run(task), task.plan)["summary"]
     return compare(summary, read_reference_run(data / RUN / "requests.jsonl")["summary"])
 

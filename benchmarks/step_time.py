@@ -43,7 +43,7 @@ def models(data: Path) -> tuple[StepTime, StepTime]:
         BadInput: tables that cannot be read.
     """
     settings = {"step_time.path": str((data / RUN / "kernels_tp1").absolute())}
-    tables = check_scenario(read_scenario(EXAMPLE), settings, EXAMPLE).step_time.build(EXAMPLE.parent)
+    tables = check_scenario(read_scenario(EXAMPLE, "serving"), settings, EXAMPLE).step_time.build(EXAMPLE.parent)
     return tables, LinearSpec.model_validate(SCENARIO["step_time"]).build(EXAMPLE.parent)
 
 

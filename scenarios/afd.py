@@ -15,7 +15,7 @@ from scenarios.plugins import Plugin
 from scenarios.reading import check
 from scenarios.registered import registered
 from scenarios.workload import WorkloadSpec
-from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.bundle_slots import REFILL_POLICIES, Advance, FfnOrder
 
 
 class LineSpec(Strict):
@@ -28,9 +28,9 @@ class LineSpec(Strict):
 class LatencySpec(Strict):
     """Changes to a calibration for what-if questions, for a whole decode step and in its own units."""
 
-    attention: LineSpec = LineSpec()
-    ffn: LineSpec = LineSpec()
-    communication: LineSpec = LineSpec()
+    attention: LineSpec = Field(default_factory=LineSpec)
+    ffn: LineSpec = Field(default_factory=LineSpec)
+    communication: LineSpec = Field(default_factory=LineSpec)
 
 
 class RooflineSpec(Strict):
@@ -84,6 +84,10 @@ class AfdScenario(Strict):
         refill: the policy that assigns requests to vacated slots.
         start: `fresh` fills empty slots with new requests at once, as the paper does; `stationary` with requests
             of random ages.
+        advance: `lockstep` moves all attention instances to their next microbatch when the slowest is done, as the
+            paper's steps are synchronized; `independent` lets each go on by itself, so that only the FFN waits for all.
+        ffn_order: with `independent`, whether the FFN takes microbatches in the order in which they set out
+            (`in_order`) or whichever is complete (`first_ready`).
         fast_forward: one event a microbatch step in place of one a state; the same records, sooner.
         ratio: A/F ratios to sweep when the command line names none.
     """
@@ -95,14 +99,16 @@ class AfdScenario(Strict):
     plugins: list[Plugin] = Field(default_factory=list)
     seed: int = Field(default=0, ge=0)
     calibration: Annotated[str | RooflineSpec, NAME_OR_FILE]
-    latency: LatencySpec = LatencySpec()
-    instances: InstancesSpec = InstancesSpec()
+    latency: LatencySpec = Field(default_factory=LatencySpec)
+    instances: InstancesSpec = Field(default_factory=InstancesSpec)
     batch_size: Slots
     microbatches: Microbatches = 2
     requests_per_instance: Requests = 10_000
     layers: Layers = 1
     refill: Annotated[str, registered(REFILL_POLICIES)] = "fcfs"
     start: Literal["fresh", "stationary"] = "fresh"
+    advance: Advance = "lockstep"
+    ffn_order: FfnOrder = "in_order"
     fast_forward: bool = True
     ratio: Annotated[str, BeforeValidator(_ratio_text)] = "1:32"
     workload: WorkloadSpec

@@ -16,17 +16,17 @@ COMMANDS = {
 """The commands that take each kind of scenario."""
 
 
-def read_scenario(path: Path, *kinds: str) -> dict[str, Any]:
-    """Read a scenario file whose `kind` is one of `kinds`; nothing else in it is checked.
+def read_scenario(path: Path, kind: str, *others: str) -> dict[str, Any]:
+    """Read a scenario file of one of these kinds; nothing else in it is checked.
 
     Args:
-        kinds: those that the calling command takes, keys of `COMMANDS`.
+        kind, others: what the calling command takes, keys of `COMMANDS`.
 
     Raises:
         BadInput: the file cannot be read, is not a YAML mapping, is of no known kind, or is of a kind that another
             command takes; the message then names that command.
     """
-    return of_kind(read_yaml(path), path, *kinds)
+    return of_kind(read_yaml(path), path, kind, *others)
 
 
 def of_kind(document: dict[str, Any], path: Path, *kinds: str) -> dict[str, Any]:

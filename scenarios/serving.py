@@ -41,9 +41,9 @@ class ServingScenario(Strict):
     workload: ServingWorkloadSpec
     engine: EngineSpec
     step_time: StepTimeSpec
-    system: AnySystemSpec = ColocatedSpec()
+    system: AnySystemSpec = Field(default_factory=ColocatedSpec)
     failures: list[FailureSpec] = Field(default_factory=list)
-    measure: MeasureSpec = MeasureSpec()
+    measure: MeasureSpec = Field(default_factory=MeasureSpec)
     measured: MeasuredSpec | None = None
     fast_forward: bool = True
     detail: bool = True

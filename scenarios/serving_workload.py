@@ -160,7 +160,7 @@ class ServingWorkloadSpec(Strict):
     tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
     trace: TraceSpec | None = None
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
-    models: ModelsSpec = ModelsSpec()
+    models: ModelsSpec = Field(default_factory=ModelsSpec)
     prefixes: PrefixesSpec | None = None
     max_tokens: PositiveTokens | None = None
 

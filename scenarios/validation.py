@@ -103,7 +103,7 @@ class ValidationScenario(Strict):
     model: LiveModelSpec
     workload: dict[str, Any]
     engine: EngineSpec
-    system: ColocatedSpec = ColocatedSpec()
+    system: ColocatedSpec = Field(default_factory=ColocatedSpec)
     loads: list[Load] = Field(min_length=1, max_length=1000)
     repeats: Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec

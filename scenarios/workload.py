@@ -136,7 +136,7 @@ class WorkloadSpec(Strict):
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None
     trace: TraceSpec | None = None
-    arrivals: ArrivalSpec = ClosedLoopSpec()
+    arrivals: ArrivalSpec = Field(default_factory=ClosedLoopSpec)
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSpec:

@@ -12,8 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeAlias
 
 from schedulers.registry import Registry
+
+Advance: TypeAlias = Literal["lockstep", "independent"]
+"""The way attention instances go on to the next microbatch: all when the slowest is done, or each on its own."""
+
+FfnOrder: TypeAlias = Literal["in_order", "first_ready"]
+"""The microbatch that the FFN takes next where instances advance on their own: the first that set out, or whichever is
+complete."""
 
 Waiting = tuple[int, int]
 """A queued request: (request id, prompt tokens)."""

@@ -174,7 +174,7 @@ class EngineCore:
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
-        """How many coming steps only decode the same sequences, as long as no request arrives; 0 if not even one.
+        """The number of coming steps that only decode the same sequences, as long as no request arrives.
 
         In these steps no sequence is admitted, prefilled or preempted, and none reaches its `max_tokens`. A backend
         that knows when answers end stops earlier.
@@ -187,7 +187,7 @@ class EngineCore:
         return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
-        """Whether the free blocks suffice for `steps` further steps of the same decodes."""
+        """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
         return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
 
     def allocate_ahead(self, steps: int) -> None:
@@ -202,9 +202,13 @@ class EngineCore:
 
     def advance(self, steps: int) -> None:
         """Begin and end `steps` steady decode steps at once."""
-        new_blocks = self.decode_set.num_new_blocks_within(steps) - self.blocks_allocated_ahead
-        self.blocks_allocated_ahead = max(-new_blocks, 0)
-        self.kv_cache.allocate_unassigned(max(new_blocks, 0))
+        new_blocks = self.decode_set.num_new_blocks_within(steps)
+        if self.blocks_allocated_ahead:
+            from_ahead = min(new_blocks, self.blocks_allocated_ahead)
+            self.blocks_allocated_ahead -= from_ahead
+            new_blocks -= from_ahead
+        if new_blocks:
+            self.kv_cache.allocate_unassigned(new_blocks)
         self.decode_set.advance(steps)
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
@@ -296,7 +300,7 @@ class EngineCore:
         return admitted
 
     def _has_queued(self) -> bool:
-        """Whether a queue has a sequence."""
+        """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
 

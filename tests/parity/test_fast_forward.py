@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latency_models.pass_latency import PassLatency
-from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.bundle_slots import REFILL_POLICIES, Advance
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 
 BASELINE = PassLatency((0.00165, 50), (0.083, 100), (0.022, 20))
@@ -25,6 +25,7 @@ configs = st.builds(
     microbatches=st.integers(1, 4),
     layers=st.integers(1, 3),
     refill=st.sampled_from(list(REFILL_POLICIES.values())),
+    advance=st.sampled_from(["lockstep", "independent"]),
 )
 
 
@@ -56,11 +57,12 @@ def test_equal_records(
     assert fast.full_until == walked.full_until
 
 
+@pytest.mark.parametrize("advance", ["lockstep", "independent"])
 @pytest.mark.parametrize("layers", [1, 4])
-def test_equal_records_at_the_paper_s_scale(layers: int) -> None:
+def test_equal_records_at_the_paper_s_scale(layers: int, advance: Advance) -> None:
     rng = np.random.default_rng(3)
     supply = Supply.of(rng.geometric(0.05, 1500).tolist(), rng.geometric(0.02, 1500).tolist())
-    config = BundleConfig(5, 2, 32, BASELINE, microbatches=3, layers=layers)
+    config = BundleConfig(5, 2, 32, BASELINE, microbatches=3, layers=layers, advance=advance)
     fast, walked = both(config, supply)
     assert fast == walked
     assert len(fast.steps) > 300

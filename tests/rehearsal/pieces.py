@@ -190,7 +190,7 @@ def server(gpu: PretendedGPU) -> None:
     made = listen("127.0.0.1", 0)
     client = Client(made.getsockname()[1])
     model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
-    engine = build_engine(model, Cache(blocks=500, gib=None), 8, 512, one_shot=True)
+    engine = build_engine(model, Cache(blocks=500, memory=None), 8, 512, one_shot=True)
     told: list[int] = []
 
     def ask_for(i: int) -> None:

@@ -241,7 +241,7 @@ def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: 
 
 
 def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_back() -> None:
-    """The cache of a prefill engine is written when the step runs, and by then its blocks belong to another sequence."""
+    """A prefill engine's cache is written when the step runs, and by then its blocks belong to another sequence."""
     core = EngineCore(EngineConfig(num_gpu_blocks=3, block_size=4, prefix_id_tokens=4))
     core.submit(chat(0, 4, 2), 0.0)
     assert step(core) == "mixed 0:0+4!"

@@ -15,6 +15,7 @@ from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
 PROMISED = 0.02
+PROMISED_INDEPENDENT = 0.01
 AZURE = Path(__file__).parents[3] / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv.gz"
 
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -53,6 +54,11 @@ def largest_difference(settings: dict[str, Any], ratio: str) -> float:
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
 def test_theory_predicts_the_simulation(name: str) -> None:
     assert largest_difference(WORKLOADS[name], "1,7/2,7,16") < PROMISED
+
+
+@pytest.mark.parametrize("name", ["geometric", "log-normal", "uniform", "constant", "slow link"])
+def test_theory_predicts_instances_that_advance_on_their_own(name: str) -> None:
+    assert largest_difference({**WORKLOADS[name], "advance": "independent"}, "2,7") < PROMISED_INDEPENDENT
 
 
 @pytest.mark.skipif(not AZURE.exists(), reason="the Azure trace is not at hand")

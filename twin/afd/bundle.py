@@ -1,13 +1,9 @@
 """The simulation of one AFD bundle (AFD 3.1 and 5.1): x attention instances feed y FFN instances.
 
-A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. Its attention phase ends
-with the slowest of the x instances (the barrier); m microbatches are in flight, so that one computes attention while
-another is in transfer or at the FFN. Attention, the two directions of the link, and the FFN each serve one microbatch
-at a time, in order of arrival.
-
-All four serve in order, and every microbatch visits them in the same order, so none overtakes another. When a
-microbatch sets out, all its waiting times are therefore known. With `fast_forward` one event carries it round; without
-it each state is an event of its own. Both give the same records to the last bit (`tests/parity`).
+A microbatch goes round six states: attention, A→F transfer, wait, FFN, F→A transfer, wait. m microbatches are in
+flight, so that one computes attention while another is in transfer or at the FFN. `twin.afd.lockstep` and
+`twin.afd.independent` are the two ways in which the attention instances advance. Here is what both share: requests,
+slots, the steps of a microbatch, and the records.
 """
 
 from __future__ import annotations
@@ -17,12 +13,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 from simpy.events import Event
 
 from latency_models.pass_latency import PassLatency
-from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
+from schedulers.bundle_slots import Advance, BundleSlots, FfnOrder, Microbatch, Refill, refill_fcfs
+from twin.afd.independent import IndependentSteps
+from twin.afd.lockstep import LockstepSteps
+from twin.afd.stages import StepRunner
 from twin.environment import Environment
 
 IntArray = NDArray[np.int64]
@@ -31,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BundleConfig:
-    """The shape of a bundle. `layers` passes make one decode step."""
+    """The shape of a bundle. `layers` passes make one decode step; `ffn_order` makes no difference in lockstep."""
 
     attention_instances: int
     ffn_instances: int
@@ -40,6 +38,8 @@ class BundleConfig:
     microbatches: int = 2
     layers: int = 1
     refill: Refill = refill_fcfs
+    advance: Advance = "lockstep"
+    ffn_order: FfnOrder = "in_order"
     fast_forward: bool = True
 
 
@@ -89,24 +89,6 @@ class BundleRecords:
     full_until: float | None = None
 
 
-class Stage:
-    """A server that takes one microbatch at a time, in order of arrival: attention, FFN, or one direction of the
-    link."""
-
-    __slots__ = ("free_at", "queue")
-
-    def __init__(self, env: Environment) -> None:
-        self.free_at = 0.0
-        self.queue = simpy.Resource(env)  # used step by step only
-
-    def reserve(self, ready: float, duration: float) -> float:
-        """Serve the microbatch that is ready next; returns the time at which service begins."""
-        free_at = self.free_at
-        start = free_at if free_at > ready else ready
-        self.free_at = start + duration
-        return start
-
-
 class Bundle:
     """One bundle, its supply of requests, and the records of its run. Call `run` once."""
 
@@ -117,7 +99,7 @@ class Bundle:
         self.env = Environment()
         self.slots = BundleSlots(config.attention_instances, config.microbatches, config.batch_size, config.refill)
         self.records = BundleRecords(seated=[-1] * len(self._prefill))
-        self.attention, self.outward, self.ffn, self.homeward = (Stage(self.env) for _ in range(4))
+        self._steps = step_runner(self.env, config)
         self._calendars: list[defaultdict[int, list[int]]] = [defaultdict(list) for _ in range(config.microbatches)]
         self._arrived = 0
         self._unfinished = len(self._prefill) if supply.completions is None else supply.completions
@@ -135,8 +117,6 @@ class Bundle:
     # The life of a microbatch
 
     def _life(self, index: int) -> Generator[Event, None, None]:
-        go_round = self._reserve_round if self.config.fast_forward else self._walk_round
-        layers = range(self.config.layers)
         env, begin_step = self.env, self._begin_step
         while True:
             microbatch = begin_step(index)
@@ -146,62 +126,10 @@ class Bundle:
                 yield env.at(self._arrivals[self._arrived])
                 continue
             ready = env.now
-            durations = self._durations(microbatch)
-            attention_wait = ffn_wait = 0.0
-            for _ in layers:
-                waits = yield from go_round(*durations)
-                attention_wait += waits[0]
-                ffn_wait += waits[1]
+            attention_wait, ffn_wait = yield from self._steps.run(microbatch)
             self._end_step(microbatch, ready, attention_wait, ffn_wait)
 
-    def _reserve_round(
-        self, attention: float, transfer: float, ffn: float
-    ) -> Generator[Event, None, tuple[float, float]]:
-        """One pass as one event: all stages are reserved at once, which is exact because no microbatch overtakes."""
-        env = self.env
-        ready = env.now
-        begun = self.attention.reserve(ready, attention)
-        attended = begun + attention
-        sent = self.outward.reserve(attended, transfer)
-        arrived = sent + transfer
-        taken = self.ffn.reserve(arrived, ffn)
-        done = taken + ffn
-        returned = self.homeward.reserve(done, transfer)
-        yield env.at(returned + transfer)
-        return (begun - ready) + (returned - done), (sent - attended) + (taken - arrived)
-
-    def _walk_round(self, attention: float, transfer: float, ffn: float) -> Generator[Event, None, tuple[float, float]]:
-        """One pass with an event for each state: the reference for the fast path."""
-        for_attention = yield from self._serve(self.attention, attention)
-        for_link = yield from self._serve(self.outward, transfer)
-        for_ffn = yield from self._serve(self.ffn, ffn)
-        for_way_back = yield from self._serve(self.homeward, transfer)
-        return for_attention + for_way_back, for_link + for_ffn
-
-    def _serve(self, stage: Stage, duration: float) -> Generator[Event, None, float]:
-        """Queue, be served, leave; returns the time spent in the queue."""
-        asked = self.env.now
-        with stage.queue.request() as turn:
-            yield turn
-            waited = self.env.now - asked
-            yield self.env.timeout(duration)
-        return waited
-
     # What happens at the edges of a step
-
-    def _durations(self, microbatch: Microbatch) -> tuple[float, float, float]:
-        """Attention (of the slowest instance), transfer one way, and FFN, for one pass."""
-        latency = self.config.latency
-        (alpha_a, beta_a), (alpha_f, beta_f), (alpha_c, beta_c) = (
-            latency.attention,
-            latency.ffn,
-            latency.communication,
-        )
-        return (
-            alpha_a * max(microbatch.loads) + beta_a,
-            (alpha_c * max(microbatch.active) + beta_c) / 2,
-            alpha_f * (microbatch.requests / self.config.ffn_instances) + beta_f,
-        )
 
     def _begin_step(self, index: int) -> Microbatch | None:
         if self._arrivals is not None:
@@ -253,3 +181,12 @@ class Bundle:
         ids = range(self._arrived, until)
         self.slots.submit(zip(ids, self._prefill[self._arrived : until], strict=True))
         self._arrived = until
+
+
+def step_runner(env: Environment, config: BundleConfig) -> StepRunner:
+    """The stages of the bundle, as its attention instances advance."""
+    latency, ffn_instances, layers, fast = config.latency, config.ffn_instances, config.layers, config.fast_forward
+    if config.advance == "lockstep":
+        return LockstepSteps(env, latency, ffn_instances, layers, fast_forward=fast)
+    x = config.attention_instances
+    return IndependentSteps(env, x, latency, ffn_instances, layers, config.ffn_order, fast_forward=fast)

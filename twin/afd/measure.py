@@ -131,9 +131,14 @@ def largest_token_load(steps: Floats, microbatches: int) -> float:
 
 
 def _busy(config: BundleConfig, steps: Floats) -> dict[str, float]:
-    """Time at work in the steps that ended: attention phases, the instances' own attention, and the FFN."""
+    """Time at work in the steps that ended: attention phases, the instances' own attention, and the FFN.
+
+    In lockstep a phase lasts as long as the slowest instance's attention, otherwise as long as the mean of those at
+    work.
+    """
     (alpha_a, beta_a), (alpha_f, beta_f) = config.latency.attention, config.latency.ffn
-    phases = (alpha_a * steps[:, LOAD_MAX] + beta_a).sum()
+    own = steps[:, LOAD_MAX] if config.advance == "lockstep" else steps[:, LOAD_TOTAL] / steps[:, AT_WORK]
+    phases = (alpha_a * own + beta_a).sum()
     instances = alpha_a * steps[:, LOAD_TOTAL].sum() + beta_a * steps[:, AT_WORK].sum()
     ffn = (alpha_f * steps[:, REQUESTS] / config.ffn_instances + beta_f).sum()
     times = {"attention": phases, "instances": instances, "ffn": ffn}

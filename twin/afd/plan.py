@@ -75,7 +75,7 @@ class BundlePlan:
         """The barrier- and pipeline-aware model of the same bundle."""
         scenario = self.scenario
         phases = load_phases(self.lengths, scenario.batch_size, in_step=scenario.start == "fresh")
-        return CycleModel(self.latency, scenario.batch_size, scenario.microbatches, phases)
+        return CycleModel(self.latency, scenario.batch_size, scenario.microbatches, phases, scenario.advance)
 
     @cached_property
     def memory_check(self) -> MemoryCheck | None:
@@ -118,6 +118,8 @@ class BundlePlan:
             scenario.microbatches,
             scenario.layers,
             REFILL_POLICIES[scenario.refill],
+            scenario.advance,
+            scenario.ffn_order,
             scenario.fast_forward,
         )
 

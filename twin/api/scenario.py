@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scenarios import afd, serving
 from scenarios.kinds import of_kind, read_scenario
 from scenarios.overrides import Settings
 from twin.api.arguments import Overrides, errors_name_arguments, settings_of
+
+if TYPE_CHECKING:
+    from scenarios.afd import AfdScenario
+    from scenarios.serving import ServingScenario
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,16 @@ class Scenario:
         return self.spec.name
 
     @cached_property
-    def spec(self) -> serving.ServingScenario | afd.AfdScenario:
+    def spec(self) -> ServingScenario | AfdScenario:
         """Every field, checked, with defaults where the file has none.
 
         Raises:
             BadInput: a field cannot be used.
         """
-        check = serving.check_scenario if self.kind == "serving" else afd.check_scenario
+        scenario = import_module("scenarios.serving" if self.kind == "serving" else "scenarios.afd")
         with errors_name_arguments():
-            return check(self.document, self.settings, self.path)
+            spec: ServingScenario | AfdScenario = scenario.check_scenario(self.document, self.settings, self.path)
+            return spec
 
     def with_overrides(self, overrides: Overrides) -> Scenario:
         """A copy with more fields changed.

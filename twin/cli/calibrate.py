@@ -33,7 +33,7 @@ def roofline(
     Parameters
     ----------
     hardware
-        Built-in name (a100-sxm-80gb, b200-sxm, h100-sxm, h200-sxm) or a file.
+        Built-in name (a100-sxm-80gb, b200-sxm, gb200, h100-sxm, h200-sxm) or a file.
     model
         Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b, qwen3-30b-a3b,
         qwen3-235b-a22b) or a file.

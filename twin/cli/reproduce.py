@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,10 +12,14 @@ FLAG = Parameter(negative=())
 
 
 def reproduce(
-    paper: Literal["afd", "prelude", "spear", "sun"],
+    paper: Literal["afd", "fastafd", "prelude", "spear", "sun"],
     /,
     *,
     trace: Path | None = None,
+    data: Path | None = None,
+    fit: str | None = None,
+    fit_prompts: str | None = None,
+    fit_data: Path | None = None,
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
@@ -22,7 +27,8 @@ def reproduce(
 ) -> int:
     """Compute a paper's tables and figures again, beside the published values.
 
-    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). prelude: execution classes,
+    afd: the optimal ratios, and figures 4 to 7 by simulation (about a minute on two cores). fastafd: decode steps of
+    real bundles over the ratio, predicted from part of them (seconds; needs --data). prelude: execution classes,
     prefix-led planning, and the serving tables (about a minute). spear: SLO-constrained chunks beside static ones, with
     tables that the static rows imply (two minutes with a trace of ShareGPT's lengths, one without). sun: decode fitted
     on concurrency 1 and 4 predicts 16, smaller decode pools, and skew (half a minute). Disagreements are listed.
@@ -30,10 +36,19 @@ def reproduce(
     Parameters
     ----------
     paper
-        The paper: afd, prelude, spear or sun.
+        The paper: afd, fastafd, prelude, spear or sun.
     trace
         spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
         the same moments.
+    data
+        fastafd: folder with the measured ratio_sweep.csv and, if at hand, systems.csv.
+    fit
+        fastafd: ratios whose measured steps are fitted, such as 4,8,12,16 or 3:16; default: every second one of each
+        curve.
+    fit_prompts
+        fastafd: prompt lengths whose steps are fitted, such as 16384,65536; default: all.
+    fit_data
+        fastafd: folder whose ratio_sweep.csv is fitted instead, so that everything in --data is predicted.
     json
         Print one JSON document on stdout and nothing else there.
     runs
@@ -54,6 +69,12 @@ def reproduce(
     require_at_least("--jobs", jobs, 1)
     if trace is not None and paper != "spear":
         raise BadInput(f"expected it with spear only, found it with {paper}", field="--trace", value=str(trace))
+    given = {"--data": data, "--fit": fit, "--fit-prompts": fit_prompts, "--fit-data": fit_data}
+    if paper == "fastafd":
+        return _reproduce_fastafd(data, fit, fit_prompts, fit_data, runs, as_json=json)
+    for option, value in given.items():
+        if value is not None:
+            raise BadInput(f"expected it with fastafd only, found it with {paper}", field=option, value=str(value))
     if paper != "afd":
         return _reproduce_serving(paper, trace, runs, jobs, as_json=json)
     plan = afd.sweep()
@@ -90,10 +111,7 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     """
     from importlib import import_module
 
-    from reports.records.run_directory import open_run
-    from twin.api.drawing import illustrate
-    from twin.api.manifest import manifest
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import note
     from twin.sweeps.parallel import usable_cores
     from workloads.traces import read_trace
 
@@ -103,8 +121,35 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     if paper == "spear":
         asked["trace"] = str(trace) if trace else None
         lengths = [read_trace(trace) if trace else None]  # before there is a run folder: the file may not be one
+    return _keep_and_print(
+        asked, runs, lambda: reproduction.reproduce(*lengths, jobs or usable_cores(), note), as_json=as_json
+    )
+
+
+def _reproduce_fastafd(
+    data: Path | None, fit: str | None, fit_prompts: str | None, fit_data: Path | None, runs: Path, *, as_json: bool
+) -> int:
+    """Predict measured bundles; no run folder is left where the tables or the choice of steps cannot be used."""
+    from twin.reproductions.fastafd.reproduction import FitChoice
+    from twin.reproductions.fastafd.reproduction import reproduce as reproduce_steps
+
+    document = reproduce_steps(data, FitChoice(fit, fit_prompts), fit_data)
+    asked = {"paper": "fastafd", "data": str(data), **document["fit"]}
+    return _keep_and_print(asked, runs, lambda: document, as_json=as_json)
+
+
+def _keep_and_print(asked: dict[str, Any], runs: Path, compute: Callable[[], dict[str, Any]], *, as_json: bool) -> int:
+    """Compute a reproduction's document in a run folder of its own, draw it there, and print it."""
+    from importlib import import_module
+
+    from reports.records.run_directory import open_run
+    from twin.api.drawing import illustrate
+    from twin.api.manifest import manifest
+    from twin.cli.console import note, print_json, print_table
+
+    paper = asked["paper"]
     with open_run(runs, f"reproduce-{paper}", "serving", manifest(asked), resume=False) as run:
-        document = reproduction.reproduce(*lengths, jobs or usable_cores(), note)
+        document = compute()
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
         illustrate(document, run)

@@ -129,13 +129,13 @@ class Engine:
         if self._inbox:
             self._accept_requests(now)
         self._begin_steps(now)
-        self._log_state(now)
-        return self._next_step_end()
-
-    def _next_step_end(self) -> float | None:
-        """When the window or the running step ends, seconds; None if the engine is idle."""
-        if self._window is not None:
-            return self._window.end
+        log, core, window = self.log, self.core, self._window
+        if finished or window is None:
+            log.running_seqs.set(now, core.num_running_seqs)
+        if window is not None:  # its states are logged when it is closed
+            return window.end
+        if log.detail:
+            log.state(now, core.num_running, core.num_waiting, self.free_blocks)
         return self._running[0][2] if self._running else None
 
     def _notice(self, late: bool) -> None:
@@ -353,14 +353,6 @@ class Engine:
         for sequence in batch.transferred:
             self.backlog.start(now)
             self._answer_ends.expect(sequence, batch.step_index - 1)
-
-    def _log_state(self, now: float) -> None:
-        """Log the state from now on. The states within a window are logged when it is closed."""
-        log, core = self.log, self.core
-        if core.num_running_seqs != log.running_seqs.value:
-            log.running_seqs.set(now, core.num_running_seqs)
-        if log.detail and self._window is None:
-            log.state(now, core.num_running, core.num_waiting, self.free_blocks)
 
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)

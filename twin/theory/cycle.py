@@ -13,6 +13,12 @@ and yields m decode steps in that time. Attention times do vary, a_j = α_A·(la
 but slowly: a step replaces a few of an instance's requests. So the mean period is the expectation of Z over
 independent microbatches in the steady state. The paper's eq. 5 is the same without the first maximum over instances,
 with the mean load for the random one, and with unlimited overlap.
+
+That is a bundle in lockstep: every microbatch's attention lasts as long as that of its slowest instance. Instances that
+advance on their own (`independent`) are servers of their own, and only the FFN waits for all of them. Instance i then
+has a period Z_i, with its own attention times a_ij in place of the largest ones, and the bundle's period is the largest
+of the Z_i. A maximum of sums is at most the sum of the maxima, so it is never longer. The instances' loads are
+independent, so the largest of x periods has the distribution P(Z_i ≤ z)^x.
 """
 
 from __future__ import annotations
@@ -25,11 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.pass_latency import PassLatency
+from schedulers.bundle_slots import Advance
 from twin.theory.load import LoadLaw
 
 Floats = NDArray[np.float64]
 
 NODES = 2048
+INSTANCE_NODES = 1 << 15
+"""Nodes of the distribution of one instance's period. The largest of many instances needs its upper end."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +47,30 @@ class CycleModel:
 
     Args:
         latency: of a whole decode step. Cut into L passes, each 1/L of it, the ring turns L times as fast and L times
-        as
-            often, so the layers drop out.
+            as often, so the layers drop out.
         batch_size: B.
         microbatches: m.
         phases: the laws of an instance's token load that take turns (`twin.theory.load.load_phases`).
+        advance: how the attention instances go on to their next microbatch.
     """
 
     latency: PassLatency
     batch_size: int
     microbatches: int
     phases: Sequence[LoadLaw]
+    advance: Advance = "lockstep"
 
     @cached_property
     def _levels(self) -> Floats:
-        """Probability levels of m independent microbatches, shape (nodes, m): a low-discrepancy (Kronecker)
-        sequence."""
-        m = self.microbatches
-        nodes = max(NODES // len(self.phases), 64)
-        if m == 1:
-            return ((np.arange(nodes) + 0.5) / nodes)[:, None]
-        root = _harmonious_number(m)
-        steps = root ** -np.arange(1, m + 1)
-        levels: Floats = (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
-        return levels
+        """Probability levels of m independent microbatches, shape (nodes, m)."""
+        return _kronecker(max(NODES // len(self.phases), 64), self.microbatches)
+
+    @cached_property
+    def _instance_attention(self) -> list[Floats]:
+        """Attention times of one instance's m microbatches in each phase, shape (nodes, m)."""
+        alpha, beta = self.latency.attention
+        levels = _kronecker(max(INSTANCE_NODES // len(self.phases), 64), self.microbatches)
+        return [alpha * law.quantile(levels) + beta for law in self.phases]
 
     def period(self, attention: Floats, ratio: float) -> Floats:
         """The period Z for attention times of shape (…, m); shape (…)."""
@@ -82,10 +91,21 @@ class CycleModel:
             attention_instances: x; r itself when y = 1 is meant (also between whole numbers).
         """
         instances = ratio if attention_instances is None else attention_instances
+        if self.advance == "independent":
+            return self._independent_period(ratio, instances) / self.microbatches
         alpha, beta = self.latency.attention
         slowest = [alpha * law.largest_of(instances, self._levels) + beta for law in self.phases]
         periods = [self.period(attention, ratio).mean() for attention in slowest]
         return float(np.mean(periods)) / self.microbatches
+
+    def _independent_period(self, ratio: float, instances: float) -> float:
+        """E[max Z_i] over so many instances: the quantile function of Z_i, weighed by the largest one's law."""
+        means = []
+        for attention in self._instance_attention:
+            periods = np.sort(self.period(attention, ratio))
+            below = (np.arange(len(periods) + 1) / len(periods)) ** instances
+            means.append(float(periods @ np.diff(below)))
+        return float(np.mean(means))
 
     def step_time_at_mean_load(self, ratio: float) -> float:
         """The same ring with every load at its mean: exposed communication remains, the barrier does not."""
@@ -140,6 +160,16 @@ class CycleModel:
 
     def _rate(self, ratio: float, step_time: float) -> float:
         return ratio * self.batch_size / ((ratio + 1) * step_time)
+
+
+def _kronecker(nodes: int, dimension: int) -> Floats:
+    """A low-discrepancy (Kronecker) sequence in the unit cube, shape (nodes, dimension); midpoints in one dimension."""
+    if dimension == 1:
+        return ((np.arange(nodes) + 0.5) / nodes)[:, None]
+    root = _harmonious_number(dimension)
+    steps = root ** -np.arange(1, dimension + 1)
+    levels: Floats = (0.5 + np.outer(np.arange(1, nodes + 1), steps)) % 1.0
+    return levels
 
 
 def _harmonious_number(dimension: int) -> float:

@@ -18,6 +18,7 @@ SHEETS: dict[str, tuple[dict[Precision, float], bool, float, float, float]] = {
     "a100-sxm-80gb": ({"bf16": 312, "int8": 624}, False, 2.039, 80, 600),
     "h100-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 3.35, 80, 900),
     "h200-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 4.8, 141, 900),
+    "gb200": ({"bf16": 5000, "fp8": 10000, "int8": 10000, "fp4": 20000}, True, 8.0, 186, 1800),
     "b200-sxm": ({"bf16": 4500, "fp8": 9000, "int8": 9000, "fp4": 18000}, True, 8.0, 180, 1800),
 }
 

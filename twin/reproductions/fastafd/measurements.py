@@ -1,0 +1,156 @@
+"""The measured tables: steps of FastAFD bundles over the ratio, and throughput of whole systems.
+
+The tables are not part of this repository. `--data` names the folder that holds them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from latency_models.io.tables import read_columns
+from workloads.errors import BadInput
+
+RATIO_SWEEP, SYSTEMS = "ratio_sweep.csv", "systems.csv"
+TRAY = 4
+"""GPUs of one tray of GB200 NVL72: of the FFN, and of each attention tray."""
+
+BUNDLE = re.compile(r"^afd-(\d+)-1$")
+WIDE_EP = "vllm-dp-ep"
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """One measured decode step of a bundle with one FFN tray.
+
+    Attributes:
+        prompt_tokens: context of every sequence.
+        batch_size: sequences of one attention GPU, in both microbatches together.
+        ratio: attention trays for the FFN tray, r.
+        tpot: seconds of one decode step.
+    """
+
+    prompt_tokens: int
+    batch_size: int
+    ratio: float
+    tpot: float
+
+    @property
+    def curve(self) -> tuple[int, int]:
+        """Prompt length and batch size, which the points of one curve over r have in common."""
+        return self.prompt_tokens, self.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class SystemMeasurement:
+    """Measured throughput of one system: vLLM with DP = EP over `gpus`, or a bundle with `ratio` attention trays.
+
+    Attributes:
+        batch_size: sequences of one GPU, of an attention GPU in a bundle.
+        ratio: attention trays for the FFN tray; None for wide EP.
+        throughput: output tokens a second and GPU.
+        ceiling: whether the batch is all that the KV cache holds.
+    """
+
+    model: str
+    prompt_tokens: int
+    gpus: int
+    batch_size: int
+    ratio: int | None
+    throughput: float
+    ceiling: bool
+
+    @property
+    def tpot(self) -> float:
+        """Seconds of one decode step, from the throughput of all GPUs."""
+        decoding = self.gpus if self.ratio is None else self.gpus - TRAY
+        return self.batch_size * decoding / (self.throughput * self.gpus)
+
+
+def read_ratio_sweep(folder: Path) -> list[StepMeasurement]:
+    """The measured steps of `ratio_sweep.csv`, in the order of the file.
+
+    Columns: `prompt_tokens`, `batch_per_attention_gpu`, `attention_trays_per_ffn_tray`, `tpot_ms`; others are ignored.
+
+    Raises:
+        BadInput: a file that cannot be read, a cell that is no such number, or a point given twice.
+    """
+    columns = read_columns(folder / RATIO_SWEEP)
+    rows = [
+        StepMeasurement(prompt, batch, ratio, milliseconds / 1e3)
+        for prompt, batch, ratio, milliseconds in zip(
+            columns.wholes("prompt_tokens", low=1),
+            columns.wholes("batch_per_attention_gpu", low=1),
+            columns.numbers("attention_trays_per_ffn_tray", above=0),
+            columns.numbers("tpot_ms", above=0),
+            strict=True,
+        )
+    ]
+    seen = set()
+    for index, row in enumerate(rows):
+        point = (*row.curve, row.ratio)
+        if point in seen:
+            expected = "expected each ratio once for a prompt length and batch"
+            raise columns.fault(expected, index, "attention_trays_per_ffn_tray")
+        seen.add(point)
+    return rows
+
+
+def read_systems(folder: Path) -> list[SystemMeasurement]:
+    """The systems of `systems.csv`; none where the folder lacks that file.
+
+    Columns: `model`, `prompt_tokens`, `system` (`vllm-dp-ep` or `afd-<r>-1`), `gpus`, `batch_per_gpu`,
+    `output_tokens_per_second_per_gpu` and `note`, which says so where the batch is below the KV ceiling.
+
+    Raises:
+        BadInput: a file that cannot be read, a cell that is no such number, or an unknown system.
+    """
+    if not (folder / SYSTEMS).is_file():
+        return []
+    columns = read_columns(folder / SYSTEMS)
+    names, notes, models = columns.text("system"), columns.text("note"), columns.text("model")
+    prompts, gpus = columns.wholes("prompt_tokens", low=1), columns.wholes("gpus", low=1)
+    batches = columns.wholes("batch_per_gpu", low=1)
+    rates = columns.numbers("output_tokens_per_second_per_gpu", above=0)
+    rows = []
+    for index, name in enumerate(names):
+        bundle = BUNDLE.match(name)
+        if bundle is None and name != WIDE_EP:
+            raise columns.fault(f"expected {WIDE_EP} or a bundle such as afd-7-1", index, "system")
+        ratio = int(bundle.group(1)) if bundle else None
+        if ratio is not None and gpus[index] != TRAY * (ratio + 1):
+            raise columns.fault(f"expected {TRAY * (ratio + 1)}, the GPUs of {name}", index, "gpus")
+        rows.append(
+            SystemMeasurement(
+                models[index],
+                prompts[index],
+                gpus[index],
+                batches[index],
+                ratio,
+                rates[index],
+                "below the KV ceiling" not in notes[index],
+            )
+        )
+    return rows
+
+
+def curves(rows: list[StepMeasurement]) -> dict[tuple[int, int], list[StepMeasurement]]:
+    """The measured curves by prompt length and batch size, each in ascending ratio."""
+    found: dict[tuple[int, int], list[StepMeasurement]] = {}
+    for row in sorted(rows, key=lambda row: (*row.curve, row.ratio)):
+        found.setdefault(row.curve, []).append(row)
+    return found
+
+
+def require_folder(folder: Path | None) -> Path:
+    """The folder of `--data`.
+
+    Raises:
+        BadInput: none was given, or there is no `ratio_sweep.csv` in it.
+    """
+    if folder is None:
+        raise BadInput(f"expected a folder with {RATIO_SWEEP}, which is not part of the project", field="--data")
+    if not (folder / RATIO_SWEEP).is_file():
+        raise BadInput(f"expected a folder with {RATIO_SWEEP}", field="--data", value=str(folder))
+    return folder
