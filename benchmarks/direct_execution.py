@@ -3,7 +3,8 @@
     python -m benchmarks.direct_execution [--model FILE] [--requests 60] [--repeat 3] [--json]
 
 Both run the same requests, in turns. First the link is measured: a message of a full microbatch's rows goes to another
-process and back, and what is not CPU time of sending, packing and unpacking is latency. Last, direct execution runs
+process and back. The CPU time of that, less packing and unpacking, is the link's overhead, and the rest of the time its
+latency. Last, direct execution runs
 beside a process that burns a core. The processes need two idle cores; the load average is printed, since on a busy
 machine they measure the other programs too. Exit code 4 if the two differ by more than --tolerance.
 """
@@ -37,6 +38,7 @@ from live.topologies.bundle.measure import closed_loop, measure_bundle
 from live.topologies.direct_time import DirectTime, Link
 from live.topologies.gloo import GlooTransport
 from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.packing import pack, unpack
 from live.topologies.processes import QUIET, TimeLimits, run_worker
 from live.topologies.transport import Message, Receive, Role, Transport
 from reports.metrics import tpot
@@ -102,24 +104,28 @@ def _together(names: list[str], fingerprint: str, target: Any, arguments: list[A
                 each.kill()
 
 
-def measure_latency(deployment: BundleDeployment) -> float:
-    """Seconds of a message between processes that are not CPU time of either of its ends: the median."""
-    waits: list[float] = []
+def measure_link(deployment: BundleDeployment) -> Link:
+    """The link between processes, by medians; its bandwidth is counted into the latency."""
+    trips: list[tuple[float, float, float]] = []  # wall and CPU seconds, CPU seconds of packing
 
     def role(transport: Transport) -> Role:
-        message = _rows(deployment)
+        message, forms = _rows(deployment), deployment.forms()
         for _ in range(ROUND_TRIPS):
             wall, cpu = time.perf_counter(), time.thread_time()
             transport.send(1, message)
             yield Receive(1)
             wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-            waits.append((wall - 2 * cpu) / 2)  # the other end does the same work
+            begin = time.thread_time()
+            unpack(pack(message), forms)
+            trips.append((wall, cpu, time.thread_time() - begin))
 
     with _together(["one end", "other end"], "link", echo, [(deployment,)]) as members:
         transport = GlooTransport(members, deployment.forms(), LIMITS.answer)
         transport.run(role(transport))
         transport.close()
-    return max(statistics.median(waits[ROUND_TRIPS // 4 :]), 0.0)
+    wall, cpu, packing = (statistics.median(each[ROUND_TRIPS // 4 :]) for each in zip(*trips, strict=True))
+    # Each end sends once and receives once.
+    return Link(latency=max(wall / 2 - cpu, 0.0), overhead=max((cpu - packing) / 2, 0.0))
 
 
 def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completions: int) -> float:
@@ -185,10 +191,10 @@ def measure(deployment: BundleDeployment, completions: int, repeat: int) -> dict
     decoder = Decoder(config, random_weights(config, torch.float32, "cpu", deployment.model.seed))
     rng, count = np.random.default_rng(5), completions + layout.batch_size * layout.microbatches
     prefill, decode = (Geometric(mean).sample(rng, count) for mean in LENGTHS)
-    latency = measure_latency(deployment)
+    link = measure_link(deployment)
 
     def direct() -> float:
-        found = measure_bundle(layout, decoder, prefill, decode, completions, time=DirectTime(Link(latency)))
+        found = measure_bundle(layout, decoder, prefill, decode, completions, time=DirectTime(link))
         assert found.tpot_gaps is not None
         return found.tpot_gaps
 
@@ -197,7 +203,8 @@ def measure(deployment: BundleDeployment, completions: int, repeat: int) -> dict
         beside = [direct() for _ in range(repeat)]
     wall, virtual = (statistics.median(each) for each in zip(*pairs, strict=True))
     return {
-        "latency": latency,
+        "latency": link.latency,
+        "overhead": link.overhead,
         "tpot_wall": [pair[0] for pair in pairs],
         "tpot_direct": [pair[1] for pair in pairs],
         "tpot_direct_beside_burning": beside,
@@ -228,7 +235,8 @@ def main() -> int:
     if wanted.json:
         print(json.dumps({**provenance("twin.benchmark-direct-execution/1"), **found}, indent=1))
         return 4 if missed else 0
-    print(f"load average before: {before:.1f}; latency of a message between processes: {1e6 * found['latency']:.0f} µs")
+    print(f"load average before: {before:.1f}")
+    print(f"link: latency {1e6 * found['latency']:.0f} µs, overhead {1e6 * found['overhead']:.0f} µs at each end")
     for name, title in (
         ("wall", "processes, wall"),
         ("direct", "direct"),

@@ -22,10 +22,13 @@ class Link:
 
     Attributes:
         latency: seconds of a message of any size. bandwidth: bytes per second.
+        overhead: CPU seconds that sending takes the sender and receiving the receiver, beyond what they really do in
+            this process.
     """
 
     latency: float = 0.0
     bandwidth: float = math.inf
+    overhead: float = 0.0
 
     def seconds(self, size: int) -> float:
         """Time of a message of so many bytes."""
@@ -94,11 +97,8 @@ class DirectTime:
 
     def pause(self, rank: int) -> None:
         """See `Timekeeper.pause`."""
-        worked = self._cpu() - self._resumed
         self._running = None
-        role = self._role(rank)
-        role.now += worked
-        role.busy += worked
+        self._work(self._role(rank), self._cpu() - self._resumed)
 
     def arrival(self, source: int, destination: int, size: int) -> float:
         """See `Timekeeper.arrival`."""
@@ -107,6 +107,7 @@ class DirectTime:
         transfers.messages += 1
         transfers.size += size
         transfers.seconds += seconds
+        self._work(self._role(source), self.link.overhead)
         return self.now(source) + seconds
 
     def receive(self, rank: int, arrival: float) -> None:
@@ -115,10 +116,16 @@ class DirectTime:
         if arrival > role.now:
             role.waiting += arrival - role.now
             role.now = arrival
+        self._work(role, self.link.overhead)
 
     def first(self, ready: Mapping[int, float]) -> int:
         """See `Timekeeper.first`: the one that goes on earliest, of several the lowest rank."""
         return min(ready, key=lambda rank: (max(self._role(rank).now, ready[rank]), rank))
+
+    @staticmethod
+    def _work(role: RoleTime, seconds: float) -> None:
+        role.now += seconds
+        role.busy += seconds
 
     def _role(self, rank: int) -> RoleTime:
         role = self.roles.get(rank)

@@ -89,6 +89,26 @@ def test_ping_pong_over_a_link() -> None:
     assert (time.now(0), time.transfers) == (0.0, {})
 
 
+def test_sending_and_receiving_take_the_overhead_of_the_link() -> None:
+    cpu = Cpu()
+
+    def source(transport: LocalTransport) -> Role:
+        cpu.work(1.0)
+        transport.send(1, data(0))
+        transport.send(1, data(1))
+        cpu.work(1.0)
+        yield from ()
+
+    def sink(transport: LocalTransport) -> Role:
+        yield Receive(0)
+        yield Receive(0)
+
+    time = DirectTime(Link(latency=2.0, overhead=0.5), cpu)
+    run({0: source, 1: sink}, time)
+    # Sent at 1.5 and 2, arrived at 3.5 and 4, when the receiver has just taken the first.
+    assert time.roles == {0: RoleTime(3.0, busy=3.0, waiting=0.0), 1: RoleTime(4.5, busy=1.0, waiting=3.5)}
+
+
 def test_a_message_that_has_come_is_not_waited_for() -> None:
     cpu = Cpu()
 
