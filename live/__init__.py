@@ -6,6 +6,7 @@ engine        schedules, launches and commits steps   executor      runs a batch
 generation    a request with its output               input_batch   index arrays of the decoding sequences
 block_pool    block ids for the scheduler's blocks     logprobs      log-probabilities
 async_copy    copies from device to host               graphs/       padded steps, CUDA graphs
+clock         wall time, or the run's own CPU time
 loaded_model  a model on a device, and its engines     models/       checkpoints and the forward pass
 text/         tokenizers, chat templates, stop strings server/       the HTTP server
 validation/   replays of workloads, for comparison with predictions

@@ -13,7 +13,7 @@ from live.device import device_name, use_threads
 from live.engine import Engine
 from live.executor import Executor
 from live.graphs.executor import GraphExecutor
-from live.memory import check_memory, keep_freed_memory
+from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
@@ -56,6 +56,7 @@ class LoadedModel:
         use_threads(threads)
         if device == "cpu":
             keep_freed_memory()
+            use_huge_pages()
         config = read_config(path)
         torch_dtype = DTYPES[dtype]
         rounding = None if quantise is None else Rounding(**quantise)

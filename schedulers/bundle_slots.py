@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 from schedulers.registry import Registry
 
 Advance: TypeAlias = Literal["lockstep", "independent"]
-"""How attention instances go on to their next microbatch: all together when the slowest is done, or each on its own."""
+"""The way attention instances go on to the next microbatch: all when the slowest is done, or each on its own."""
 
 FfnOrder: TypeAlias = Literal["in_order", "first_ready"]
-"""Which microbatch the FFN takes next where instances advance on their own: the one that set out first, or whichever is
+"""The microbatch that the FFN takes next where instances advance on their own: the first that set out, or whichever is
 complete."""
 
 Waiting = tuple[int, int]

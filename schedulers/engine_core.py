@@ -173,7 +173,7 @@ class EngineCore:
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
-        """How many coming steps only decode the same sequences, as long as no request arrives; 0 if not even one.
+        """The number of coming steps that only decode the same sequences, as long as no request arrives.
 
         In these steps no sequence is admitted, prefilled or preempted, and none reaches its `max_tokens`. A backend
         that knows when answers end stops earlier.
@@ -186,7 +186,7 @@ class EngineCore:
         return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
-        """Whether the free blocks suffice for `steps` further steps of the same decodes."""
+        """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
         return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
 
     def allocate_ahead(self, steps: int) -> None:
@@ -299,7 +299,7 @@ class EngineCore:
         return admitted
 
     def _has_queued(self) -> bool:
-        """Whether a queue has a sequence."""
+        """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
 
