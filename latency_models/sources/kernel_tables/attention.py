@@ -20,27 +20,49 @@ kernel lays out for every sequence. The other chunks add what they add to a step
 from __future__ import annotations
 
 from bisect import bisect_right
+from math import inf
 
-from latency_models.interpolation import bracket, level
+from latency_models.interpolation import bracket
 from latency_models.sources.kernel_tables.grids import Flag, Grid, Point, make_grid
 from latency_models.sources.kernel_tables.skew import KNOTS, SkewFit
 from latency_models.sources.kernel_tables.tables import AttentionTable
 from schedulers.batches import Batch
 
 
-class DecodeCurve:
-    """Attention for one number of decodes: seconds by history, and α by skewness.
+class Segments:
+    """A piecewise line as lists: segment i begins at (starts[i], values[i]) and rises by slopes[i].
 
-    Attributes:
-        histories, times: points of the curve, cached tokens and seconds.
-        reach: the longest measured history.
-        alphas: α at `skew.KNOTS`.
+    The last segment extends beyond its end. Lookups are written out where they are used, since they run for every
+    simulated step: `i = bisect_right(starts, x) - 1`, then `values[i] + slopes[i] * (x - starts[i])`.
+
+    Args:
+        xs: rising, at least two. ys: the values there.
     """
 
-    __slots__ = ("alphas", "histories", "reach", "times")
+    __slots__ = ("slopes", "starts", "values")
 
-    def __init__(self, histories: list[float], times: list[float], reach: float, alphas: list[float]) -> None:
-        self.histories, self.times, self.reach, self.alphas = histories, times, reach, alphas
+    def __init__(self, xs: list[float], ys: list[float]) -> None:
+        places = range(len(xs) - 1)
+        self.starts, self.values = xs[:-1], ys[:-1]
+        self.slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in places]
+
+
+class DecodeCurve:
+    """Attention for one number of decodes.
+
+    Attributes:
+        line: seconds by history, cached tokens.
+        reach: the longest measured history.
+        alphas: α by skewness.
+    """
+
+    __slots__ = ("alphas", "line", "reach")
+
+    def __init__(self, line: Segments, reach: float, alphas: Segments) -> None:
+        self.line, self.reach, self.alphas = line, reach, alphas
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DecodeCurve:
+        return self  # never changes
 
 
 class AttentionTimes:
@@ -59,38 +81,67 @@ class AttentionTimes:
         self._floor = min(regimes.prefill.values()) * scale
         self._skew, self._flag = skew, flag
         self._curves: dict[int, DecodeCurve] = {}
-        self._mixed_alphas: dict[int, list[float]] = {}
+        self._counts: dict[int, tuple[int, float, Segments]] = {}
 
     # -- decodes alone -----------------------------------------------------------------------------------------------
 
     def decode(self, decodes: int, kv: int, longest: int) -> float:
         """Seconds of decodes alone.
 
-        This is called for every simulated step, so `bracket` is written out twice.
-
         Args:
             kv: tokens that all decodes attend to.
             longest: tokens that the longest attends to.
         """
         curve = self._curves.get(decodes) or self._curve(decodes)
-        histories, times = curve.histories, curve.times
-        last = len(histories) - 2
+        line = curve.line
+        starts = line.starts
         mean, top = kv / decodes - 1.0, longest - 1.0
         if top > curve.reach:
             self._flag("attention.kv_decode", top)
-        i = bisect_right(histories, mean) - 1
-        if i > last:
-            i = last
-        start, low = histories[i], times[i]
-        even = low + (times[i + 1] - low) * (mean - start) / (histories[i + 1] - start)
+        i = bisect_right(starts, mean) - 1
+        even = line.values[i] + line.slopes[i] * (mean - starts[i])
         if top <= mean:
             return even
-        i = bisect_right(histories, top) - 1
-        if i > last:
-            i = last
-        start, low = histories[i], times[i]
-        worst = low + (times[i + 1] - low) * (top - start) / (histories[i + 1] - start)
-        return even + level(KNOTS, curve.alphas, 1.0 - mean / top) * (worst - even)
+        i = bisect_right(starts, top) - 1
+        worst = line.values[i] + line.slopes[i] * (top - starts[i])
+        alphas, uneven = curve.alphas, 1.0 - mean / top
+        i = bisect_right(alphas.starts, uneven) - 1
+        return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
+
+    def decode_run(self, decodes: int, kv: int, longest: int, steps: int, rest: float) -> list[float]:
+        """The values of `rest + decode(…)` for successive steps, bit for bit.
+
+        The mean and the longest history rise from step to step, so that their segments are found by going on from the
+        last ones.
+        """
+        curve = self._curves.get(decodes) or self._curve(decodes)
+        starts, values, slopes = curve.line.starts, curve.line.values, curve.line.slopes
+        knots, levels, rises = curve.alphas.starts, curve.alphas.values, curve.alphas.slopes
+        if longest + steps - 2.0 > curve.reach:
+            self._flag("attention.kv_decode", longest + steps - 2.0)
+        i = bisect_right(starts, kv / decodes - 1.0) - 1
+        j = bisect_right(starts, longest - 1.0) - 1
+        start, next_start = starts[i], starts[i + 1] if i + 1 < len(starts) else inf
+        longest_start, longest_next = starts[j], starts[j + 1] if j + 1 < len(starts) else inf
+        seconds: list[float] = []
+        for _ in range(steps):
+            mean, top = kv / decodes - 1.0, longest - 1.0
+            while mean >= next_start:
+                i += 1
+                start, next_start = starts[i], starts[i + 1] if i + 1 < len(starts) else inf
+            even = values[i] + slopes[i] * (mean - start)
+            if top > mean:
+                while top >= longest_next:
+                    j += 1
+                    longest_start, longest_next = starts[j], starts[j + 1] if j + 1 < len(starts) else inf
+                worst = values[j] + slopes[j] * (top - longest_start)
+                uneven = 1.0 - mean / top
+                k = bisect_right(knots, uneven) - 1
+                even = even + (levels[k] + rises[k] * (uneven - knots[k])) * (worst - even)
+            seconds.append(rest + even)
+            kv += decodes
+            longest += 1
+        return seconds
 
     def _curve(self, decodes: int) -> DecodeCurve:
         """The table at one number of decodes, cached, since a run of steps uses the same one."""
@@ -101,7 +152,8 @@ class AttentionTimes:
         if decodes > grid.limits[0]:
             self._flag("attention.n_decode", decodes)
         reach = grid.limits[1] if grid.reach is None else min(grid.reach[k : k + 2] if share else grid.reach[k : k + 1])
-        curve = self._curves[decodes] = DecodeCurve(histories, times, reach, self._alphas("pure", decodes))
+        curve = DecodeCurve(Segments(histories, times), reach, self._alphas("pure", decodes))
+        self._curves[decodes] = curve
         return curve
 
     # -- prompts, alone and beside decodes ---------------------------------------------------------------------------
@@ -120,24 +172,26 @@ class AttentionTimes:
                 longest = chunk.context + 1
         if not chunks:
             return self.decode(decodes, kv, longest)
-        tokens, context = chunks[0] if len(chunks) == 1 else max(chunks)
+        if len(chunks) == 1:
+            tokens, context = chunks[0]
+            if not decodes:
+                return self._prompt(tokens, context)
+            return self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
+        tokens, context = largest = max(chunks)
+        alone = [self._prompt(*chunk) for chunk in chunks]
+        together = self._together(chunks, max(alone))
         if not decodes:
-            return self._together(chunks) if len(chunks) > 1 else self._prompt(tokens, context)
+            return together
         time = self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
-        if len(chunks) > 1:
-            time += max(self._together(chunks) - self._prompt(tokens, context), 0.0)
-        return time
+        return time + max(together - alone[chunks.index(largest)], 0.0)
 
-    def _together(self, chunks: list[tuple[int, int]]) -> float:
-        """Seconds of several chunks without decodes."""
-        slowest = work = 0.0
+    def _together(self, chunks: list[tuple[int, int]], slowest: float) -> float:
+        """Seconds of several chunks without decodes, of which the slowest alone takes `slowest`."""
+        work = 0.0
         tokens = 0
         for count, context in chunks:
             tokens += count
             work += count * (context + 0.5 * count)
-            alone = self._prompt(count, context)
-            if alone > slowest:
-                slowest = alone
         even = work / tokens - 0.5 * tokens
         if even >= 0:
             together = self._prompt(tokens, even)
@@ -145,49 +199,72 @@ class AttentionTimes:
             together = max(2.0 * self._prompt(tokens, 0) - self._prompt(tokens, -even), self._floor)
         return together if together > slowest else slowest
 
-    def _prompt(self, tokens: float, context: float) -> float:
+    def _prompt(self, tokens: int, context: float) -> float:
         """Seconds of one chunk without decodes."""
         grid = self._prefill
         if tokens > grid.limits[0] or context > grid.limits[1] or grid.reach is not None:
             self._report(grid, (tokens, context), ("prefill_chunk", "kv_prefill"))
         sizes, contexts = grid.axes
-        i, u = bracket(sizes, tokens)
-        j, v = bracket(contexts, context)
+        i = bisect_right(sizes, tokens, 0, len(sizes) - 1) - 1
+        j = bisect_right(contexts, context, 0, len(contexts) - 1) - 1
+        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
+        v = (context - contexts[j]) / (contexts[j + 1] - contexts[j])
         low, high = grid.times[i], grid.times[i + 1]
         at_low = low[j] + (low[j + 1] - low[j]) * v
         time: float = at_low + (high[j] + (high[j + 1] - high[j]) * v - at_low) * u
         return time
 
     def _beside(self, tokens: int, context: float, decodes: int, mean: float, top: float) -> float:
-        """Seconds of one chunk and of decodes with this mean and longest history."""
+        """Seconds of one chunk and of decodes with this mean and longest history.
+
+        Corners of the grid that count nothing are passed over: those at the next context of a fresh prompt, and those
+        at the next number of decodes where the number was measured.
+        """
         grid = self._mixed
         beyond = grid.limits
         outside = tokens > beyond[0] or context > beyond[1] or decodes > beyond[2] or top > beyond[3]
         if outside or grid.reach is not None:
             self._report(grid, (tokens, context, decodes, top), _MIXED)
-        sizes, contexts, counts, histories = grid.axes
+        sizes, contexts, _, histories = grid.axes
+        k, w, alphas = self._counts.get(decodes) or self._count(decodes)
         i, u = bracket(sizes, tokens)
-        j, v = bracket(contexts, context)
-        k, w = bracket(counts, decodes)
+        if context:
+            j, v = bracket(contexts, context)
+        else:
+            j, v = 0, 0.0
         a, f = bracket(histories, mean)
         b, g = bracket(histories, top)
         even = worst = 0.0
         for share, plane in ((1.0 - u, grid.times[i]), (u, grid.times[i + 1])):
-            for part, rows in (((1.0 - v) * share, plane[j]), (v * share, plane[j + 1])):
-                for weight, row in (((1.0 - w) * part, rows[k]), (w * part, rows[k + 1])):
+            for part, rows in ((1.0 - v) * share, plane[j]), (v * share, plane[j + 1]):
+                if not part:
+                    continue
+                row = rows[k]
+                weight = (1.0 - w) * part
+                even += weight * (row[a] + (row[a + 1] - row[a]) * f)
+                worst += weight * (row[b] + (row[b + 1] - row[b]) * g)
+                if w:
+                    row = rows[k + 1]
+                    weight = w * part
                     even += weight * (row[a] + (row[a + 1] - row[a]) * f)
                     worst += weight * (row[b] + (row[b + 1] - row[b]) * g)
         if top <= mean:
             return even
-        alphas = self._mixed_alphas.get(decodes)
-        if alphas is None:
-            alphas = self._mixed_alphas[decodes] = self._alphas("mixed", decodes)
-        return even + level(KNOTS, alphas, 1.0 - mean / top) * (worst - even)
+        uneven = 1.0 - mean / top
+        i = bisect_right(alphas.starts, uneven) - 1
+        return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _alphas(self, regime: str, decodes: int) -> list[float]:
-        return [0.0] * len(KNOTS) if self._skew is None else self._skew.alphas(regime, decodes)
+    def _count(self, decodes: int) -> tuple[int, float, Segments]:
+        """The interval of a number of decodes beside a prompt, the share of the way through it, and α; cached."""
+        count = self._counts[decodes] = (*bracket(self._mixed.axes[2], decodes), self._alphas("mixed", decodes))
+        return count
+
+    def _alphas(self, regime: str, decodes: int) -> Segments:
+        """α by skewness, from 0 to 1: level below the first knot and beyond the last."""
+        alphas = [0.0] * len(KNOTS) if self._skew is None else self._skew.alphas(regime, decodes)
+        return Segments([0.0, *KNOTS, 2.0], [alphas[0], *alphas, alphas[-1]])
 
     def _report(self, grid: Grid, point: Point, names: tuple[str, ...]) -> None:
         """Flag the axes on which a point lies outside the measured range."""

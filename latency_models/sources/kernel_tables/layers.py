@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.interpolation import bracket, line_through
@@ -33,6 +34,9 @@ class ByCount:
 
     def __init__(self, seconds: list[float], name: str, flag: Flag) -> None:
         self._seconds, self._name, self._flag = seconds, name, flag
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ByCount:
+        return ByCount(self._seconds, self._name, deepcopy(self._flag, memo))  # the seconds never change
 
     def at(self, count: int) -> float:
         """Seconds for a count; 0 for none."""
