@@ -20,6 +20,7 @@ kernel lays out for every sequence. The other chunks add what they add to a step
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from math import inf
 
 from latency_models.interpolation import bracket
@@ -65,6 +66,36 @@ class DecodeCurve:
         return self  # never changes
 
 
+class PromptCells:
+    """Prompts alone: seconds within each cell of the grid, as coefficients of its lower corner.
+
+    Attributes:
+        sizes, contexts: lower corners of the cells.
+        cells: (size, context, seconds, rise by tokens, rise by context, rise of that by tokens) of each.
+        within: the largest size and context that need no look at where measurements end.
+    """
+
+    __slots__ = ("cells", "contexts", "sizes", "within")
+
+    def __init__(self, grid: Grid) -> None:
+        sizes, contexts = grid.axes
+        self.sizes, self.contexts = sizes[:-1], contexts[:-1]
+        self.within = grid.limits if grid.reach is None else NOTHING
+        self.cells: list[list[tuple[float, float, float, float, float, float]]] = []
+        for i, (size, next_size) in enumerate(pairwise(sizes)):
+            low, high, width = grid.times[i], grid.times[i + 1], next_size - size
+            row = []
+            for j, (context, next_context) in enumerate(pairwise(contexts)):
+                by_context = (low[j + 1] - low[j]) / (next_context - context)
+                beyond = (high[j + 1] - high[j]) / (next_context - context)
+                by_tokens = (high[j] - low[j]) / width
+                row.append((size, context, low[j], by_tokens, by_context, (beyond - by_context) / width))
+            self.cells.append(row)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PromptCells:
+        return self  # never changes
+
+
 class AttentionTimes:
     """Seconds of attention in all layers of one step.
 
@@ -79,6 +110,9 @@ class AttentionTimes:
         self._prefill = make_grid(regimes.prefill, scale)
         self._mixed = make_grid(regimes.mixed, scale)
         self._floor = min(regimes.prefill.values()) * scale
+        self._prompts = PromptCells(self._prefill)
+        self._starts = tuple(axis[:-1] for axis in self._mixed.axes)
+        self._within = self._mixed.limits if self._mixed.reach is None else NOTHING
         self._skew, self._flag = skew, flag
         self._curves: dict[int, DecodeCurve] = {}
         self._counts: dict[int, tuple[int, float, Segments]] = {}
@@ -201,58 +235,58 @@ class AttentionTimes:
 
     def _prompt(self, tokens: int, context: float) -> float:
         """Seconds of one chunk without decodes."""
-        grid = self._prefill
-        if tokens > grid.limits[0] or context > grid.limits[1] or grid.reach is not None:
-            self._report(grid, (tokens, context), ("prefill_chunk", "kv_prefill"))
-        sizes, contexts = grid.axes
-        i = bisect_right(sizes, tokens, 0, len(sizes) - 1) - 1
-        j = bisect_right(contexts, context, 0, len(contexts) - 1) - 1
-        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
-        v = (context - contexts[j]) / (contexts[j + 1] - contexts[j])
-        low, high = grid.times[i], grid.times[i + 1]
-        at_low = low[j] + (low[j + 1] - low[j]) * v
-        time: float = at_low + (high[j] + (high[j + 1] - high[j]) * v - at_low) * u
-        return time
+        known = self._prompts
+        within = known.within
+        if tokens > within[0] or context > within[1]:
+            self._report(self._prefill, (tokens, context), ("prefill_chunk", "kv_prefill"))
+        row = known.cells[bisect_right(known.sizes, tokens) - 1]
+        size, start, seconds, by_tokens, by_context, by_both = row[bisect_right(known.contexts, context) - 1]
+        further = tokens - size
+        return seconds + by_tokens * further + (by_context + by_both * further) * (context - start)
 
-    def _beside(self, tokens: int, context: float, decodes: int, mean: float, top: float) -> float:
-        """Seconds of one chunk and of decodes with this mean and longest history.
-
-        Corners of the grid that count nothing are passed over: those at the next context of a fresh prompt, and those
-        at the next number of decodes where the number was measured.
-        """
-        grid = self._mixed
-        beyond = grid.limits
-        outside = tokens > beyond[0] or context > beyond[1] or decodes > beyond[2] or top > beyond[3]
-        if outside or grid.reach is not None:
-            self._report(grid, (tokens, context, decodes, top), _MIXED)
-        sizes, contexts, _, histories = grid.axes
+    def _beside(self, tokens: int, context: int, decodes: int, mean: float, top: float) -> float:
+        """Seconds of one chunk and of decodes with this mean and longest history."""
+        within = self._within
+        if tokens > within[0] or context > within[1] or decodes > within[2] or top > within[3]:
+            self._report(self._mixed, (tokens, context, decodes, top), _MIXED)
+        sizes, _, _, starts = self._starts
+        histories = self._mixed.axes[3]
         k, w, alphas = self._counts.get(decodes) or self._count(decodes)
-        i, u = bracket(sizes, tokens)
-        if context:
-            j, v = bracket(contexts, context)
-        else:
-            j, v = 0, 0.0
-        a, f = bracket(histories, mean)
-        b, g = bracket(histories, top)
+        i = bisect_right(sizes, tokens) - 1
+        a = bisect_right(starts, mean) - 1
+        b = bisect_right(starts, top) - 1
+        f = (mean - histories[a]) / (histories[a + 1] - histories[a])
+        g = (top - histories[b]) / (histories[b + 1] - histories[b])
         even = worst = 0.0
-        for share, plane in ((1.0 - u, grid.times[i]), (u, grid.times[i + 1])):
-            for part, rows in ((1.0 - v) * share, plane[j]), (v * share, plane[j + 1]):
-                if not part:
-                    continue
-                row = rows[k]
-                weight = (1.0 - w) * part
-                even += weight * (row[a] + (row[a + 1] - row[a]) * f)
-                worst += weight * (row[b] + (row[b + 1] - row[b]) * g)
-                if w:
-                    row = rows[k + 1]
-                    weight = w * part
-                    even += weight * (row[a] + (row[a + 1] - row[a]) * f)
-                    worst += weight * (row[b] + (row[b + 1] - row[b]) * g)
+        for weight, row in self._corners(i, tokens, context, k, w):
+            at_mean, at_top = row[a], row[b]
+            even += weight * (at_mean + (row[a + 1] - at_mean) * f)
+            worst += weight * (at_top + (row[b + 1] - at_top) * g)
         if top <= mean:
             return even
         uneven = 1.0 - mean / top
         i = bisect_right(alphas.starts, uneven) - 1
         return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
+
+    def _corners(self, i: int, tokens: int, context: int, k: int, w: float) -> list[tuple[float, list[float]]]:
+        """Rows of the grid by history around a chunk and a number of decodes, with their weights.
+
+        Corners of weight 0 are left out: those at the next context of a fresh prompt, and those at the next number of
+        decodes where the number itself was measured.
+        """
+        sizes, contexts = self._mixed.axes[:2]
+        low, high = self._mixed.times[i], self._mixed.times[i + 1]
+        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
+        if context:
+            j, v = bracket(contexts, context)
+            planes = [((1.0 - v) * (1.0 - u), low[j]), (v * (1.0 - u), low[j + 1]),
+                      ((1.0 - v) * u, high[j]), (v * u, high[j + 1])]  # fmt: skip
+        else:
+            planes = [(1.0 - u, low[0]), (u, high[0])]
+        if not w:
+            return [(weight, rows[k]) for weight, rows in planes]
+        return [corner for weight, rows in planes
+                for corner in (((1.0 - w) * weight, rows[k]), (w * weight, rows[k + 1]))]  # fmt: skip
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -280,5 +314,8 @@ class AttentionTimes:
         if point[-1] > min(reach):
             self._flag(f"attention.{names[-1]}", point[-1])
 
+
+NOTHING: Point = (-1.0, -1.0, -1.0, -1.0)
+"""Limits that every point exceeds."""
 
 _MIXED = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")

@@ -85,7 +85,10 @@ class KernelTableStepTime(StepTimeModel):
 
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:
         """Seconds of everything except attention."""
-        seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
+        try:
+            seconds = self._overhead + self._rows.seconds[rows] + self._head.seconds[sequences]
+        except IndexError:  # beyond the measurements
+            seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
         return seconds if self._experts is None else seconds + self._experts.at(gathered)
 
     def _flag(self, axis: str, value: float) -> None:
