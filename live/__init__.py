@@ -9,6 +9,7 @@ async_copy    copies from device to host               graphs/       padded step
 clock         wall time, or the run's own CPU time
 loaded_model  a model on a device, and its engines     models/       checkpoints and the forward pass
 text/         tokenizers, chat templates, stop strings server/       the HTTP server
+backend       what a server drives            topologies/   several workers: bundles, prefill and decode apart
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
 """

@@ -114,6 +114,14 @@ class BundleSlots:
         """Queue requests, oldest first."""
         self.waiting.extend(requests)
 
+    def withdraw(self, request_id: int) -> bool:
+        """Take a request off the queue; returns whether it waited there."""
+        for waiting in self.waiting:
+            if waiting[0] == request_id:
+                self.waiting.remove(waiting)
+                return True
+        return False
+
     def begin_step(self, index: int) -> Microbatch | None:
         """Fill the microbatch's free slots. None when it is empty and has no step to run."""
         microbatch = self.microbatches[index]

@@ -69,6 +69,7 @@ class EngineCore:
         self.outstanding_tokens = 0
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self._prefilling: dict[Sequence, None] = {}
+        self._transferred: list[Sequence] | tuple[()] = ()  # admitted by the latest step begun
         self._num_submitted = 0
         self.blocks_allocated_ahead = 0
         self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
@@ -120,7 +121,7 @@ class EngineCore:
     def begin_step(self, now: float) -> Batch | None:
         """Schedule the next step. None when there is nothing to run."""
         decode_set = self.decode_set
-        transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
         new_blocks = decode_set.num_new_blocks()
         preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
         decodes = tuple(decode_set.sequences)
@@ -418,6 +419,8 @@ class EngineCore:
         self._remove(sequence)
         kv_cache, blocks = self.kv_cache, sequence.blocks
         full_blocks = sequence.num_computed_tokens // kv_cache.block_size
+        if sequence in self._transferred:  # admitted by this very step: nothing has been written to its blocks yet
+            full_blocks = 0
         kv_cache.free(blocks, keep=full_blocks - len(blocks.nodes) * kv_cache.blocks_per_node)
         self._admission_blocked = False
         sequence.state = WAITING
