@@ -181,7 +181,7 @@ def ratio(ours: list[dict[str, Any]], of: str, theirs: list[dict[str, Any]], to:
 
 
 def twin_version() -> str:
-    """What `twin --version` prints: the version, and whether the hot modules run compiled."""
+    """The output of `twin --version`: the version, and whether the hot modules run compiled."""
     line = [sys.executable, "-m", "twin", "--version"]
     return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
 
