@@ -10,4 +10,5 @@ loaded_model  a model on a device, and its engines     models/       checkpoints
 text/         tokenizers, chat templates, stop strings server/       the HTTP server
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
+adaptation/   trainings of small models, and of prefill modules for a shared decode module
 """
