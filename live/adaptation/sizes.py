@@ -47,9 +47,9 @@ SIZES = {
     "reduced": Size(
         layers=2,
         hidden=64,
-        digits=5,
-        base=TrainingSettings(steps=1500, batch_size=64, learning_rate=4e-3),
-        adaptation=TrainingSettings(steps=600, batch_size=32, learning_rate=3e-3),
+        digits=4,
+        base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
+        adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
     ),
     "full": Size(
         layers=4,
