@@ -168,7 +168,9 @@ def test_the_loss_s_gradient_is_the_finite_difference(tiny: ModelConfig) -> None
 
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
     Modules(forward, from_named(tiny, leaves), decode).loss(PROMPTS, ANSWERS).backward()
-    slope = sum(float((tensor.grad * direction[name]).sum()) for name, tensor in leaves.items() if tensor.grad is not None)
+    slope = sum(
+        float((tensor.grad * direction[name]).sum()) for name, tensor in leaves.items() if tensor.grad is not None
+    )
     assert slope == pytest.approx(float(loss(1e-6) - loss(-1e-6)) / 2e-6, rel=1e-5)
 
 

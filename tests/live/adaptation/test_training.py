@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
     rates = [settings.rate(step) for step in range(20)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[-1] == pytest.approx(1 / 18)
-    assert all(later < earlier for earlier, later in zip(rates[2:], rates[3:], strict=False))
+    assert all(later < earlier for earlier, later in pairwise(rates[2:]))
 
 
 def test_prefill_only_tuning_leaves_start_and_decode_module_as_they_are(tiny: ModelConfig) -> None:
