@@ -1,4 +1,4 @@
-"""What is trained of a model's weights: all of them, attention's, or a term of low rank."""
+"""The trained part of a model's weights: all of them, attention's, or a term of low rank."""
 
 from __future__ import annotations
 
