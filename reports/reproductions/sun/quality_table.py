@@ -60,10 +60,10 @@ def _variants(document: Document) -> Table:
 
 
 def _claims(claims: list[Document]) -> Table:
-    shown = table("claim", "where", "printed", "found", "over seeds", "holds")
+    shown = table("claim", "where", "printed", "found", "over seeds", "tasks", "holds")
     for claim in claims:
         shown.add_row(
-            claim["what"], claim["where"], claim["published"], claim["found"], _span(claim["interval"]),
+            claim["what"], claim["where"], claim["published"], claim["found"], _span(claim["interval"]), claim["tasks"],
             "yes" if claim["agrees"] else "no",
         )  # fmt: skip
     return shown
