@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from twin.api.manifest import manifest
+from twin.compiled import runs_compiled
 
 
 def provenance(schema: str) -> dict[str, Any]:
-    """The fields schema, date, version, commit, python and machine."""
+    """The fields schema, date, version, commit, python, compiled (hot modules run as C extensions) and machine."""
     told = manifest({})
     return {
         "schema": schema,
         "date": datetime.now(UTC).date().isoformat(),
         **{name: told[name] for name in ("version", "commit", "python")},
+        "compiled": runs_compiled(),
         "machine": machine(),
     }
 

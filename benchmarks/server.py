@@ -41,6 +41,7 @@ from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.server.asgi import Message, Receive, Send
+from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve, start_server
 from live.server.limits import Limits
 from live.server.server_config import ServerConfig
@@ -186,7 +187,13 @@ def measure(requests: int) -> tuple[Times, Times, dict[str, Any]]:
         prompt = len(tokenizer.encode(template.render(messages(0)), special=False))
         bare, running = await start_server(Bare(engine, prompt), doors[1], Limits())
         await serve(
-            engine, ServerConfig("tiny"), doors[0], tokenizer=tokenizer, template=template, ready=ready, signals=False
+            EngineBackend(engine),
+            ServerConfig("tiny"),
+            doors[0],
+            tokenizer=tokenizer,
+            template=template,
+            ready=ready,
+            signals=False,
         )
         bare.should_exit = True
         await running

@@ -4,7 +4,8 @@
 
 Each run profiles, predicts and replays anew, and its folder stays under runs/. The errors are those of the forecast;
 where the scenario reads the machine's speed, the errors at measured speed, which are no predictions, follow in a second
-table. Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). Keep the machine idle meanwhile.
+table. Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). With the wall clock keep the
+machine idle meanwhile; with `clock: direct` leave the run one core of its own.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
         for load in document["loads"]
     ]
     return {
+        "clock": document["clock"],
         "capacity": document["capacity"],
         "calibration": _shortened_calibration(document["calibration"]),
         "calibration_at_measured_speed": _shortened_calibration(document["calibration_at_measured_speed"]),
@@ -54,7 +56,7 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened_calibration(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
-    names = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "speed_probes", "points")
+    names = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "clock", "speed_probes", "points")
     return calibration and {name: calibration[name] for name in names}
 
 

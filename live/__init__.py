@@ -6,8 +6,10 @@ engine        schedules, launches and commits steps   executor      runs a batch
 generation    a request with its output               input_batch   index arrays of the decoding sequences
 block_pool    block ids for the scheduler's blocks     logprobs      log-probabilities
 async_copy    copies from device to host               graphs/       padded steps, CUDA graphs
+clock         wall time, or the run's own CPU time
 loaded_model  a model on a device, and its engines     models/       checkpoints and the forward pass
 text/         tokenizers, chat templates, stop strings server/       the HTTP server
+backend       what a server drives            topologies/   several workers: bundles, prefill and decode apart
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
 adaptation/   trainings of small models, and of prefill modules for a shared decode module

@@ -33,11 +33,24 @@ Watch = Callable[[Batch, float, float], None]
 """Called after each step with its batch, its start and its end, in seconds of the engine's clock."""
 
 
+class Progress(NamedTuple):
+    """The changes of a step that clients see: the generations that got a token, and those of them that are finished."""
+
+    advanced: list[Generation]
+    finished: list[Generation]
+
+
 class StepResult(NamedTuple):
     """The result of one step: the output of the model, and the generations that are finished."""
 
     output: ModelRunnerOutput
     finished: list[Generation]
+
+    @property
+    def progress(self) -> Progress:
+        """The same, as far as clients see it."""
+        first = [generation_of(sequence) for sequence, _ in self.output.first_tokens]
+        return Progress([*self.output.decodes, *first], self.finished)
 
 
 class InFlightStep(NamedTuple):
@@ -79,8 +92,15 @@ class Engine:
         self.clock, self.watch, self.keep_times = clock, watch, False
         self._depth, self._in_flight = depth, deque[InFlightStep]()
 
-    def submit(self, generation: Generation) -> Sequence:
-        """Add a request.
+    def submit(
+        self,
+        generation: Generation,
+        *,
+        max_tokens: int | None = None,
+        remote_prefill: bool = False,
+        hold_blocks: bool = False,
+    ) -> Sequence:
+        """Add a request. The keyword arguments are those of `EngineCore.submit`.
 
         Raises:
             ValueError: an id that is in use, a request that does not fit into the KV cache, one that is longer than the
@@ -96,7 +116,9 @@ class Engine:
         if decoder.weights.head is None and (request.task == "generate" or generation.prompt_logprobs >= 0):
             raise ValueError(f"request {request.id}: expected a pooling task, since the model has no LM head")
         generation.submitted = self.clock()
-        sequence = self.core.submit(request, generation.submitted)
+        sequence = self.core.submit(
+            request, generation.submitted, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+        )
         sequence.payload = generation
         return sequence
 
@@ -114,7 +136,7 @@ class Engine:
             in_flight[0] = in_flight[0]._replace(begin=end)
         if self._depth > 1:
             decodes, output = _without_finished(oldest.batch, output)
-        finished = self._commit(oldest.batch, decodes, output, end)
+        finished = self.commit(oldest.batch, decodes, output, end)
         if self.watch is not None:
             self.watch(oldest.batch, oldest.begin, end)
         return StepResult(output, finished)
@@ -122,14 +144,17 @@ class Engine:
     def _launch(self) -> InFlightStep | None:
         """Schedule a step and launch it; None when there is nothing to schedule."""
         begin = self.clock()
+        batch = self.schedule(begin)
+        return None if batch is None else InFlightStep(batch, self.executor.launch(batch), begin)
+
+    def schedule(self, begin: float) -> Batch | None:
+        """Schedule a step at `begin`, for a caller that runs it itself; None when there is nothing to run."""
         batch = self.core.begin_step(begin)
-        if batch is None:
-            return None
-        for chunk in batch.chunks:
+        for chunk in batch.chunks if batch is not None else ():
             generation = generation_of(chunk.sequence)
             if generation.scheduled < 0:
                 generation.scheduled = begin
-        return InFlightStep(batch, self.executor.launch(batch), begin)
+        return batch
 
     def abort(self, request_id: int) -> Generation | None:
         """Abort a request between steps; None when there is no such request."""
@@ -140,7 +165,7 @@ class Engine:
         generation.finish_reason = "abort"
         return generation
 
-    def _commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
+    def commit(self, batch: Batch, decodes: Many[Sequence], output: ModelRunnerOutput, end: float) -> list[Generation]:
         """Write a step's output to its generations, and end the step; returns the generations that are finished.
 
         `decodes`: the sequences that `output.decodes` belong to.

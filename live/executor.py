@@ -73,9 +73,12 @@ class Executor:
     def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
         """Run one step. This executor has finished it on return."""
         with torch.inference_mode():  # as a decorator it costs 5 µs a step, and so 2.5
-            hidden = self.decoder.forward(self._step_inputs(batch), self.cache)
-            output = self._sample_mixed(batch, hidden) if batch.chunks else self._sample_decodes(hidden)
+            output = self.output(batch, self.decoder.forward(self.step_inputs(batch), self.cache))
         return lambda: output
+
+    def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
+        """The output of a step, from the last layer's output (n, hidden). The step's `step_inputs` came before."""
+        return self._sample_mixed(batch, hidden) if batch.chunks else self._sample_decodes(hidden)
 
     def _sample_decodes(self, hidden: torch.Tensor) -> ModelRunnerOutput:
         """The output of a step without prompts: a token for each decode."""
@@ -122,7 +125,8 @@ class Executor:
         self.input_batch.tokens[:n] = tokens[:n]
         return cast(list[int], tokens.tolist())
 
-    def _step_inputs(self, batch: Batch) -> Inputs:
+    def step_inputs(self, batch: Batch) -> Inputs:
+        """The inputs of the next step; moves on to it."""
         decodes = self.input_batch
         decodes.advance(batch)
         if batch.chunks:

@@ -113,6 +113,7 @@ def make_generation(
     logprobs: int = -1,
     prompt_logprobs: int = -1,
     cache_salt: bytes = b"",
+    model: str = "default",
 ) -> Generation:
     """A generation with its request, which has the prefix ids that let the scheduler share cached blocks.
 
@@ -121,6 +122,6 @@ def make_generation(
     """
     tokens = np.asarray(prompt, dtype=np.int64)
     shared = prefix_ids(tokens, block_size, cache_salt) if prompt_logprobs < 0 else ()
-    request = Request(request_id, arrival, len(tokens), max_tokens, prefix_blocks=shared, task=task, priority=priority)
+    request = Request(request_id, arrival, len(tokens), max_tokens, model, shared, task, priority)
     params = sampling_params or SamplingParams()
     return Generation(request, tokens, params, end_tokens, min_tokens, stop_check, logprobs, prompt_logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,63 @@ from live.device import device_name, use_threads
 from live.engine import Engine
 from live.executor import Executor
 from live.graphs.executor import GraphExecutor
-from live.memory import check_memory, keep_freed_memory
-from live.models.config import read_config
+from live.memory import check_memory, keep_freed_memory, use_huge_pages
+from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
-from live.models.weights import load_weights, model_bytes, random_weights
+from live.models.weights import FFN, ffns_of, load_ffns, load_weights, model_bytes, random_weights, without_ffns
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The origin of a model and the device that runs it, as `LoadedModel` takes them.
+
+    Attributes:
+        path: a Hugging Face directory, or with `random` weights a config.json. seed: of random weights.
+    """
+
+    path: Path
+    random: bool
+    dtype: str
+    device: str
+    threads: int
+    seed: int = 0
+
+    def config(self) -> ModelConfig:
+        """The model's config; reads no weights.
+
+        Raises:
+            BadInput: a config that cannot be read.
+        """
+        return read_config(self.path)
+
+    def load_attention(self) -> Decoder:
+        """The decoder of a process that computes no FFN. Raises as `LoadedModel`."""
+        config, dtype = self._prepare()
+        if self.random:
+            return Decoder(config, without_ffns(random_weights(config, dtype, self.device, self.seed)))
+        return Decoder(config, load_weights(self.path, config, dtype, self.device, with_ffn=False))
+
+    def load_ffns(self) -> list[FFN]:
+        """The FFNs of all layers. Raises as `LoadedModel`."""
+        config, dtype = self._prepare()
+        if self.random:
+            return ffns_of(random_weights(config, dtype, self.device, self.seed))
+        return load_ffns(self.path, config, dtype, self.device)
+
+    def _prepare(self) -> tuple[ModelConfig, torch.dtype]:
+        device_name(self.device)
+        use_threads(self.threads)
+        if self.device == "cpu":
+            keep_freed_memory()
+            use_huge_pages()
+        config, dtype = self.config(), DTYPES[self.dtype]
+        check_memory(model_bytes(config, dtype), f"weights in {self.dtype}", self.device, file=self.path)
+        return config, dtype
 
 
 class LoadedModel:
@@ -56,6 +105,7 @@ class LoadedModel:
         use_threads(threads)
         if device == "cpu":
             keep_freed_memory()
+            use_huge_pages()
         config = read_config(path)
         torch_dtype = DTYPES[dtype]
         rounding = None if quantise is None else Rounding(**quantise)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import NAME_OR_FILE, NameOrFile
@@ -64,6 +64,12 @@ class InstancesSpec(Strict):
     ffn_weights: NonNegativeFloat | None = None
 
 
+def _ratio_text(value: Any) -> Any:
+    """A ratio that YAML reads as a number, as text."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if number else value
+
+
 class AfdScenario(Strict):
     """One AFD bundle and its workload.
 
@@ -104,7 +110,7 @@ class AfdScenario(Strict):
     advance: Advance = "lockstep"
     ffn_order: FfnOrder = "in_order"
     fast_forward: bool = True
-    ratio: str = "1:32"
+    ratio: Annotated[str, BeforeValidator(_ratio_text)] = "1:32"
     workload: WorkloadSpec
 
 

@@ -19,6 +19,7 @@ from scenarios.reading import check
 from scenarios.system import ColocatedSpec
 from workloads.errors import BadInput
 
+ClockName = Literal["wall", "direct"]
 Load = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -88,6 +89,8 @@ class ValidationScenario(Strict):
         system: as in a scenario of kind serving, with one engine. The prediction asks its router, which has one choice.
         loads: requests per second, relative to the predicted capacity.
         repeats: of each load, with other requests each time.
+        clock: of the live runs: `wall` time, or `direct`: the CPU time of the run's own computation, which arrivals do
+            not wait for; None: as `on_device` says.
         machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
         calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
     """
@@ -107,6 +110,7 @@ class ValidationScenario(Strict):
     loads: list[Load] = Field(min_length=1, max_length=1000)
     repeats: Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec
+    clock: ClockName | None = None
     machine_speed: MachineSpeedSpec | None = None
     calibration: FilePath | None = None
     slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
@@ -141,6 +145,27 @@ class ValidationScenario(Strict):
             if isinstance(value, int) and value > 1:
                 raise BadInput("expected 1: the live engine is alone", field=field, value=value)
         return self
+
+    def on_device(self, device: Literal["cpu", "cuda"]) -> ValidationScenario:
+        """This scenario with its clock chosen: unless it says so, `direct` on one CPU thread, else `wall`.
+
+        Reading the machine's speed takes the wall clock, since its probes are timed by it.
+
+        Raises:
+            BadInput: a clock, or a reading of the machine's speed, that the device does not have.
+        """
+        if self.machine_speed and device != "cpu":
+            raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
+        single = device == "cpu" and self.model.threads == 1
+        clock = self.clock or ("direct" if single and self.machine_speed is None else "wall")
+        if clock == "direct" and not single:
+            expected = (
+                "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"
+            )
+            raise BadInput(expected, field="clock", value=clock)
+        if clock == "direct" and self.machine_speed:
+            raise BadInput("expected off with clock: direct, or clock: wall", field="machine_speed")
+        return self.model_copy(update={"clock": clock})
 
     def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
         """The scenario of kind serving at a rate; without one, `max_num_seqs` clients that always have a request."""

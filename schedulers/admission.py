@@ -1,4 +1,4 @@
-"""Which waiting sequences join a step: greedy admission from several queues (Prelude 3, "Scheduler policy")."""
+"""Greedy admission of waiting sequences to a step, from several queues (Prelude 3, "Scheduler policy")."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdmittingCore(Protocol):
     cached_tokens: int
 
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
-        """As `EngineCore.schedule_chunk`."""
+        """See `EngineCore.schedule_chunk`."""
         ...
 
 
@@ -158,12 +158,12 @@ def _too_few_blocks(core: AdmittingCore, nodes: Many[PrefixNode]) -> int:
 
 
 def _follows_leader(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode]) -> bool:
-    """Whether a prompt under way computes the first prefix block that this sequence misses."""
+    """Tell whether a prompt under way computes the first prefix block that this sequence misses."""
     return bool(core.prefix_leaders) and uncached_prefix_key(sequence, len(nodes)) in core.prefix_leaders
 
 
 def _block_table_is_full(core: AdmittingCore, new_entries: int) -> bool:
-    """Whether `new_entries` more block-table entries exceed `max_table_blocks`."""
+    """Tell whether `new_entries` more block-table entries exceed `max_table_blocks`."""
     entries = 0
     for sequence in core.running:
         decoding = sequence in core.decode_set.sequences
@@ -180,7 +180,7 @@ def _start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> 
 
 
 class OneShotStepBudget:
-    """What one-shot work may still use of a step, and the model and task of the one-shot work in it.
+    """The limits that are left to one-shot work in a step, and the model and task of the one-shot work in it.
 
     Attributes:
         tokens, sequences: what is left of the one-shot limits after the chunks already in the step.

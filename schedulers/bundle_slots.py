@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 from schedulers.registry import Registry
 
 Advance: TypeAlias = Literal["lockstep", "independent"]
-"""How attention instances go on to their next microbatch: all together when the slowest is done, or each on its own."""
+"""The way attention instances go on to the next microbatch: all when the slowest is done, or each on its own."""
 
 FfnOrder: TypeAlias = Literal["in_order", "first_ready"]
-"""Which microbatch the FFN takes next where instances advance on their own: the one that set out first, or whichever is
+"""The microbatch that the FFN takes next where instances advance on their own: the first that set out, or whichever is
 complete."""
 
 Waiting = tuple[int, int]
@@ -113,6 +113,14 @@ class BundleSlots:
     def submit(self, requests: Iterable[Waiting]) -> None:
         """Queue requests, oldest first."""
         self.waiting.extend(requests)
+
+    def withdraw(self, request_id: int) -> bool:
+        """Take a request off the queue; returns whether it waited there."""
+        for waiting in self.waiting:
+            if waiting[0] == request_id:
+                self.waiting.remove(waiting)
+                return True
+        return False
 
     def begin_step(self, index: int) -> Microbatch | None:
         """Fill the microbatch's free slots. None when it is empty and has no step to run."""

@@ -40,7 +40,7 @@ class StaticChunks:
         self.tokens, self.exclude_decodes = tokens, exclude_decodes
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
-        """As `ChunkPolicy.max_prefill_tokens`."""
+        """See `ChunkPolicy.max_prefill_tokens`."""
         return self.tokens if self.exclude_decodes else max(self.tokens - num_decodes, 0)
 
 
@@ -88,7 +88,7 @@ class SloChunks:
         return interpolate(self._tokens, self._seconds, tokens)
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
-        """As `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
+        """See `ChunkPolicy.max_prefill_tokens`: bisection over the rows of the table, then the line between two."""
         chunk = self._largest_within_slo(num_decodes)
         return max(chunk - chunk % self.granularity, self.min_tokens)
 

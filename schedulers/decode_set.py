@@ -73,7 +73,7 @@ class DecodeSet:
         return self._block_starts[self.step_index % self.block_size]
 
     def needs_block(self, sequence: Sequence) -> bool:
-        """Whether the next token of a decoding sequence starts a block."""
+        """Tell whether the next token of a decoding sequence starts a block."""
         return not sequence.blocks_reserved and (sequence.kv_offset + self.step_index) % self.block_size == 0
 
     def num_new_blocks_within(self, steps: int) -> int:

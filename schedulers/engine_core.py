@@ -69,6 +69,7 @@ class EngineCore:
         self.outstanding_tokens = 0
         self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self._prefilling: dict[Sequence, None] = {}
+        self._transferred: list[Sequence] | tuple[()] = ()  # admitted by the latest step begun
         self._num_submitted = 0
         self.blocks_allocated_ahead = 0
         self._by_importance = PREEMPTION_POLICIES.select(config.resolved_preemption_policy)
@@ -120,7 +121,7 @@ class EngineCore:
     def begin_step(self, now: float) -> Batch | None:
         """Schedule the next step. None when there is nothing to run."""
         decode_set = self.decode_set
-        transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
         new_blocks = decode_set.num_new_blocks()
         preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
         decodes = tuple(decode_set.sequences)
@@ -173,7 +174,7 @@ class EngineCore:
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
-        """How many coming steps only decode the same sequences, as long as no request arrives; 0 if not even one.
+        """The number of coming steps that only decode the same sequences, as long as no request arrives.
 
         In these steps no sequence is admitted, prefilled or preempted, and none reaches its `max_tokens`. A backend
         that knows when answers end stops earlier.
@@ -186,7 +187,7 @@ class EngineCore:
         return decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, decode_set.steps_to_max_tokens() - 1)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
-        """Whether the free blocks suffice for `steps` further steps of the same decodes."""
+        """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
         return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
 
     def allocate_ahead(self, steps: int) -> None:
@@ -299,7 +300,7 @@ class EngineCore:
         return admitted
 
     def _has_queued(self) -> bool:
-        """Whether a queue has a sequence."""
+        """Tell whether a queue has a sequence."""
         queues = self.queues
         return queues[0].count > 0 or queues[-1].count > 0
 
@@ -418,6 +419,8 @@ class EngineCore:
         self._remove(sequence)
         kv_cache, blocks = self.kv_cache, sequence.blocks
         full_blocks = sequence.num_computed_tokens // kv_cache.block_size
+        if sequence in self._transferred:  # admitted by this very step: nothing has been written to its blocks yet
+            full_blocks = 0
         kv_cache.free(blocks, keep=full_blocks - len(blocks.nodes) * kv_cache.blocks_per_node)
         self._admission_blocked = False
         sequence.state = WAITING

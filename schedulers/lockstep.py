@@ -58,7 +58,7 @@ class LockstepGroup:
         remote_prefill: bool = False,
         hold_blocks: bool = False,
     ) -> Sequence:
-        """As `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
+        """See `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
         size = len(self.ranks)
         start, self._turn = self._turn, (self._turn + 1) % size
         order = [self.ranks[(start + i) % size] for i in range(size)]
@@ -70,7 +70,7 @@ class LockstepGroup:
         return sequence
 
     def begin_step(self, now: float) -> GroupBatch | None:
-        """As `EngineCore.begin_step`, on every rank; idle ranks advance too."""
+        """See `EngineCore.begin_step`, on every rank; idle ranks advance too."""
         batches = [rank.begin_step(now) for rank in self.ranks]
         if not any(batch is not None for batch in batches):
             return None
@@ -80,7 +80,7 @@ class LockstepGroup:
         return GroupBatch(batches, self.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
-        """As `EngineCore.end_step`."""
+        """See `EngineCore.end_step`."""
         assert isinstance(batch, GroupBatch)
         ended = self._group_by_rank(stopped)
         finished: list[Sequence] = []
@@ -91,38 +91,38 @@ class LockstepGroup:
         return finished
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
-        """As `EngineCore.abort`."""
+        """See `EngineCore.abort`."""
         rank = self._rank_of.pop(request_id, None)
         return rank.abort(request_id, now) if rank else None
 
     def release(self, sequence: Sequence) -> None:
-        """As `EngineCore.release`."""
+        """See `EngineCore.release`."""
         self._rank_of.pop(sequence.request.id).release(sequence)
 
     def steady_decode_steps(self) -> int:
-        """As `EngineCore.steady_decode_steps`: the fewest of all ranks that are not idle."""
+        """See `EngineCore.steady_decode_steps`: the fewest of all ranks that are not idle."""
         busy = [rank for rank in self.ranks if rank.sequences]
         return min((rank.steady_decode_steps() for rank in busy), default=0)
 
     def allocate_ahead(self, steps: int) -> None:
-        """As `EngineCore.allocate_ahead`."""
+        """See `EngineCore.allocate_ahead`."""
         for rank in self.ranks:
             rank.allocate_ahead(steps)
 
     def advance(self, steps: int) -> None:
-        """As `EngineCore.advance`."""
+        """See `EngineCore.advance`."""
         for rank in self.ranks:
             rank.advance(steps)
 
     def run_decode_step(self, stopped: Iterable[Sequence]) -> list[Sequence]:
-        """As `EngineCore.run_decode_step`."""
+        """See `EngineCore.run_decode_step`."""
         ended = self._group_by_rank(stopped)
         finished = [sequence for rank in self.ranks for sequence in rank.run_decode_step(ended.get(id(rank), ()))]
         self._forget(finished)
         return finished
 
     def current_decode_batch(self) -> Batch:
-        """As `EngineCore.current_decode_batch`."""
+        """See `EngineCore.current_decode_batch`."""
         batches = [rank.current_decode_batch() if rank.num_decodes else None for rank in self.ranks]
         return GroupBatch(batches, self.step_index)
 
@@ -150,12 +150,12 @@ class LockstepGroup:
 
     @property
     def num_running_seqs(self) -> int:
-        """As `EngineCore.num_running_seqs`, over all ranks."""
+        """See `EngineCore.num_running_seqs`, over all ranks."""
         return sum(rank.num_running_seqs for rank in self.ranks)
 
     @property
     def outstanding_tokens(self) -> int:
-        """As `EngineCore.outstanding_tokens`, over all ranks."""
+        """See `EngineCore.outstanding_tokens`, over all ranks."""
         return sum(rank.outstanding_tokens for rank in self.ranks)
 
     @property
@@ -164,11 +164,11 @@ class LockstepGroup:
         return {number: sequence for rank in self.ranks for number, sequence in rank.sequences.items()}
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """As `EngineCore.cached_prefix_tokens`, the most of all ranks."""
+        """See `EngineCore.cached_prefix_tokens`, the most of all ranks."""
         return max(rank.cached_prefix_tokens(request) for rank in self.ranks)
 
     def has_blocks_for_steps(self, steps: int) -> bool:
-        """As `EngineCore.has_blocks_for_steps`."""
+        """See `EngineCore.has_blocks_for_steps`."""
         return all(rank.has_blocks_for_steps(steps) for rank in self.ranks)
 
     def _group_by_rank(self, sequences: Iterable[Sequence]) -> dict[int, list[Sequence]]:

@@ -17,7 +17,7 @@ Draw = Callable[[int], int]
 
 
 class EngineState(Protocol):
-    """What a router may ask of an engine. Each answer is computed when it is asked for."""
+    """The part of an engine that a router sees. Each answer is computed when it is asked for."""
 
     @property
     def load(self) -> int:
@@ -54,7 +54,7 @@ class RoundRobin:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """As `Router.choose`."""
+        """See `Router.choose`."""
         chosen = engines[self._turn % len(engines)]
         self._turn += 1
         return chosen
@@ -67,7 +67,7 @@ class LeastLoaded:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """As `Router.choose`."""
+        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         start = self._turn % len(engines)
@@ -82,7 +82,7 @@ class PowerOfTwo:
         self._draw = draw
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
-        """As `Router.choose`."""
+        """See `Router.choose`."""
         if len(engines) == 1:
             return engines[0]
         first = self._draw(len(engines))

@@ -97,14 +97,14 @@ class KeyOrder:
         self.sort_key = sort_key
 
     def make_queue(self) -> KeyQueue:
-        """As `SchedulingPolicy.make_queue`."""
+        """See `SchedulingPolicy.make_queue`."""
         return KeyQueue(self.sort_key)
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
-        """As `SchedulingPolicy.on_scheduled`: without effect."""
+        """See `SchedulingPolicy.on_scheduled`: without effect."""
 
     def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
-        """As `SchedulingPolicy.on_output`: without effect."""
+        """See `SchedulingPolicy.on_output`: without effect."""
 
 
 class KeyQueue:
@@ -120,33 +120,33 @@ class KeyQueue:
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.push`."""
+        """See `WaitingQueue.push`."""
         self.count += 1
         sort_key = self.sort_key  # Python 3.11 calls a function held by an instance attribute slowly
         heappush(self._heap, (sort_key(sequence), sequence))
 
     def requeue(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.requeue`: its key has not changed."""
+        """See `WaitingQueue.requeue`: its key has not changed."""
         self.push(sequence)
 
     def peek(self) -> Sequence | None:
-        """As `WaitingQueue.peek`."""
+        """See `WaitingQueue.peek`."""
         heap = self._heap
         while heap and heap[0][1].state != WAITING:
             heappop(heap)
         return heap[0][1] if heap else None
 
     def peek_key(self) -> tuple[int, int]:
-        """As `WaitingQueue.peek_key`."""
+        """See `WaitingQueue.peek_key`."""
         return self._heap[0][0]
 
     def pop(self) -> Sequence:
-        """As `WaitingQueue.pop`."""
+        """See `WaitingQueue.pop`."""
         self.count -= 1
         return heappop(self._heap)[1]
 
     def remove(self, sequence: Sequence) -> None:
-        """As `WaitingQueue.remove`."""
+        """See `WaitingQueue.remove`."""
         self.count -= 1
         if len(self._heap) > 2 * self.count + 64:  # removed sequences must not pile up
             self._heap = [entry for entry in self._heap if entry[1].state == WAITING and entry[1] is not sequence]

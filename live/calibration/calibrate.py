@@ -13,7 +13,7 @@ from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
 from live.device import DEFAULT_DTYPE, device_name
 from live.device import use_threads as set_threads
-from live.memory import keep_freed_memory
+from live.memory import keep_freed_memory, use_huge_pages
 from reports.records.run_directory import write_text
 from workloads.errors import BadInput
 
@@ -55,6 +55,7 @@ def use_threads(device: str, threads: int | None) -> None:
     if device == "cpu":
         set_threads(1 if threads is None else threads, "--threads")
         keep_freed_memory()
+        use_huge_pages()
 
 
 def journal_of(output: Path) -> Path:

@@ -2,12 +2,17 @@
 
 The rows of a step are its decodes, one each, then the tokens of its prompt chunks, chunk by chunk. Linear layers
 compute all rows together; attention computes decodes and chunks apart.
+
+A layer has two stages, and attention/FFN disaggregation cuts between them (AFD 2). The attention stage has everything
+that depends on a request: norms, attention with its KV cache, the residual, and of a mixture of experts the router. The
+FFN stage is a function of rows and weights.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import embedding
@@ -20,7 +25,7 @@ from kernels.rope_kv_write import rope_kv_write, rope_table
 from kernels.silu_mul import silu_mul
 from live.models.config import ModelConfig
 from live.models.linear import linear
-from live.models.weights import Experts, Layer, Weights
+from live.models.weights import FFN, Experts, Layer, Weights
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,19 @@ class PagedCache:
         return cls(keys, values)
 
 
+class FFNRows(NamedTuple):
+    """The input of the FFN stage of a layer.
+
+    Attributes:
+        hidden: (n, hidden), normalised.
+        weights, experts: (n, chosen) float32 and int32, as of `kernels.expert_gemm.route`; None for a dense FFN.
+    """
+
+    hidden: torch.Tensor
+    weights: torch.Tensor | None = None
+    experts: torch.Tensor | None = None
+
+
 class Decoder:
     """A model with its weights."""
 
@@ -84,17 +102,38 @@ class Decoder:
 
     def forward(self, inputs: Inputs, cache: PagedCache) -> torch.Tensor:
         """The last layer's output before the final norm, (n, hidden). Writes the keys and values of the rows."""
-        hidden, residual = embedding(inputs.tokens, self.weights.embedding), None
+        hidden, residual = self.embed(inputs), None
         for i, layer in enumerate(self.weights.layers):
-            if residual is None:
-                residual, normed = hidden, rms_norm(hidden, layer.before, self.config.shape.epsilon)
-            else:
-                normed, residual = add_rms_norm(hidden, residual, layer.before, self.config.shape.epsilon)
-            attended = self._attention(layer, normed, inputs, cache.keys[i], cache.values[i])
-            normed, residual = add_rms_norm(attended, residual, layer.after, self.config.shape.epsilon)
-            hidden = self._ffn(layer, normed)
+            rows, residual = self.attention_stage(i, hidden, residual, inputs, cache)
+            assert layer.ffn is not None, "a process that computes attention only runs stage by stage"
+            hidden = ffn_stage(layer.ffn, rows)
         assert residual is not None
         return hidden + residual
+
+    def embed(self, inputs: Inputs) -> torch.Tensor:
+        """The input of the first layer, (n, hidden)."""
+        return embedding(inputs.tokens, self.weights.embedding)
+
+    def attention_stage(
+        self, index: int, hidden: torch.Tensor, residual: torch.Tensor | None, inputs: Inputs, cache: PagedCache
+    ) -> tuple[FFNRows, torch.Tensor]:
+        """The first stage of a layer: what its FFN computes with, and the residual that its output is added to.
+
+        Args:
+            index: of the layer. hidden: (n, hidden), the output of the FFN before, or of `embed`.
+            residual: the one before; None in the first layer.
+        """
+        layer, epsilon = self.weights.layers[index], self.config.shape.epsilon
+        if residual is None:
+            residual, normed = hidden, rms_norm(hidden, layer.before, epsilon)
+        else:
+            normed, residual = add_rms_norm(hidden, residual, layer.before, epsilon)
+        attended = self._attention(layer, normed, inputs, cache.keys[index], cache.values[index])
+        normed, residual = add_rms_norm(attended, residual, layer.after, epsilon)
+        if layer.router is None:
+            return FFNRows(normed), residual
+        chosen = self.config.shape.experts_per_token
+        return FFNRows(normed, *route(linear(normed, layer.router), chosen, self.config.normalised_routing)), residual
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm of some rows, (rows, hidden)."""
@@ -132,10 +171,11 @@ class Decoder:
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return linear(attended.reshape(x.shape[0], -1), layer.o)
 
-    def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        ffn = layer.ffn
-        if isinstance(ffn, Experts):
-            shape = self.config.shape
-            weights, experts = route(linear(x, ffn.router), shape.experts_per_token, self.config.normalised_routing)
-            return expert_mlp(x, weights, experts, ffn.gate_up, ffn.down)
-        return linear(silu_mul(linear(x, ffn.gate_up)), ffn.down)
+
+def ffn_stage(ffn: FFN, rows: FFNRows) -> torch.Tensor:
+    """The second stage of a layer, (n, hidden)."""
+    if isinstance(ffn, Experts):
+        assert rows.weights is not None
+        assert rows.experts is not None
+        return expert_mlp(rows.hidden, rows.weights, rows.experts, ffn.gate_up, ffn.down)
+    return linear(silu_mul(linear(rows.hidden, ffn.gate_up)), ffn.down)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
-from kernels.shapes import Shape
 from live.models.checkpoint import Checkpoint
 from live.models.config import ModelConfig
 from live.models.linear import Matrix, Rounding
@@ -18,13 +18,12 @@ from workloads.errors import BadInput
 
 @dataclass(frozen=True)
 class Experts:
-    """The weights of a mixture of experts.
+    """The experts of a mixture.
 
     Attributes:
-        router: (experts, hidden). gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
+        gate_up: (experts, 2 · intermediate, hidden). down: (experts, hidden, intermediate).
     """
 
-    router: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -37,14 +36,20 @@ class DenseFFN:
     down: Matrix
 
 
+FFN: TypeAlias = DenseFFN | Experts
+"""The weights of the FFN stage of a layer."""
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer.
+    """One decoder layer: its attention stage, and its FFN unless another process computes it.
 
     Attributes:
         qkv: ((heads + 2 · kv_heads) · head_dim, hidden). o: (hidden, heads · head_dim).
         q_norm, k_norm: (head_dim,), of models that normalise queries and keys.
         before, after: the norms before attention and before the FFN, (hidden,).
+        router: (experts, hidden), of a mixture of experts; it belongs to the attention stage, which knows the requests.
+        ffn: None in a process that computes attention only.
     """
 
     before: torch.Tensor
@@ -53,7 +58,8 @@ class Layer:
     k_norm: torch.Tensor | None
     o: Matrix
     after: torch.Tensor
-    ffn: DenseFFN | Experts
+    router: torch.Tensor | None
+    ffn: FFN | None
 
 
 @dataclass(frozen=True)
@@ -73,51 +79,114 @@ class Weights:
 
 
 def load_weights(
-    directory: Path, config: ModelConfig, dtype: torch.dtype, device: str, rounding: Rounding | None = None
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    rounding: Rounding | None = None,
+    *,
+    with_ffn: bool = True,
 ) -> Weights:
     """The weights in a Hugging Face directory, converted to a type and moved to a device.
 
     Linear layers that the checkpoint packs in few bits stay packed. Others are rounded if `rounding` is given, except
     for embedding, head, norms and experts.
 
+    Args:
+        with_ffn: read the FFNs; without, layers have none.
+
     Raises:
         BadInput: a tensor that is missing or has another shape than the config says, a file that cannot be read,
             experts in few bits, or rounding of a quantised checkpoint.
     """
-    shape, kind = config.shape, config.quantisation
-    _can_round(config, rounding)
-    if rounding is not None and kind is not None:
-        raise BadInput(f"expected none: the checkpoint is {kind.method}'s already", field="quantise", file=directory)
+    shape = config.shape
+    _check_rounding(config, rounding, directory)
     with Checkpoint(directory) as checkpoint:
-
-        def vector(name: str, size: int) -> torch.Tensor:
-            return checkpoint.tensor(name, (size,)).to(device, dtype)
-
-        def joined(names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
-            for name in names:
-                if is_packed(checkpoint, module := name.removesuffix(".weight")):
-                    raise BadInput("expected this one dense", field=f"{module}.qweight", file=directory)
-            return checkpoint.joined(names, shapes).to(device, dtype)
-
-        def matrix(names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
-            if kind is not None:
-                modules = [name.removesuffix(".weight") for name in names]
-                return read_joined(checkpoint, modules, shapes, kind, dtype, device)
-            return joined(names, shapes) if rounding is None else rounding(checkpoint.joined(names, shapes).to(device))
-
+        reader = _Reader(checkpoint, config, dtype, device, rounding)
         table = (shape.vocabulary, shape.hidden)
-        embedding = joined(["model.embed_tokens.weight"], [table])
+        embedding = reader.joined(["model.embed_tokens.weight"], [table])
         labels = len(config.labels)
         if labels:
-            head, score = None, joined(["score.weight"], [(labels, shape.hidden)])
+            head, score = None, reader.joined(["score.weight"], [(labels, shape.hidden)])
         else:
-            head, score = _tied(checkpoint, embedding) if config.tied else joined(["lm_head.weight"], [table]), None
+            tied = _tied(checkpoint, embedding) if config.tied else reader.joined(["lm_head.weight"], [table])
+            head, score = tied, None
         return Weights(
             embedding=embedding,
-            layers=[_layer(f"model.layers.{i}", shape, vector, joined, matrix) for i in range(shape.layers)],
-            norm=vector("model.norm.weight", shape.hidden),
+            layers=[reader.layer(i, with_ffn) for i in range(shape.layers)],
+            norm=reader.vector("model.norm.weight", shape.hidden),
             head=head,
             score=score,
+        )
+
+
+def load_ffns(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: str, rounding: Rounding | None = None
+) -> list[FFN]:
+    """The FFNs of all layers, for a process that computes nothing else. Arguments and errors as of `load_weights`."""
+    _check_rounding(config, rounding, directory)
+    with Checkpoint(directory) as checkpoint:
+        reader = _Reader(checkpoint, config, dtype, device, rounding)
+        return [reader.ffn(i) for i in range(config.shape.layers)]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the parts of layers from a checkpoint."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    dtype: torch.dtype
+    device: str
+    rounding: Rounding | None
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        return self.checkpoint.tensor(name, (size,)).to(self.device, self.dtype)
+
+    def joined(self, names: list[str], shapes: list[tuple[int, ...]]) -> torch.Tensor:
+        for name in names:
+            if is_packed(self.checkpoint, module := name.removesuffix(".weight")):
+                raise BadInput("expected this one dense", field=f"{module}.qweight", file=self.checkpoint.directory)
+        return self.checkpoint.joined(names, shapes).to(self.device, self.dtype)
+
+    def matrix(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+        if self.config.quantisation is not None:
+            modules = [name.removesuffix(".weight") for name in names]
+            return read_joined(self.checkpoint, modules, shapes, self.config.quantisation, self.dtype, self.device)
+        if self.rounding is None:
+            return self.joined(names, shapes)
+        return self.rounding(self.checkpoint.joined(names, shapes).to(self.device))
+
+    def layer(self, index: int, with_ffn: bool) -> Layer:
+        shape, name = self.config.shape, f"model.layers.{index}"
+        query, key = (shape.heads * shape.head_dim, shape.hidden), (shape.kv_heads * shape.head_dim, shape.hidden)
+        attention = f"{name}.self_attn"
+        router = self.joined([f"{name}.mlp.gate.weight"], [(shape.experts, shape.hidden)]) if shape.experts else None
+        return Layer(
+            before=self.vector(f"{name}.input_layernorm.weight", shape.hidden),
+            qkv=self.matrix([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
+            q_norm=self.vector(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            k_norm=self.vector(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            o=self.matrix([f"{attention}.o_proj.weight"], [query[::-1]]),
+            after=self.vector(f"{name}.post_attention_layernorm.weight", shape.hidden),
+            router=router,
+            ffn=self.ffn(index) if with_ffn else None,
+        )
+
+    def ffn(self, index: int) -> FFN:
+        shape, name = self.config.shape, f"model.layers.{index}.mlp"
+        if not shape.experts:
+            up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+            return DenseFFN(
+                gate_up=self.matrix([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
+                down=self.matrix([f"{name}.down_proj.weight"], [down]),
+            )
+        up, down = (shape.expert_intermediate, shape.hidden), (shape.hidden, shape.expert_intermediate)
+        each = [f"{name}.experts.{i}" for i in range(shape.experts)]
+        joined = self.joined
+        return Experts(
+            gate_up=torch.stack([joined([f"{e}.gate_proj.weight", f"{e}.up_proj.weight"], [up, up]) for e in each]),
+            down=torch.stack([joined([f"{e}.down_proj.weight"], [down]) for e in each]),
         )
 
 
@@ -147,41 +216,16 @@ def model_bytes(config: ModelConfig, dtype: torch.dtype, rounding: Rounding | No
     return linear * bits // 8 + (experts + tables) * dtype.itemsize + rotary
 
 
+def _check_rounding(config: ModelConfig, rounding: Rounding | None, directory: Path) -> None:
+    _can_round(config, rounding)
+    if rounding is not None and config.quantisation is not None:
+        expected = f"expected none: the checkpoint is {config.quantisation.method}'s already"
+        raise BadInput(expected, field="quantise", file=directory)
+
+
 def _can_round(config: ModelConfig, rounding: Rounding | None) -> None:
     if rounding is not None and config.shape.experts:
         raise BadInput("expected dense weights: no experts are served in few bits", field="quantise", value=rounding)
-
-
-def _layer(name, shape: Shape, vector, joined, matrix) -> Layer:  # type: ignore[no-untyped-def]
-    query, key = (shape.heads * shape.head_dim, shape.hidden), (shape.kv_heads * shape.head_dim, shape.hidden)
-    attention = f"{name}.self_attn"
-    return Layer(
-        before=vector(f"{name}.input_layernorm.weight", shape.hidden),
-        qkv=matrix([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
-        q_norm=vector(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        k_norm=vector(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        o=matrix([f"{attention}.o_proj.weight"], [query[::-1]]),
-        after=vector(f"{name}.post_attention_layernorm.weight", shape.hidden),
-        ffn=_experts(f"{name}.mlp", shape, joined) if shape.experts else _dense(f"{name}.mlp", shape, matrix),
-    )
-
-
-def _dense(name: str, shape: Shape, matrix) -> DenseFFN:  # type: ignore[no-untyped-def]
-    up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
-    return DenseFFN(
-        gate_up=matrix([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
-        down=matrix([f"{name}.down_proj.weight"], [down]),
-    )
-
-
-def _experts(name: str, shape: Shape, joined) -> Experts:  # type: ignore[no-untyped-def]
-    up, down = (shape.expert_intermediate, shape.hidden), (shape.hidden, shape.expert_intermediate)
-    each = [f"{name}.experts.{i}" for i in range(shape.experts)]
-    return Experts(
-        router=joined([f"{name}.gate.weight"], [(shape.experts, shape.hidden)]),
-        gate_up=torch.stack([joined([f"{e}.gate_proj.weight", f"{e}.up_proj.weight"], [up, up]) for e in each]),
-        down=torch.stack([joined([f"{e}.down_proj.weight"], [down]) for e in each]),
-    )
 
 
 def random_weights(
@@ -220,11 +264,8 @@ def random_weights(
             k_norm=norm(shape.head_dim) if shape.qk_norm else None,
             o=linear(*sizes["o"]),
             after=norm(shape.hidden),
-            ffn=Experts(
-                matrix(shape.experts, shape.hidden),
-                matrix(shape.experts, 2 * inner, shape.hidden),
-                matrix(shape.experts, shape.hidden, inner),
-            )
+            router=matrix(shape.experts, shape.hidden) if shape.experts else None,
+            ffn=Experts(matrix(shape.experts, 2 * inner, shape.hidden), matrix(shape.experts, shape.hidden, inner))
             if shape.experts
             else DenseFFN(linear(*sizes["gate_up"]), linear(*sizes["down"])),
         )
@@ -235,3 +276,13 @@ def random_weights(
     if config.labels:
         return Weights(embedding, layers, last, None, matrix(len(config.labels), shape.hidden))
     return Weights(embedding, layers, last, embedding if config.tied else matrix(shape.vocabulary, shape.hidden))
+
+
+def without_ffns(weights: Weights) -> Weights:
+    """The weights of a process that computes attention only."""
+    return replace(weights, layers=[replace(layer, ffn=None) for layer in weights.layers])
+
+
+def ffns_of(weights: Weights) -> list[FFN]:
+    """The FFNs of all layers, for a process that computes nothing else."""
+    return [layer.ffn for layer in weights.layers if layer.ffn is not None]

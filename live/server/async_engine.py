@@ -1,28 +1,22 @@
-"""Runs the engine on the event loop: a step, its outputs, the requests that have arrived, the next step.
+"""The backend on the event loop: requests go in, and what each step has changed wakes the responses that wait for it.
 
-Between two steps the loop serves the clients: it writes tokens, and reads and parses requests, which could not have run
-before the next step anyway. Nothing is passed from thread to thread, and nothing waits for the interpreter lock
-(docs/decisions/0019). A `RequestState` finishes exactly once.
+A `RequestState` finishes exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from live.engine import Engine, StepResult
+from live.backend import Backend
+from live.engine import Progress
 from live.generation import Generation
-from live.input_batch import generation_of
 from live.server.asgi import HttpExchange
 from live.server.errors import ApiError, ClientDisconnected, bad_request
 from live.server.metrics import ServerStats
 from live.server.request_state import FinishedReason, RequestState
-
-log = logging.getLogger("live.server")
 
 
 class RequestGroup:
@@ -87,18 +81,19 @@ class RequestGroup:
 
 
 class AsyncEngine:
-    """An engine that the event loop steps as long as there are requests.
+    """Runs generations on a backend and notifies the responses.
 
     Attributes:
-        engine: the engine, to be looked at only. request_states: of unfinished generations, by request id.
-        failure: why the engine has failed; None while it runs.
+        backend: an engine or a topology. request_states: of unfinished generations, by request id.
+        failure: why the backend has failed; None while it runs. on_failure: called when it fails.
     """
 
-    def __init__(self, engine: Engine, stats: ServerStats, loop: asyncio.AbstractEventLoop) -> None:
-        self.engine, self.stats, self.loop = engine, stats, loop
+    def __init__(self, backend: Backend, stats: ServerStats) -> None:
+        self.backend, self.stats = backend, stats
         self.request_states: dict[int, RequestState] = {}
         self.failure: ApiError | None = None
-        self._stepping = False
+        self.on_failure: Callable[[str], None] = lambda reason: None
+        backend.start(self._deliver, self._fail)
 
     @contextmanager
     def group(self, exchange: HttpExchange) -> Iterator[RequestGroup]:
@@ -122,19 +117,16 @@ class AsyncEngine:
         if self.failure is not None:
             raise self.failure
         try:
-            self.engine.submit(state.generation)
+            self.backend.submit(state.generation)
         except ValueError as error:
             raise bad_request(None, str(error)) from None
         self.request_states[state.generation.request.id] = state
-        if not self._stepping:
-            self._stepping = True
-            self.loop.call_soon(self._step)
 
     def abort(self, state: RequestState) -> None:
         """Abort a generation; its state is finished at once."""
         self._finish(state, "abort")
         if self.failure is None:
-            self.engine.abort(state.generation.request.id)
+            self.backend.abort(state.generation.request.id)
 
     def fail_all(self, error: ApiError) -> None:
         """End all generations with an error."""
@@ -142,31 +134,18 @@ class AsyncEngine:
             state.error = error
             self._finish(state, "error")
             if self.failure is None:
-                self.engine.abort(state.generation.request.id)
+                self.backend.abort(state.generation.request.id)
 
-    def _step(self) -> None:
-        """Run a step, deliver its output, and schedule the next step after the callbacks of the responses."""
-        try:
-            result = self.engine.step()
-            if result is None and self.engine.core.sequences:
-                raise RuntimeError(f"{len(self.engine.core.sequences)} requests are left and none of them can run")
-        except Exception as error:
-            log.exception("the engine has failed")
-            self.failure = ApiError(
-                503, f"the engine has failed: {type(error).__name__}: {error}", code="engine_failed"
-            )
-            self.fail_all(self.failure)
-            return
-        self._stepping = result is not None
-        if result is not None:
-            self._deliver(result, time.perf_counter())
-            self.loop.call_soon(self._step)
+    def _fail(self, reason: str) -> None:
+        """Note that the backend has failed, and end all generations with an error."""
+        self.failure = ApiError(503, reason, code="engine_failed")
+        self.fail_all(self.failure)
+        self.on_failure(reason)
 
-    def _deliver(self, result: StepResult, now: float) -> None:
+    def _deliver(self, progress: Progress) -> None:
         """Notify the responses of new tokens and of finished generations."""
-        states, stats = self.request_states, self.stats
-        output = result.output
-        for generation in itertools.chain(output.decodes, [generation_of(each) for each, _ in output.first_tokens]):
+        states, stats, now = self.request_states, self.stats, time.perf_counter()
+        for generation in progress.advanced:
             state = states.get(generation.request.id)
             if state is None:  # aborted meanwhile
                 continue
@@ -175,7 +154,7 @@ class AsyncEngine:
                 state.first_token_time = now
             state.last_token_time = now
             state.notify()
-        for generation in result.finished:
+        for generation in progress.finished:
             state = states.get(generation.request.id)
             if state is not None:
                 state.last_token_time = now

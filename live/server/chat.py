@@ -44,7 +44,7 @@ class ChatResponse(GenerationResponse[ChatRequest]):
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": [self._choice(output) for output in self.outputs],
             "usage": self.usage(),
         }
@@ -73,7 +73,7 @@ class ChatResponse(GenerationResponse[ChatRequest]):
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": choices,
         }
 

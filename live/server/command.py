@@ -6,13 +6,14 @@ Heavy modules are imported only when the command runs.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
-from live.server.options import EngineOptions, ModelOptions, ServerOptions, flag
+from live.server.options import EngineOptions, ModelOptions, ServerOptions, TopologyOptions, flag
 
 if TYPE_CHECKING:
     from live.engine import Engine
-    from live.server.loading import Model
+    from live.loaded_model import ModelSource
     from live.server.server_config import ServerConfig
 
 KEY = "SERVING_TWIN_API_KEY"
@@ -26,6 +27,7 @@ def serve_live(
     *,
     model: ModelOptions,
     engine: EngineOptions = EngineOptions(),  # noqa: B008 (frozen)
+    topology: TopologyOptions = TopologyOptions(),  # noqa: B008 (frozen)
     server: ServerOptions = ServerOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Serve a model over HTTP, with OpenAI's endpoints.
@@ -35,18 +37,27 @@ def serve_live(
     """
     from workloads.errors import BadInput
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which reads it then
     try:
         from live.device import DEFAULT_DTYPE, use_threads
+        from live.loaded_model import ModelSource
+        from live.server.engine_backend import EngineBackend
         from live.server.launcher import run
-        from live.server.loading import Model, build_text
+        from live.server.loading import build_text
+        from live.server.topology import is_topology, refuse, serve_scenario
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
     use_threads(model.threads, "--threads")
     config = _server_config(model.name, server)
     dtype = model.dtype or DEFAULT_DTYPE[model.device]
-    wanted = Model(model.model, model.random_weights, dtype, model.device, model.threads)
+    wanted = ModelSource(model.model, model.random_weights, dtype, model.device, model.threads)
     text = build_text(model.tokenizer, model.model, model.random_weights)
-    return run(_build_engine(wanted, engine.renamed()), config, *text)
+    engine = engine.renamed()
+    if engine.scenario is not None and is_topology(engine.scenario, engine.set_ or []):
+        serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
+        return serve_scenario(wanted, engine, topology, serve)
+    refuse(topology)
+    return run(EngineBackend(_build_engine(wanted, engine)), config, *text)
 
 
 def _server_config(name: str, options: ServerOptions) -> ServerConfig:
@@ -76,7 +87,7 @@ def _server_config(name: str, options: ServerOptions) -> ServerConfig:
     return ServerConfig(name, options.host, options.port, key, limits, options.drain_seconds)
 
 
-def _build_engine(wanted: Model, options: EngineOptions) -> Engine:
+def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
     """The engine that a scenario describes, or without one the flags.
 
     Raises:

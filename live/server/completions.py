@@ -62,7 +62,7 @@ class CompletionResponse(GenerationResponse[CompletionRequest]):
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.service.model.name,
+            "model": self.request.model or self.service.model.name,
             "choices": choices,
         }
 

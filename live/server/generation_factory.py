@@ -57,7 +57,20 @@ class GenerationFactory:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             cache_salt=(request.cache_salt or "").encode(),
+            model=self._model(request),
         )
+
+    def _model(self, request: GenerationRequest) -> str:
+        """The model that a request is for, as the scheduler names it.
+
+        Raises:
+            ApiError: 400 if there are several models and the request names none.
+        """
+        if not self.model.models:
+            return "default"
+        if request.model is None:
+            raise bad_request("model", f"expected {' or '.join(self.model.models[:10])}")
+        return request.model
 
     def pool(self, prompt: list[int], task: str) -> Generation:
         """A pooling request, which produces no tokens."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from live.engine import Engine
+from live.backend import Backend
 from live.memory import freeze_loaded_objects
 from live.server.app import App
 from live.server.asgi import Application
@@ -24,6 +24,8 @@ from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from workloads.errors import BadInput
+
+log = logging.getLogger("live.server")
 
 CUT_OFF_SECONDS = 1.0
 """Seconds in which clients that are cut off can still be told so."""
@@ -73,7 +75,7 @@ async def start_server(
 
 
 async def serve(
-    engine: Engine,
+    backend: Backend,
     config: ServerConfig,
     listener: socket.socket,
     *,
@@ -81,19 +83,23 @@ async def serve(
     template: ChatTemplate | None = None,
     ready: Callable[[Service, GracefulShutdown], None] = lambda service, shutdown: None,
     signals: bool = True,
+    ends_on_failure: bool = False,
 ) -> int:
     """Serve until a shutdown; returns 0 if all requests were answered, 1 if some were cut off.
 
     Args:
         listener: from `listen`. ready: called when requests are accepted.
         signals: SIGTERM and SIGINT begin a graceful shutdown; a second signal ends it at once.
+        ends_on_failure: end when the backend fails; otherwise go on, and answer every request with the error.
     """
-    service = Service.build(config, engine, asyncio.get_running_loop(), tokenizer, template)
+    service = Service.build(config, backend, tokenizer, template)
     app = App(service)
     server, serving = await start_server(app, listener, config.limits)
     shutdown = GracefulShutdown(app, server, config.drain_seconds)
     if signals:
         shutdown.listen()
+    if ends_on_failure:
+        service.async_engine.on_failure = shutdown.fail
     ready(service, shutdown)
     try:
         await serving
@@ -128,6 +134,13 @@ class GracefulShutdown:
         else:
             self._hurry.set()
 
+    def fail(self, reason: str) -> None:
+        """End because the backend has failed; its requests have got their errors already."""
+        log.error("%s", reason)
+        self.code = 1
+        if self._draining is None:
+            self.stop()
+
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.seconds
@@ -143,8 +156,15 @@ class GracefulShutdown:
         self.server.should_exit = True
 
 
-def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> int:
-    """Serve until a shutdown, and print one line when requests are accepted. Returns as `serve`.
+def run(
+    backend: Backend,
+    config: ServerConfig,
+    tokenizer: Tokenizer | None,
+    template: ChatTemplate | None,
+    *,
+    ends_on_failure: bool = False,
+) -> int:
+    """Serve until a shutdown, and print one line when requests are accepted. Arguments and result as of `serve`.
 
     Raises:
         BadInput: an address that cannot be listened on.
@@ -154,7 +174,7 @@ def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, templ
     shown = f"[{host}]" if ":" in host else host
 
     def ready(service: Service, shutdown: GracefulShutdown) -> None:
-        settings = engine.core.config
+        settings = backend.limits
         text = "" if tokenizer is not None else "; token ids only"
         print(
             f"http://{shown}:{port} serves {service.model.name}: {settings.num_gpu_blocks} blocks of "
@@ -164,4 +184,9 @@ def run(engine: Engine, config: ServerConfig, tokenizer: Tokenizer | None, templ
 
     freeze_loaded_objects()
     logging.basicConfig(format="live.server: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    return asyncio.run(serve(engine, config, listener, tokenizer=tokenizer, template=template, ready=ready))
+    return asyncio.run(
+        serve(
+            backend, config, listener, tokenizer=tokenizer, template=template, ready=ready,
+            ends_on_failure=ends_on_failure,
+        )
+    )  # fmt: skip

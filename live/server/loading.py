@@ -9,7 +9,7 @@ from typing import Any
 
 from latency_models.io.config_io import checked
 from live.engine import Engine
-from live.loaded_model import DTYPES, LoadedModel
+from live.loaded_model import DTYPES, LoadedModel, ModelSource
 from live.memory import check_memory
 from live.models.config import ModelConfig
 from live.text.chat import ChatTemplate
@@ -35,17 +35,6 @@ ID_BYTES = 40
 
 
 @dataclass(frozen=True)
-class Model:
-    """The options of the model, as `LoadedModel` takes them."""
-
-    path: Path
-    random: bool
-    dtype: str
-    device: str
-    threads: int
-
-
-@dataclass(frozen=True)
 class Cache:
     """The options of the KV cache: a number of blocks, or an amount of memory (`parse_size`)."""
 
@@ -65,7 +54,7 @@ def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenize
     return (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
 
 
-def build_engine(wanted: Model, cache: Cache, sequences: int, tokens: int, one_shot: bool) -> Engine:
+def build_engine(wanted: ModelSource, cache: Cache, sequences: int, tokens: int, one_shot: bool) -> Engine:
     """An engine with the model loaded, from the flags of a command line.
 
     Raises:
@@ -85,7 +74,7 @@ def build_engine(wanted: Model, cache: Cache, sequences: int, tokens: int, one_s
     return model.engine(scheduler.config, scheduler.chunk_policy())
 
 
-def build_planned_engine(wanted: Model, scheduler: SchedulerPlan) -> Engine:
+def build_planned_engine(wanted: ModelSource, scheduler: SchedulerPlan) -> Engine:
     """An engine with the model loaded, whose scheduler a scenario describes.
 
     Raises:
@@ -100,7 +89,7 @@ def build_planned_engine(wanted: Model, scheduler: SchedulerPlan) -> Engine:
     return model.engine(settings, scheduler.chunk_policy())
 
 
-def _load(wanted: Model, *, ahead: bool) -> LoadedModel:
+def _load(wanted: ModelSource, *, ahead: bool) -> LoadedModel:
     return LoadedModel(
         wanted.path,
         random=wanted.random,
@@ -111,12 +100,12 @@ def _load(wanted: Model, *, ahead: bool) -> LoadedModel:
     )
 
 
-def _block_bytes(config: ModelConfig, model: Model, block_size: int) -> int:
+def _block_bytes(config: ModelConfig, model: ModelSource, block_size: int) -> int:
     shape = config.shape
     return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
 
 
-def _blocks(cache: Cache, config: ModelConfig, model: Model, sequences: int) -> int:
+def _blocks(cache: Cache, config: ModelConfig, model: ModelSource, sequences: int) -> int:
     """The number of blocks.
 
     Raises:
@@ -138,7 +127,7 @@ def _blocks(cache: Cache, config: ModelConfig, model: Model, sequences: int) -> 
 
 
 def _expect_blocks(
-    config: ModelConfig, model: Model, block_size: int, blocks: int, sequences: int,
+    config: ModelConfig, model: ModelSource, block_size: int, blocks: int, sequences: int,
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
     """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame.

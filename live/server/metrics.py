@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from live.engine import Engine
+from live.backend import Backend
 from live.server.request_state import FinishedReason, RequestState
 
 TTFT_BUCKETS = (
@@ -88,10 +88,10 @@ class ServerStats:
 
 
 class PrometheusExporter(Collector):
-    """The metrics page of one engine: the server's counters, and the scheduler's present state."""
+    """The metrics page of one backend: the server's counters, and the schedulers' present state."""
 
-    def __init__(self, stats: ServerStats, engine: Engine, model: str) -> None:
-        self.stats, self.engine, self.model = stats, engine, model
+    def __init__(self, stats: ServerStats, backend: Backend, model: str) -> None:
+        self.stats, self.backend, self.model = stats, backend, model
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -122,14 +122,14 @@ class PrometheusExporter(Collector):
             yield family
 
     def _gauges(self) -> Iterator[Metric]:
-        core = self.engine.core
+        state = self.backend.state()
         for name, text, value in (
-            ("num_requests_running", "Requests that are running or run in this step.", core.num_running),
-            ("num_requests_waiting", "Requests that wait to be scheduled.", core.num_waiting),
+            ("num_requests_running", "Requests that are running or run in this step.", state.num_running),
+            ("num_requests_waiting", "Requests that wait to be scheduled.", state.num_waiting),
             (
                 "kv_cache_usage_perc",
                 "Fraction of KV cache blocks in use, 0 to 1.",
-                1 - core.kv_cache.num_free_blocks / core.kv_cache.num_blocks,
+                state.kv_cache_usage,
             ),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
@@ -137,15 +137,15 @@ class PrometheusExporter(Collector):
             yield family
 
     def _counters(self) -> Iterator[Metric]:
-        core, stats = self.engine.core, self.stats
+        state, stats = self.backend.state(), self.stats
         counters: tuple[tuple[str, str, Any], ...] = (
             (
                 "prefix_cache_queries",
                 "Prompt tokens looked up in the prefix cache.",
-                core.prefill_tokens + core.cached_tokens,
+                state.prefill_tokens + state.cached_tokens,
             ),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", core.cached_tokens),
-            ("num_preemptions", "Preemptions, whose KV cache is recomputed.", core.preemptions),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens),
+            ("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions),
             ("generation_tokens", "Output tokens.", stats.generation_tokens),
             ("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
         )

@@ -48,7 +48,7 @@ class EngineOptions:
     """The engine's settings; None where a flag is not given. Flags have the names of vLLM's."""
 
     scenario: Path | None = None
-    """Serving scenario of the engine that twin simulate predicts, in place of the flags below (refused beside it)."""
+    """Scenario of the engine or topology that the twin predicts, in place of the flags below (refused beside it)."""
 
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
     """With a scenario, change any field of it, key=value."""
@@ -109,7 +109,31 @@ class EngineOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-@Parameter(name="*", group=Group("Server", sort_key=3))
+@Parameter(name="*", group=Group("Topology", sort_key=3))
+@dataclass(frozen=True)
+class TopologyOptions:
+    """With a scenario of several workers: their models, which of them this is, and where they meet."""
+
+    module: Annotated[list[str] | None, Parameter(negative=())] = None
+    """NAME=PATH, the weights of one of several models of a scenario; --model is then the decoder that they share."""
+
+    role: str | None = None
+    """Start only this part: coordinator, attention or ffn; frontend, prefill, decode or engine. Default: all."""
+
+    rank: int = 0
+    """With --role, the worker's number among those of its role, from 0."""
+
+    rendezvous: str | None = None
+    """HOST:PORT where the processes meet, of the coordinator or frontend; default: a free port of 127.0.0.1."""
+
+    join_seconds: float = 10.0
+    """Time limit for the processes to meet, in seconds."""
+
+    worker_seconds: float = 6.0
+    """Time limit for a worker's answer, in seconds: no step may take longer."""
+
+
+@Parameter(name="*", group=Group("Server", sort_key=4))
 @dataclass(frozen=True)
 class ServerOptions:
     """The server's address and its limits on requests and clients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from live.engine import Engine
+from live.backend import Backend
 from live.server.errors import bad_request
 from live.text.tokenizer import Tokenizer
 
@@ -15,7 +15,8 @@ class ServedModel:
     """The served model.
 
     Attributes:
-        name: the model's name for clients. labels: names of the classes of a classification model, empty for others.
+        name: the model's name for clients. models: the names of several models, one of which a request must name; empty
+            where there is one. labels: names of the classes of a classification model, empty for others.
         hidden_size: of its hidden states. vocab_size: token ids that it accepts.
         max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
         end_tokens: ids that end an output, of the model's config and its tokenizer.
@@ -29,20 +30,27 @@ class ServedModel:
     max_model_len: int
     end_tokens: frozenset[int]
     prefix_block_size: int
+    models: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients may use."""
+        return self.models or (self.name,)
 
     @classmethod
-    def of(cls, name: str, engine: Engine, tokenizer: Tokenizer | None) -> Self:
-        """The model of an engine."""
-        config, limits = engine.executor.decoder.config, engine.core.config
+    def of(cls, name: str, backend: Backend, tokenizer: Tokenizer | None) -> Self:
+        """The model of a backend."""
+        config, limits = backend.config, backend.limits
         of_tokenizer = tokenizer.end_tokens if tokenizer is not None else frozenset()
         return cls(
             name=name,
             labels=config.labels,
             hidden_size=config.shape.hidden,
             vocab_size=config.shape.vocabulary,
-            max_model_len=min(config.max_position_embeddings, limits.num_gpu_blocks * limits.block_size),
+            max_model_len=limits.max_model_len,
             end_tokens=frozenset([*config.end_tokens, *(each for each in of_tokenizer if each is not None)]),
             prefix_block_size=limits.prefix_id_tokens,
+            models=backend.models,
         )
 
     def check_generates(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Self
 
+from live.backend import Backend
 from live.device import versions
-from live.engine import Engine
 from live.server.async_engine import AsyncEngine
 from live.server.errors import ApiError, bad_request, busy
 from live.server.generation_factory import GenerationFactory
@@ -49,27 +48,26 @@ class Service:
     def build(
         cls,
         config: ServerConfig,
-        engine: Engine,
-        loop: asyncio.AbstractEventLoop,
+        backend: Backend,
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
     ) -> Self:
-        """The service of an engine, which `loop` steps."""
-        model, stats = ServedModel.of(config.name, engine, tokenizer), ServerStats()
+        """The service of a backend, which runs on the present event loop."""
+        model, stats = ServedModel.of(config.name, backend, tokenizer), ServerStats()
         return cls(
             config=config,
             model=model,
-            async_engine=AsyncEngine(engine, stats, loop),
+            async_engine=AsyncEngine(backend, stats),
             inputs=InputProcessor(model, tokenizer, template),
             generations=GenerationFactory(model, tokenizer),
             stats=stats,
-            exporter=PrometheusExporter(stats, engine, model.name),
+            exporter=PrometheusExporter(stats, backend, model.name),
         )
 
     @property
-    def engine(self) -> Engine:
-        """The engine, to be looked at only: `async_engine` steps it."""
-        return self.async_engine.engine
+    def backend(self) -> Backend:
+        """The backend, to be looked at only: `async_engine` drives it."""
+        return self.async_engine.backend
 
     def check_available(self, model: str | None) -> None:
         """Refuse a request for another model, or while the server cannot answer.
@@ -77,9 +75,10 @@ class Service:
         Raises:
             ApiError: 404 or 503.
         """
-        name = self.model.name
-        if model is not None and model != name:
-            raise ApiError(404, f"model: expected {name}, found {model}", param="model", code="model_not_found")
+        names = self.model.names
+        if model is not None and model not in names:
+            expected = " or ".join(names[:10])
+            raise ApiError(404, f"model: expected {expected}, found {model}", param="model", code="model_not_found")
         if self.draining:
             raise busy(503, "the server is shutting down")
         if self.async_engine.failure is not None:
@@ -91,7 +90,7 @@ class Service:
         Raises:
             ApiError: 503, or 400 if they would not fit into an empty queue.
         """
-        capacity = self.engine.core.config.max_num_seqs + self.config.limits.queue
+        capacity = self.backend.limits.max_num_seqs + self.config.limits.queue
         if generations > capacity:
             raise bad_request(None, f"expected at most {capacity} prompts times n, found {generations}")
         present = len(self.async_engine.request_states)

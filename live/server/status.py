@@ -14,8 +14,7 @@ async def health(service: Service, request: None, exchange: HttpExchange) -> Sta
 
 
 async def models(service: Service, request: None, exchange: HttpExchange) -> Models:
-    """The served model."""
-    name = service.model.name
+    """The served models."""
     return {
         "object": "list",
         "data": [
@@ -27,6 +26,7 @@ async def models(service: Service, request: None, exchange: HttpExchange) -> Mod
                 "root": name,
                 "max_model_len": service.model.max_model_len,
             }
+            for name in service.model.names
         ],
     }
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from live.clock import CLOCKS, Clock, ClockName
 from live.device import device_name, versions
 from live.engine import Engine
 from live.loaded_model import LoadedModel
-from live.validation.clock import RunClock
-from live.validation.machine_speed import MachineSpeedReader
+from live.validation.machine_speed import MachineSpeedReader, SpeedReadings
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
@@ -28,6 +28,7 @@ class LiveBackend(LoadedModel):
         threads: CPU threads of one operation.
         quantise: fields of `Rounding`, to round linear layers; None: no rounding.
         async_scheduling: engines schedule a step while the step before it still runs.
+        clock: the clock of timed runs (`live.clock`).
         machine_speed_share: share of the time for reading the machine's speed between steps; None: it is not read.
 
     Raises:
@@ -37,12 +38,14 @@ class LiveBackend(LoadedModel):
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
         quantise: Mapping[str, Any] | None = None, async_scheduling: bool = False,
-        machine_speed_share: float | None = None,
+        clock: ClockName = "wall", machine_speed_share: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             path, random=random, dtype=dtype, device=device, threads=threads, seed=seed, quantise=quantise,
             async_scheduling=async_scheduling,
         )  # fmt: skip
+        assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
+        self._clock = CLOCKS[clock]
         self._speed = MachineSpeedReader(self.decoder, machine_speed_share) if machine_speed_share else None
 
     def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
@@ -56,7 +59,7 @@ class LiveBackend(LoadedModel):
         )
         if self.uses_graphs:
             profile(lambda: self.engine(config), limits, self.vocabulary, seed)
-        return profile(lambda: self._settled(config), limits, self.vocabulary, seed, self.clock)
+        return profile(lambda: self._settled(config), limits, self.vocabulary, seed, *self._timing())
 
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
@@ -81,7 +84,7 @@ class LiveBackend(LoadedModel):
         generations = [
             materialise(request, answer, self.vocabulary, config.prefix_id_tokens) for request, answer in requests
         ]
-        return replay(self._settled(config, chunks), generations, self.clock)
+        return replay(self._settled(config, chunks), generations, *self._timing())
 
     def _settled(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
         """An engine to be timed: it captures no more graphs, which would pause it."""
@@ -89,9 +92,10 @@ class LiveBackend(LoadedModel):
         engine.executor.freeze_graphs()
         return engine
 
-    def clock(self) -> RunClock:
-        """A new clock, which reads the machine's speed between steps if that is wanted."""
-        return self._speed.clock() if self._speed else RunClock()
+    def _timing(self) -> tuple[Clock, SpeedReadings | None]:
+        """A new clock, and readings of the machine's speed by it if they are wanted."""
+        clock = self._clock()
+        return clock, self._speed.during(clock) if self._speed else None
 
     @property
     def speed_probe_rows(self) -> Sequence[int]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from latency_models.speed_probes import Reading, nearest
+from live.clock import Clock
 from live.models.decoder import Decoder
 from live.models.linear import linear
 from live.models.weights import DenseFFN
-from live.validation.clock import RunClock
 
 PROBE_ROWS = (1, 8, 64)
 """Rows of the speed probes. Matrix products with one row, a few and many rows use different algorithms, and are limited
@@ -61,20 +61,26 @@ class SpeedProbe:
             return time.perf_counter() - begin
 
 
-class ProbingClock(RunClock):
-    """A clock that pauses between steps to time speed probes.
+class SpeedReadings:
+    """Readings of a machine's speed during one run, whose clock is paused meanwhile.
 
     Args:
+        clock: of the run.
         probe: runs a probe with the given rows, and returns its seconds.
         share: largest share of the time of steps that their probe may take.
         sizes: rows of the probes.
+
+    Attributes:
+        readings: in order.
     """
 
-    def __init__(self, probe: Callable[[int], float], share: float, sizes: Sequence[int] = PROBE_ROWS) -> None:
-        super().__init__()
-        self._probe, self._share = probe, share
+    def __init__(
+        self, clock: Clock, probe: Callable[[int], float], share: float, sizes: Sequence[int] = PROBE_ROWS
+    ) -> None:
+        self.readings: list[Reading] = []
+        self._clock, self._probe, self._share = clock, probe, share
         self._debt = dict.fromkeys(sizes, 0.0)  # seconds of each probe's readings that its share has not yet covered
-        self._last = self._start
+        self._last = time.perf_counter()
 
     def after_step(self, rows: int) -> None:
         """Take a reading if the share allows it: first of every probe, later of the one nearest to `rows`.
@@ -83,23 +89,24 @@ class ProbingClock(RunClock):
         says nothing about steps. A wait earns no further readings: there is at most one a step. Each probe has a share
         of its own, so that the long readings of large steps do not delay those of small steps.
         """
-        paused = time.perf_counter()
-        size = nearest(rows, self._debt)
-        self._debt[size] -= self._share * (paused - self._last)
-        self._last = paused
-        for each in [size] if self.readings else self._debt:
-            if self._debt[each] <= 0:
-                begin = time.perf_counter()
-                self.readings.append(Reading(paused - self._start, each, self._probe(each)))
-                self._debt[each] = time.perf_counter() - begin
-        self._start += time.perf_counter() - paused
+        now = self._clock()
+        with self._clock.paused():
+            begin = time.perf_counter()
+            size = nearest(rows, self._debt)
+            self._debt[size] -= self._share * (begin - self._last)
+            self._last = begin
+            for each in [size] if self.readings else self._debt:
+                if self._debt[each] <= 0:
+                    begin = time.perf_counter()
+                    self.readings.append(Reading(now, each, self._probe(each)))
+                    self._debt[each] = time.perf_counter() - begin
 
 
 class MachineSpeedReader:
-    """Makes clocks that read the machine's speed with one model's speed probes.
+    """Reads the machine's speed during runs, with one model's speed probes.
 
     Args:
-        share: as in `ProbingClock`.
+        share: as in `SpeedReadings`.
     """
 
     rows: Sequence[int] = PROBE_ROWS
@@ -115,6 +122,6 @@ class MachineSpeedReader:
             probe(rows)
         return probe
 
-    def clock(self) -> ProbingClock:
-        """A new clock."""
-        return ProbingClock(self.probe, self._share, self.rows)
+    def during(self, clock: Clock) -> SpeedReadings:
+        """Readings of a new run with this clock."""
+        return SpeedReadings(clock, self.probe, self._share, self.rows)

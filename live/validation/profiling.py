@@ -2,8 +2,9 @@
 
 The engine runs through rounds. A round begins with a number of requests of random lengths, and replaces each request
 that finishes, so that it has steps with prompts only, with prompts beside decodes, and with decodes only. In the second
-half of a round the sequences leave one after the other. The number of sequences and the limits of their lengths are
-spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload to be predicted.
+half of a round the sequences leave one after the other. The square roots of the number of sequences and of the limits
+of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload
+to be predicted.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 
 from latency_models.sources.engine_regression.step import Step, describe
 from latency_models.speed_probes import Reading
+from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import make_generation
-from live.validation.clock import RunClock
+from live.validation.machine_speed import SpeedReadings
 from live.validation.prompts import GREEDY
 from live.validation.replay import no_garbage_collection
 from schedulers.batches import Batch
@@ -71,26 +73,29 @@ def profile(
     limits: ProfilingLimits,
     vocabulary: int,
     seed: int,
-    make_clock: Callable[[], RunClock] = RunClock,
+    clock: Clock | None = None,
+    speed: SpeedReadings | None = None,
 ) -> ProfilingResult:
     """Run all rounds. A step lasts from its begin to the begin of the next step.
 
     Args:
         make_engine: makes an empty engine with the scenario's settings.
-        make_clock: called before the first step; the clock may pause between steps.
+        clock: started before the first step; None: wall time.
+        speed: reads the machine's speed between steps; None: it is not read.
     """
     rng = np.random.default_rng([seed, 23])
-    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs)
+    num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs, power=2)
     prompts = stratified_sizes(rng, limits.rounds, limits.max_prompt_tokens, power=2)
     outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
     engine = make_engine()
-    engine.clock = clock = make_clock()
-    profiler = _Profiler(engine, clock, vocabulary, rng)
+    engine.clock = clock = clock or WallClock()
+    profiler = _Profiler(engine, clock, speed, vocabulary, rng)
     warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
+    clock.start()
     profiler.run(warm_up, WARM_UP_STEPS)
     sizes = map(Round, num_seqs, prompts, outputs)
     rounds = [profiler.run(each, limits.max_steps) for each in sizes]
-    return ProfilingResult(rounds, clock.readings)
+    return ProfilingResult(rounds, speed.readings if speed else [])
 
 
 def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
@@ -117,11 +122,15 @@ class _Profiler:
     """Runs rounds on one engine.
 
     Args:
+        clock, speed: as in `profile`. The clock stops while a request is made up.
         rng: draws token ids and lengths.
     """
 
-    def __init__(self, engine: Engine, clock: RunClock, vocabulary: int, rng: np.random.Generator) -> None:
-        self._engine, self._clock, self._vocabulary, self._rng = engine, clock, vocabulary, rng
+    def __init__(
+        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator
+    ) -> None:
+        self._engine, self._clock, self._speed = engine, clock, speed
+        self._vocabulary, self._rng = vocabulary, rng
         self._ids = itertools.count()
         self._block_size = engine.core.config.block_size
 
@@ -138,7 +147,8 @@ class _Profiler:
                 result = engine.step()
                 if result is None:
                     break
-                self._clock.after_step(spans[-1][0].tokens)
+                if self._speed is not None:
+                    self._speed.after_step(spans[-1][0].tokens)
                 left = sequences_left(size.num_seqs, i, max_steps)
                 for _ in result.finished:
                     if len(sequences) < left:
@@ -156,11 +166,13 @@ class _Profiler:
     def _submit(self, size: Round) -> None:
         """Submit a request of random length within the round's limits."""
         rng = self._rng
-        prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
-        output = int(rng.integers(1, size.max_output_tokens + 1))
-        self._engine.submit(
-            make_generation(next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size)
-        )
+        with self._clock.paused():
+            prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
+            output = int(rng.integers(1, size.max_output_tokens + 1))
+            generation = make_generation(
+                next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size
+            )
+        self._engine.submit(generation)
 
     def _drain(self) -> None:
         """Abort all sequences, and end the steps that were launched ahead."""

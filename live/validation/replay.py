@@ -1,24 +1,21 @@
-"""Replays a workload on an engine in real time."""
+"""Replays a workload on an engine: every request at its arrival time, by the wall or by a virtual clock."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from latency_models.speed_probes import Reading
+from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import Generation
-from live.validation.clock import RunClock
+from live.validation.machine_speed import SpeedReadings
 from schedulers.batches import Batch
-
-SPIN_SECONDS = 1e-3
-"""Seconds before an arrival at which waiting turns from sleeping to polling: a sleep can end that late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +74,10 @@ class ReplayResult:
 
 
 def replay(
-    engine: Engine, generations: Sequence[Generation], make_clock: Callable[[], RunClock] = RunClock
+    engine: Engine,
+    generations: Sequence[Generation],
+    clock: Clock | None = None,
+    speed: SpeedReadings | None = None,
 ) -> ReplayResult:
     """Send each request at its arrival time, and step the engine until all are finished.
 
@@ -85,7 +85,8 @@ def replay(
     time, from which its waiting time counts.
 
     Args:
-        make_clock: called when the replay begins; the clock may pause between steps.
+        clock: started when the replay begins; None: wall time.
+        speed: reads the machine's speed between steps; None: it is not read.
 
     Raises:
         ValueError: a request that does not fit even alone.
@@ -97,7 +98,8 @@ def replay(
     engine.keep_times = True
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
     with no_garbage_collection():
-        engine.clock = clock = make_clock()
+        engine.clock = clock = clock or WallClock()
+        clock.start()
         sent = 0
         while True:
             now = clock()
@@ -108,21 +110,16 @@ def replay(
                 sent += 1
             if engine.step() is not None:
                 followed.append(True)
-                clock.after_step(steps[-1].batch.tokens)
+                if speed is not None:
+                    speed.after_step(steps[-1].batch.tokens)
             else:
                 if followed:
                     followed[-1] = False
                 if sent == len(waiting):
                     break
-                _wait(clock, waiting[sent].request.arrival)
+                clock.wait_until(waiting[sent].request.arrival)
     engine.watch = None
-    return ReplayResult(list(generations), waiting, noticed, steps, followed, clock.readings)
-
-
-def _wait(clock: RunClock, until: float) -> None:
-    while (left := until - clock()) > 0:
-        if left > SPIN_SECONDS:
-            time.sleep(left - SPIN_SECONDS)
+    return ReplayResult(list(generations), waiting, noticed, steps, followed, speed.readings if speed else [])
 
 
 @contextlib.contextmanager

@@ -16,6 +16,11 @@ SHOWN = (
     "output_throughput",
 )  # fmt: skip
 
+CLOCKS = {
+    "wall": "wall (arrivals are waited for)",
+    "direct": "direct (CPU time of the engine's own computation; waits for arrivals are skipped)",
+}
+
 CORRECTED = {
     "error_at_measured_speed": "error at measured speed",
     "error_at_measured_steps": "error at measured step times",
@@ -36,6 +41,12 @@ def validation_table(document: Document) -> Group:
     return sections(titled)
 
 
+def clock_of(document: Document) -> str:
+    """The clock of the live runs; documents of earlier versions do not name theirs, which was wall time."""
+    clock: str = document.get("clock", "wall")
+    return clock
+
+
 def headline(document: Document) -> list[str]:
     """The device, the model, the accuracy of the step-time model, and what the errors mean."""
     steps, backend = document["calibration"], document["backend"]
@@ -47,6 +58,7 @@ def headline(document: Document) -> list[str]:
         f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
         f" equal steps differ by {spread}",
         f"predicted capacity: {document['capacity']:.2f} requests/s. {document['note']}",
+        f"clock: {CLOCKS[clock_of(document)]}",
         *_machine_speed(document),
     ]
 

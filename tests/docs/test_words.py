@@ -57,9 +57,6 @@ ATTRIBUTES = {
 OPENINGS = {"As", "How", "Of", "That", "What", "Where", "Whether", "Which", "Whoever", "Why"}
 """Words that begin a sentence which does not stand alone."""
 
-NOT_YET = ("schedulers/", "twin/environment.py", "twin/serving/answer_ends.py")
-"""Paths of modules that still have docstrings with such a beginning."""
-
 
 def public_names(tree: ast.Module) -> Iterator[str]:
     """Functions, classes and constants of a module; methods and attributes of its classes. Leading underscores: no."""
@@ -146,7 +143,7 @@ def test_docstrings_begin_with_a_subject_or_a_verb(package: str) -> None:
     for file in sorted((ROOT / package).rglob("*.py")):
         begins = [text.split()[0] for text in docstrings(ast.parse(file.read_text())) if text.strip()]
         unclear += [f"{where(file)}: {word}" for word in begins if word in OPENINGS]
-    assert [text for text in unclear if not text.startswith(NOT_YET)] == []
+    assert unclear == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=where)

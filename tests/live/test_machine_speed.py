@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from kernels.shapes import Shape
+from live import clock as clock_module
+from live.clock import WallClock
 from live.engine import Engine
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import DenseFFN, random_weights
-from live.validation import clock as clock_module
 from live.validation import machine_speed
-from live.validation import replay as replay_module
 from live.validation.backend import LiveBackend
-from live.validation.clock import RunClock
-from live.validation.machine_speed import ProbingClock
+from live.validation.machine_speed import SpeedReadings
 from live.validation.prompts import materialise
 from live.validation.replay import replay
 from schedulers.engine_config import EngineConfig
@@ -62,7 +61,7 @@ class PassingTime(Time):
 def passing(monkeypatch: pytest.MonkeyPatch) -> PassingTime:
     """The time of a replay, free of this machine's pauses."""
     time = PassingTime()
-    for module in (clock_module, machine_speed, replay_module):
+    for module in (clock_module, machine_speed):
         monkeypatch.setattr(module, "time", time)
     return time
 
@@ -76,23 +75,19 @@ def test_the_clock_pauses_during_a_reading(monkeypatch: pytest.MonkeyPatch) -> N
         time.now += 0.25
         return 0.2
 
-    clock = ProbingClock(probe, share=0.125, sizes=[4])
-    clock.after_step(3)
+    clock = WallClock()
+    speed = SpeedReadings(clock, probe, share=0.125, sizes=[4])
+    speed.after_step(3)
     assert clock() == 0.0
-    assert clock.readings == [(0.0, 4, 0.2)]
+    assert speed.readings == [(0.0, 4, 0.2)]
     time.now += 1.5
-    clock.after_step(
-        3
-    )  # an eighth of the time: not before 2 s have passed, during 0.25 s of which the clock was paused
+    # An eighth of the time: not before 2 s have passed, during 0.25 s of which the clock was paused.
+    speed.after_step(3)
     assert clock() == 1.5
     time.now += 0.25
-    clock.after_step(3)
+    speed.after_step(3)
     assert clock() == 1.75
-    assert clock.readings == [(0.0, 4, 0.2), (1.75, 4, 0.2)]
-    plain = RunClock()
-    time.now += 9.0
-    plain.after_step(3)
-    assert (plain(), plain.readings) == (9.0, [])
+    assert speed.readings == [(0.0, 4, 0.2), (1.75, 4, 0.2)]
 
 
 def test_readings_follow_the_sizes_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +100,14 @@ def test_readings_follow_the_sizes_of_the_steps(monkeypatch: pytest.MonkeyPatch)
         time.now += rows / 1024
         return rows / 1024
 
-    clock = ProbingClock(probe, share=0.125, sizes=[1, 8, 64])
+    speed = SpeedReadings(WallClock(), probe, share=0.125, sizes=[1, 8, 64])
 
     def steps(rows: int, seconds: float) -> list[int]:
-        before, begin = len(clock.readings), time.now
+        before, begin = len(speed.readings), time.now
         while time.now < begin + seconds:
             time.now += 1 / 64
-            clock.after_step(rows)
-        return [size for _, size, _ in clock.readings[before:]]
+            speed.after_step(rows)
+        return [size for _, size, _ in speed.readings[before:]]
 
     assert steps(1, 0.1)[:3] == [1, 8, 64]
     assert steps(1, 17.0) == [1] * 1024  # a step takes 1/64 s and its reading 1/1024 s
@@ -140,8 +135,6 @@ def test_every_model_has_speed_probes(tmp_path: Path, family: str, quantise: dic
     assert backend.speed_probe_rows == machine_speed.PROBE_ROWS
     probe = machine_speed.MachineSpeedReader(backend.decoder, 0.1).probe
     assert all(probe(rows) > 0 for rows in (1, 1, 64, 8))
-    assert isinstance(backend.clock(), ProbingClock)
-    assert not backend.clock().readings
 
 
 def test_a_speed_probe_is_the_products_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,9 +159,11 @@ def test_readings_do_not_change_a_replay(passing: PassingTime) -> None:
 
     requests = [Request(i, 0.01 * i, 12, 6) for i in range(4)]
     outputs = []
-    for make_clock in (RunClock, lambda: ProbingClock(slow, share=0.98, sizes=[1])):
+    for read in (False, True):
+        clock = WallClock()
+        speed = SpeedReadings(clock, slow, share=0.98, sizes=[1]) if read else None
         generations = [materialise(request, 6, 50, 16) for request in requests]
-        replayed = replay(engine(), generations, make_clock)
+        replayed = replay(engine(), generations, clock, speed)
         outputs.append([each.output for each in generations])
         assert max(end - begin for _, begin, end in replayed.spans) < 0.3
         assert max(np.diff(times).max() for times in replayed.token_times) < 0.3
@@ -182,11 +177,9 @@ def test_no_reading_is_taken_while_the_engine_waits(passing: PassingTime) -> Non
         return 1e-4
 
     requests = [Request(i, 0.3 * i, 12, 3) for i in range(3)]
-    replayed = replay(
-        engine(),
-        [materialise(request, 3, 50, 16) for request in requests],
-        lambda: ProbingClock(probe, share=0.9, sizes=[1]),
-    )
+    clock = WallClock()
+    speed = SpeedReadings(clock, probe, share=0.9, sizes=[1])
+    replayed = replay(engine(), [materialise(request, 3, 50, 16) for request in requests], clock, speed)
     ends = [end for _, _, end in replayed.spans]
     assert len(replayed.readings) > 3
     for when, _, _ in replayed.readings:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -53,6 +55,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
         assert (folder / name).exists()
     assert sorted(document["calibration"]["speed_probes"]) == ["1", "64", "8"]
+    assert document["clock"] == document["calibration"]["clock"] == "wall"  # since the machine's speed is read
     # Of twelve at a load of 1, so that all loads take equally long.
     assert [(load["load"], load["requests"]) for load in document["loads"]] == [(0.5, 6), (0.8, 10)]
     for load in document["loads"]:
@@ -66,7 +69,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
     # The fitted model serves again without profiling, also with asynchronous scheduling.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
-    again += ["--set", "engine.async_scheduling=true", "--set", "machine_speed=off"]
+    again += ["--set", "engine.async_scheduling=true", "--set", "machine_speed=off", "--clock", "wall"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     printed = capsys.readouterr()
     assert "profiling" not in printed.err
@@ -87,6 +90,8 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("max_prompt_tokens: 24", "max_prompt_tokens: 600", "profiling: request"),
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
         ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "machine_speed: expected off with"),
+        ("repeats: 2", "repeats: 2\nclock: direct", "machine_speed: expected off with clock: direct"),
+        ("repeats: 2", "repeats: 2\nclock: cpu", "clock: got 'cpu', expected 'wall' or 'direct'"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -103,11 +108,61 @@ def test_a_calibration_without_speed_probes_is_refused_where_they_are_read(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
-    assert run([*again, "--set", "machine_speed=off"]) == 0
+    assert run([*again, "--set", "machine_speed=off", "--clock", "wall"]) == 0
     file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
     assert "speed_probes: {}" in file.read_text()
     assert run([*again, "--calibration", str(file)]) == 2
     assert "engine-steps.yaml: speed_probes: expected" in capsys.readouterr().err.splitlines()[-1]
+
+
+UNREAD = SCENARIO.replace("machine_speed: {share: 0.1}\n", "")
+
+
+def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waits for no arrival: requests a day apart are served at once, and tables and figures name the clock."""
+    scenario.write_text(
+        UNREAD.replace("loads: [0.5, 0.8]", "loads: [0.0001]").replace("requests: 12", "requests: 40000")
+    )
+    begin = time.perf_counter()
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    assert run(again) == 0
+    assert time.perf_counter() - begin < 60
+    assert "clock: direct" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    document = json.loads((folder / "summary.json").read_text())
+    (load,) = document["loads"]
+    assert document["clock"] == document["scenario"]["clock"] == document["calibration"]["clock"] == "direct"
+    assert max(load["timeline"]["time"]) > 3 * (time.perf_counter() - begin)
+    assert "clock: direct" in (folder / "figures" / "latencies-0.0001.svg").read_text()
+    # Steps timed with one clock do not forecast a run with the other.
+    assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--clock", "wall"]) == 2
+    assert "engine-steps.yaml: clock: got 'direct', expected steps timed with clock: wall" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "chosen"),
+    [
+        ("", "cpu", "direct"),
+        ("clock: wall", "cpu", "wall"),
+        ("model.threads: 2", "cpu", "wall"),
+        ("machine_speed: on", "cpu", "wall"),
+        ("", "cuda", "wall"),
+        ("clock: direct, model.threads: 2", "cpu", None),
+        ("clock: direct", "cuda", None),
+    ],
+)
+def test_the_clock_is_direct_where_the_cpu_time_of_one_thread_is_all(
+    given: str, device: Literal["cpu", "cuda"], chosen: str | None, scenario: Path
+) -> None:
+    settings = read_yaml_text("{" + given + "}")
+    checked = check_validation(read_yaml_text(UNREAD), settings, scenario)
+    if chosen is None:
+        with pytest.raises(BadInput, match=r"clock: got 'direct', expected wall with --backend cuda or several"):
+            checked.on_device(device)
+    else:
+        assert checked.on_device(device).clock == chosen
 
 
 def test_a_workload_beyond_the_models_context_is_one_line(

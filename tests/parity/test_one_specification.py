@@ -14,8 +14,9 @@ from simpy.events import Event
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.engine import Engine
+from live.loaded_model import ModelSource
 from live.server import launcher
-from live.server.loading import Model, build_planned_engine
+from live.server.loading import build_planned_engine
 from live.validation.prompts import materialise
 from live.validation.replay import replay
 from scenarios.single_engine import single_engine
@@ -74,7 +75,7 @@ def simulated(file: Path) -> ServingPlan:
 
 
 def served(file: Path) -> Engine:
-    model = Model(file.parent / "config.json", True, "float32", "cpu", 1)
+    model = ModelSource(file.parent / "config.json", True, "float32", "cpu", 1)
     return build_planned_engine(model, single_engine(yaml.safe_load(file.read_text()), {}, file))
 
 
@@ -125,7 +126,7 @@ def test_the_command_serves_the_engine_of_the_scenario(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest: engines.append(backend.engine) or 0)
     command = ["serve-live", "--model", str(file.parent / "config.json"), "--random-weights", "--scenario", str(file)]
     assert run([*command, "--set", "engine.max_num_seqs=3"]) == 0
     (engine,) = engines

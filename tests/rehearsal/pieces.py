@@ -27,12 +27,14 @@ from kernels.shapes import Shape
 from live.engine import Engine
 from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
+from live.loaded_model import ModelSource
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
+from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
-from live.server.loading import Cache, Model, build_engine
+from live.server.loading import Cache, build_engine
 from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.validation.prompts import GREEDY
@@ -187,8 +189,8 @@ def server(gpu: PretendedGPU) -> None:
     """`twin serve-live --device cuda`, asked for answers, log-probabilities and embeddings at once."""
     made = listen("127.0.0.1", 0)
     client = Client(made.getsockname()[1])
-    model = Model(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
-    engine = build_engine(model, Cache(blocks=500, gib=None), 8, 512, one_shot=True)
+    model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
+    engine = build_engine(model, Cache(blocks=500, memory=None), 8, 512, one_shot=True)
     told: list[int] = []
 
     def ask_for(i: int) -> None:
@@ -206,7 +208,7 @@ def server(gpu: PretendedGPU) -> None:
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopping.stop)
         Thread(target=clients, args=[stop]).start()
 
-    code = asyncio.run(serve(engine, ServerConfig("tiny"), made, ready=ready, signals=False))
+    code = asyncio.run(serve(EngineBackend(engine), ServerConfig("tiny"), made, ready=ready, signals=False))
     assert (code, told) == (0, [200] * 24), told
 
 

@@ -238,3 +238,16 @@ def test_which_sequence_is_preempted(order: str, policy: str | None, preempted: 
     steps_until = next(n for n in range(5) if step(core) and core.preemptions)
     assert steps_until <= 2
     assert [core.sequences[id].preemptions for id in (0, 1)] == [preempted == 0, preempted == 1]
+
+
+def test_a_sequence_preempted_by_the_step_that_admits_it_has_no_cache_to_take_back() -> None:
+    """A prefill engine's cache is written when the step runs, and by then its blocks belong to another sequence."""
+    core = EngineCore(EngineConfig(num_gpu_blocks=3, block_size=4, prefix_id_tokens=4))
+    core.submit(chat(0, 4, 2), 0.0)
+    assert step(core) == "mixed 0:0+4!"
+    core.submit(chat(1, 7, 3), 0.0, remote_prefill=True)
+    batch = core.begin_step(0.0)
+    assert batch is not None
+    assert ([each.request.id for each in batch.transferred], [each.request.id for each in batch.decodes]) == ([1], [0])
+    core.end_step(batch, [], 0.0)
+    assert steps(core) == ["mixed 1:0+8!", "decode | 1"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from types import FrameType
 
 import cyclopts
@@ -24,14 +23,13 @@ from twin.cli.serve_live import serve_live
 from twin.cli.simulate import simulate
 from twin.cli.sweep import sweep
 from twin.cli.validate import validate
+from twin.compiled import runs_compiled
 from workloads.errors import TwinError
 
 
 def _version() -> str:
-    """The version, and whether the simulator's hot modules run compiled (hatch_build.py)."""
-    core = find_spec("schedulers.engine_core")
-    compiled = core is not None and core.origin is not None and not core.origin.endswith(".py")
-    return f"{__version__} ({'compiled' if compiled else 'pure Python'})"
+    """The version, and whether hot modules run compiled."""
+    return f"{__version__} ({'compiled' if runs_compiled() else 'pure Python'})"
 
 
 app = cyclopts.App(

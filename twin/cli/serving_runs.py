@@ -21,12 +21,14 @@ def serving_run_folder(sweep: ServingSweep, command: str, runs: Path, scenario: 
 
 def note_partial_replays(sweep: ServingSweep) -> None:
     """Note on stderr, before anything runs, that `workload.requests` ends a replay before its trace ends."""
-    from reports.serving.table import part_of_trace
-    from twin.cli.console import note
-
     replays = [case.plan.replayed for case in sweep.cases]
-    for text in dict.fromkeys(part_of_trace(each) for each in replays if each and each["requests"] < each["rows"]):
-        note(text)
+    partial = [each for each in replays if each and each["requests"] < each["rows"]]
+    if partial:
+        from reports.serving.table import part_of_trace
+        from twin.cli.console import note
+
+        for text in dict.fromkeys(map(part_of_trace, partial)):
+            note(text)
 
 
 def sweep_serving(

@@ -21,6 +21,7 @@ def validate(
     *,
     backend: Literal["cpu", "cuda"] = "cpu",
     calibration: Path | None = None,
+    clock: Literal["wall", "direct"] | None = None,
     repeats: int | None = None,
     tolerance: float = 1.0,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
@@ -30,11 +31,12 @@ def validate(
 ) -> int:
     """Run a real model on this machine, predict the same run with the twin, and compare the two.
 
-    Each load is replayed in real time, several times, and the same requests are simulated. Without a calibration the
-    engine is profiled before the first replay: a step-time model is fitted to steps of random requests. The errors are
-    those of the forecast, which uses nothing that was measured during the replays. With `machine_speed` in the
-    scenario, the machine's speed is read between steps, and errors corrected by it stand beside the forecast's.
-    Keep the machine idle meanwhile. The same command resumes a validation that was killed.
+    Each load is replayed several times, and the same requests are simulated. Without a calibration the engine is
+    profiled before the first replay: a step-time model is fitted to steps of random requests. The errors are those of
+    the forecast, which uses nothing that was measured during the replays.
+    On a CPU, time is the CPU time of the engine's own computation: the engine does not wait for arrivals, and other
+    processes are not counted. On a GPU it is wall time; keep the machine idle meanwhile.
+    The same command resumes a validation that was killed.
     Exit code 4: an error of the forecast exceeds its goal.
 
     Parameters
@@ -46,6 +48,9 @@ def validate(
     calibration
         Engine steps that an earlier validation measured (`engine-steps.yaml` in its run folder); default: the
         scenario's, or else profile the engine.
+    clock
+        `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the scenario's,
+        or else direct on a CPU with one thread, where the machine's speed is not read.
     repeats
         Repeats of each load, in place of the scenario's.
     tolerance
@@ -73,8 +78,9 @@ def validate(
     if not tolerance > 0:
         raise BadInput("expected a number above 0", field="--tolerance", value=tolerance)
     checked = check_validation(read_scenario(scenario, "validation"), single_settings(set_ or []), scenario)
-    if repeats is not None:
-        checked = checked.model_copy(update={"repeats": repeats})
+    given_here = {"repeats": repeats, "clock": clock}
+    checked = checked.model_copy(update={name: value for name, value in given_here.items() if value is not None})
+    checked = checked.on_device(backend)
     engine = _live_backend(checked, scenario.parent, backend)
     given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
     with _run_folder(checked, scenario, backend, given, runs, fresh=fresh) as run:
@@ -98,8 +104,6 @@ def validate(
 def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend:
     from workloads.errors import BadInput
 
-    if scenario.machine_speed and device != "cpu":
-        raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
     try:
         from live.validation.backend import LiveBackend
     except ImportError as error:
@@ -110,7 +114,7 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
     return LiveBackend(
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=device, threads=spec.threads,
         seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
-        async_scheduling=scenario.engine.async_scheduling,
+        async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
         machine_speed_share=scenario.machine_speed.share if scenario.machine_speed else None,
     )  # fmt: skip
 

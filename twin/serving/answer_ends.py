@@ -53,6 +53,6 @@ class AnswerEnds:
 
 
 def _has_whole_answer(sequence: Sequence) -> bool:
-    """Whether a preempted sequence waits although its answer is complete."""
+    """Tell whether a preempted sequence waits although its answer is complete."""
     record: RequestRecord = sequence.payload  # type: ignore[assignment]
     return sequence.state == WAITING and sequence.num_output_tokens == record.answer_tokens - record.delivered

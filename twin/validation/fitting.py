@@ -19,7 +19,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
-from scenarios.validation import ValidationScenario
+from scenarios.validation import ClockName, ValidationScenario
 from twin.validation.backend import Backend
 from twin.validation.machine_speed import normalised_steps, reference_seconds
 from twin.validation.recordings import ProfilingRecording
@@ -86,6 +86,7 @@ class ProfiledStepModel:
         document = fitted_document(
             self._parts,
             self._config.block_size,
+            self._scenario.clock or "wall",
             {
                 "device": backend["device"],
                 "model": self._scenario.model.path,
@@ -119,11 +120,12 @@ def rounds_per_part(rounds: int, parts: int) -> list[int]:
 
 
 def fitted_document(
-    parts: Sequence[ProfilingRecording], block_size: int, provenance: Mapping[str, Any]
+    parts: Sequence[ProfilingRecording], block_size: int, clock: ClockName, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The document `twin.engine-steps/2` of a model that is fitted to profiled steps.
 
     Args:
+        clock: that the steps were timed with.
         provenance: added to the method, the source and the date.
     """
     speed_probes = reference_seconds([reading for part in parts for reading in part.readings])
@@ -134,6 +136,7 @@ def fitted_document(
     return model.document(
         errors=model.errors(held_out),
         repeat_spread=repeat_spread(rounds),
+        clock=clock,
         speed_probes=speed_probes,
         provenance={
             "method": "measured",

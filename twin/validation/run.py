@@ -17,7 +17,7 @@ from latency_models.io.config_io import read_yaml
 from latency_models.sources.engine_regression.file_format import EngineRegressionFile, read_engine_regression_file
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
-from scenarios.validation import ValidationScenario
+from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan import ServingPlan
 from twin.serving.simulation import Run, Simulation, realisation
 from twin.serving.summary import latencies, pooled_gaps, summarise
@@ -61,6 +61,8 @@ def run_validation(
     speed_is_read = scenario.machine_speed is not None
     beforehand = model.fitted_file(FITTED_BEFOREHAND if speed_is_read else FITTED)
     require_speed_probes(beforehand, backend)
+    clock = scenario.clock or "wall"
+    _require_clock(beforehand, clock)
     capacity = _capacity(_plan(scenario, base, beforehand, None))
     note(f"predicted capacity: {capacity:.2f} requests/s")
 
@@ -76,6 +78,7 @@ def run_validation(
         "schema": SCHEMA,
         "name": scenario.name,
         "note": "Measured on the live engine; predicted by simulating the same requests.",
+        "clock": clock,
         "scenario": scenario.model_dump(mode="json", by_alias=True),
         "backend": backend.describe(),
         "calibration": read_yaml(beforehand),
@@ -101,6 +104,16 @@ def blamed_on(section: str) -> Iterator[None]:
         if isinstance(error, BadInput):
             raise
         raise BadInput(str(error), field=section) from None
+
+
+def _require_clock(file: Path, clock: ClockName) -> None:
+    """Refuse a step-time model whose steps were timed with the other clock.
+
+    Raises:
+        BadInput: naming the file.
+    """
+    if (timed := read_engine_regression_file(file).clock) != clock:
+        raise BadInput(f"expected steps timed with clock: {clock}", file=file, field="clock", value=timed)
 
 
 def _capacity(plan: ServingPlan) -> float:

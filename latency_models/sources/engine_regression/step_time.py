@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -151,13 +151,14 @@ class EngineRegression(Estimator, StepTimeModel):
         errors: Floats,
         repeat_spread: float,
         provenance: dict[str, Any],
+        clock: Literal["wall", "direct"] = "wall",
         speed_probes: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """Content of the file, for `config_io.write_yaml`. `read_engine_regression` reads it as an equal model.
 
         Args:
             errors: predicted / measured − 1 of held-out steps, shape (n,).
-            repeat_spread, speed_probes: as in the file.
+            repeat_spread, clock, speed_probes: as in the file.
 
         Raises:
             NotFitted: before `fit`.
@@ -175,6 +176,7 @@ class EngineRegression(Estimator, StepTimeModel):
             "heldout_median_error": float(np.median(size)),
             "heldout_p90_error": float(np.quantile(size, 0.9)),
             "repeat_spread": repeat_spread,
+            "clock": clock,
             "speed_probes": dict(speed_probes),
             "provenance": provenance,
         }

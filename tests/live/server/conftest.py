@@ -24,6 +24,7 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
+from live.server.engine_backend import EngineBackend  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
 from live.server.limits import Limits  # noqa: E402
 from live.server.server_config import ServerConfig  # noqa: E402
@@ -109,6 +110,13 @@ class Setting:
     thread: threading.Thread
     ended: list[int] = field(default_factory=list)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        backend = self.service.backend
+        assert isinstance(backend, EngineBackend)
+        return backend.engine
+
     def on_loop(self, do: Callable[[], Any]) -> Any:
         """Have something done on the event loop."""
 
@@ -133,7 +141,7 @@ class Setting:
         """Whether nobody is here any more and all blocks are free. Raises if the scheduler's books do not agree."""
 
         def look() -> bool:
-            core = self.service.engine.core
+            core = self.engine.core
             core.check_integrity()
             return not core.sequences and core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
 
@@ -167,10 +175,18 @@ def running(
     def work() -> None:
         text = (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
         make: Callable[..., Executor] = GraphExecutor if ahead else Executor
-        made_engine = Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead)
+        backend = EngineBackend(Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead))
         ended.append(
             asyncio.run(
-                serve(made_engine, front, made, tokenizer=text[0], template=text[1], ready=ready, signals=False)
+                serve(
+                    backend,
+                    front,
+                    made,
+                    tokenizer=text[0],
+                    template=text[1],
+                    ready=ready,
+                    signals=False,
+                )
             )
         )
 

@@ -76,7 +76,7 @@ def check(setting: Setting, answers: list[list[int] | None], expected: list[list
     for i in stayed:
         assert answers[i] == expected[i % 40], f"client {i}"
     assert eventually(setting.settled)
-    core, reasons = setting.service.engine.core, setting.service.stats.reasons
+    core, reasons = setting.engine.core, setting.service.stats.reasons
     assert core.preemptions > 0
     assert core.cached_tokens > 0
     assert reasons["abort"] > 5

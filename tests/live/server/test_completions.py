@@ -221,7 +221,7 @@ def test_prompt_logprobs_as_vllm_tells_them(server: Setting, decoder: Decoder) -
 
 
 def test_a_salt_keeps_caches_apart_and_changes_no_answer(server: Setting) -> None:
-    core = server.service.engine.core
+    core = server.engine.core
     asked = {"prompt": list(range(90, 130)), "max_tokens": 4, **GREEDY}
     first = ids(server.client.post("/v1/completions", **asked))
     before = core.cached_tokens

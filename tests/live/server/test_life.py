@@ -50,7 +50,7 @@ def open_stream(port: int, **fields: Any) -> Iterator[http.client.HTTPResponse]:
 
 def test_a_client_that_leaves_frees_its_blocks(decoder: Decoder, folder: Path) -> None:
     with running(decoder, folder) as setting:
-        core = setting.service.engine.core
+        core = setting.engine.core
         with contextlib.ExitStack() as held:
             for _ in range(3):
                 held.enter_context(open_stream(setting.client.port))
@@ -67,8 +67,8 @@ def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder:
             head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
             connection.sendall(whole)
-            assert eventually(lambda: len(setting.service.engine.core.sequences) == 4)
-        assert eventually(lambda: not setting.service.engine.core.sequences)
+            assert eventually(lambda: len(setting.engine.core.sequences) == 4)
+        assert eventually(lambda: not setting.engine.core.sequences)
         with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
             connection.sendall(whole[:-10])
         assert eventually(lambda: setting.settled())
@@ -85,12 +85,12 @@ def test_an_engine_that_fails_is_told_to_everybody(
             target=lambda: answers.append(setting.client.post("/v1/completions", prompt=[4], max_tokens=250, n=2))
         )
         plain.start()
-        assert eventually(lambda: len(setting.service.engine.core.sequences) == 4)
+        assert eventually(lambda: len(setting.engine.core.sequences) == 4)
 
         def broken(batch: object) -> None:
             raise RuntimeError("out of memory, say")
 
-        setting.on_engine(lambda: setattr(setting.service.engine.executor, "launch", broken))
+        setting.on_engine(lambda: setattr(setting.engine.executor, "launch", broken))
         for response in streams:
             *_, last = read_events(response)
             assert "out of memory, say" in last["error"]["message"]
@@ -124,7 +124,7 @@ def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder,
 @pytest.mark.parametrize("how", ["timeout", "second signal"])
 def test_a_drain_that_takes_too_long_is_cut_short_and_said(decoder: Decoder, folder: Path, how: str) -> None:
     with running(decoder, folder, drain_seconds=0.1 if how == "timeout" else 60) as setting:
-        executor = setting.service.engine.executor
+        executor = setting.engine.executor
         launch = executor.launch
         executor.launch = lambda batch: (time.sleep(0.05), launch(batch))[1]  # type: ignore[method-assign]
         with open_stream(setting.client.port) as response:

@@ -145,7 +145,7 @@ def unread_stream(setting: Setting) -> contextlib.AbstractContextManager[socket.
     """A stream of more than the system's small buffers hold, whose client reads nothing."""
     (listener,) = setting.stopping.server.servers[0].sockets
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    executor = setting.service.engine.executor
+    executor = setting.engine.executor
     launch = executor.launch
     executor.launch = lambda batch: (time.sleep(0.01), launch(batch))[1]  # type: ignore[method-assign]
     asked = {"prompt": [1], "max_tokens": 250, "ignore_eos": True, "stream": True, "n": 4, "logprobs": 20}
@@ -157,8 +157,8 @@ def unread_stream(setting: Setting) -> contextlib.AbstractContextManager[socket.
 def test_a_client_that_does_not_read_is_cut_off_and_its_blocks_freed(decoder: Decoder, folder: Path) -> None:
     with running(decoder, folder, limits=Limits(write_seconds=0.2)) as setting:
         with unread_stream(setting):
-            assert eventually(lambda: len(setting.service.engine.core.sequences) == 4)
-            assert eventually(lambda: not setting.service.engine.core.sequences, 20)
+            assert eventually(lambda: len(setting.engine.core.sequences) == 4)
+            assert eventually(lambda: not setting.engine.core.sequences, 20)
             assert eventually(lambda: setting.stopping.app.in_flight == 0)
         assert setting.settled()
         assert setting.service.stats.reasons == {"abort": 4}

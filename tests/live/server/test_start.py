@@ -68,7 +68,7 @@ def test_earlier_names_of_the_cache_are_read_with_one_note(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest: engines.append(backend.engine) or 0)
     command = ["serve-live", "--model", str(folder / "config.json"), "--random-weights"]
     for flags, note in (
         (["--num-gpu-blocks", "512"], ""),

@@ -265,7 +265,7 @@ def test_kept_profiling_gives_the_same_model_again(folder: Callable[[], RunDirec
         parts = [ProfilingRecording.read(run.path / "profiling" / f"part-{i}") for i in (1, 2, 3)]
     assert [len(part.rounds) for part in parts] == rounds_per_part(40, 3) == [14, 13, 13]
     for key, upto in (("calibration", 1), ("calibration_at_measured_speed", 3)):
-        again = fitted_document(parts[:upto], 16, {})
+        again = fitted_document(parts[:upto], 16, "wall", {})
         del again["provenance"]
         assert {name: document[key][name] for name in again} == again
 

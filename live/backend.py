@@ -1,0 +1,84 @@
+"""The backend that a server drives: one engine, or a topology of several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from live.engine import Progress
+from live.generation import Generation
+from live.models.config import ModelConfig
+
+
+class BackendState(NamedTuple):
+    """The present state of a backend, for metrics.
+
+    Attributes:
+        num_running, num_waiting: requests. kv_cache_usage: fraction of blocks in use, 0 to 1.
+        prefill_tokens, cached_tokens: prompt tokens computed, and those that prefix caches supplied. preemptions:
+            counted since the start.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class BackendLimits:
+    """The sizes that limit requests.
+
+    Attributes:
+        max_model_len: tokens of a prompt and its output together. max_num_seqs: requests that run at once.
+        num_gpu_blocks, block_size: of the whole KV cache. prefix_id_tokens: prompt tokens of one prefix id.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    num_gpu_blocks: int
+    block_size: int
+    prefix_id_tokens: int
+
+
+class Backend(Protocol):
+    """Generates tokens for requests. All methods are called on the event loop's thread.
+
+    Attributes:
+        config: the model's. limits: sizes that limit requests.
+        models: the names of several models that are served; empty where there is one.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+    @property
+    def models(self) -> tuple[str, ...]: ...
+
+    def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """Begin. On the running event loop, `deliver` is called with what each step has changed, and `fail` once if the
+        backend cannot go on, with the reason in one line.
+        """
+        ...
+
+    def submit(self, generation: Generation) -> None:
+        """Run a generation.
+
+        Raises:
+            ValueError: a request that cannot be run.
+        """
+        ...
+
+    def abort(self, request_id: int) -> None:
+        """Abort a generation; of one that is finished nothing happens."""
+        ...
+
+    def state(self) -> BackendState:
+        """The present state."""
+        ...

@@ -1,0 +1,100 @@
+"""One engine as a backend: the event loop steps it.
+
+Between two steps the loop serves the clients: it writes tokens, and reads and parses requests, which could not have run
+before the next step anyway. Nothing is passed from thread to thread, and nothing waits for the interpreter lock
+(docs/decisions/0019).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from live.backend import BackendLimits, BackendState
+from live.engine import Engine, Progress
+from live.generation import Generation
+from live.models.config import ModelConfig
+
+log = logging.getLogger("live.server")
+
+
+class EngineBackend:
+    """An engine that the event loop steps as long as there are requests, as `live.backend.Backend`.
+
+    Attributes:
+        engine: to be looked at only.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Callable[[Progress], None] = lambda progress: None
+        self._fail: Callable[[str], None] = lambda reason: None
+        self._stepping = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """See `Backend.config`."""
+        return self.engine.executor.decoder.config
+
+    @property
+    def limits(self) -> BackendLimits:
+        """See `Backend.limits`."""
+        settings = self.engine.core.config
+        return BackendLimits(
+            min(self.config.max_position_embeddings, settings.num_gpu_blocks * settings.block_size),
+            settings.max_num_seqs,
+            settings.num_gpu_blocks,
+            settings.block_size,
+            settings.prefix_id_tokens,
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """See `Backend.models`: an engine has one."""
+        return ()
+
+    def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """See `Backend.start`."""
+        self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
+
+    def submit(self, generation: Generation) -> None:
+        """See `Backend.submit`."""
+        self.engine.submit(generation)
+        if not self._stepping:
+            assert self._loop is not None, "the backend has been started"
+            self._stepping = True
+            self._loop.call_soon(self._step)
+
+    def abort(self, request_id: int) -> None:
+        """See `Backend.abort`."""
+        self.engine.abort(request_id)
+
+    def state(self) -> BackendState:
+        """See `Backend.state`."""
+        core = self.engine.core
+        return BackendState(
+            core.num_running,
+            core.num_waiting,
+            1 - core.kv_cache.num_free_blocks / core.kv_cache.num_blocks,
+            core.prefill_tokens,
+            core.cached_tokens,
+            core.preemptions,
+        )
+
+    def _step(self) -> None:
+        """Run a step, deliver its output, and schedule the next step behind what that leads to."""
+        assert self._loop is not None
+        try:
+            result = self.engine.step()
+            if result is None and self.engine.core.sequences:
+                raise RuntimeError(f"{len(self.engine.core.sequences)} requests are left and none of them can run")
+        except Exception as error:
+            log.exception("the engine has failed")
+            self._fail(f"the engine has failed: {type(error).__name__}: {error}")
+            return
+        self._stepping = result is not None
+        if result is not None:
+            self._deliver(result.progress)
+            self._loop.call_soon(self._step)

@@ -1,0 +1,171 @@
+"""An attention instance of a bundle: requests, KV cache, attention, norms, the gate and sampling.
+
+Each microbatch is an engine of its own, with B sequences and a part of the KV cache: prompts run in chunks beside
+decodes, prefixes are shared and sequences preempted as in any engine. Its forward pass stops behind the attention stage
+of each layer, while the FFN instances compute; meanwhile it is the next microbatch's turn (AFD figure 2a).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+
+import torch
+
+from live.engine import Engine, StepResult
+from live.executor import ModelRunnerOutput
+from live.generation import Generation
+from live.models.decoder import Decoder, FFNRows
+from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
+from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
+from live.topologies.transport import (
+    STOP,
+    Message,
+    Receive,
+    Role,
+    Transport,
+    TransportError,
+    Wait,
+    received,
+)
+from schedulers.batches import Batch
+
+Turn = Generator[Wait | None, Message | None, None]
+"""A microbatch's life: what it waits for, or None when it is the next microbatch's turn."""
+
+
+class AttentionWorker:
+    """One attention instance.
+
+    Args:
+        decoder: a model without FFNs. transport: the worker's; its rank is one of the layout's attention ranks.
+
+    Attributes:
+        engines: the microbatches.
+    """
+
+    def __init__(self, layout: BundleLayout, decoder: Decoder, transport: Transport) -> None:
+        self._layout, self._decoder, self._transport = layout, decoder, transport
+        self._instance = transport.rank - layout.attention_ranks.start
+        self.engines = [Engine(decoder, layout.engine, clock=transport.clock) for _ in range(layout.microbatches)]
+        self._home: dict[int, Engine] = {}  # of each unfinished request
+        self._turns: deque[tuple[int, Turn]] = deque()
+
+    def run(self) -> Role:
+        """Microbatches in turns, until the coordinator says STOP. When none runs, the coordinator's next command."""
+        while True:
+            message = received((yield Receive(COORDINATOR)))
+            if message.kind != COMMAND:
+                for rank in self._layout.ffn_ranks:
+                    self._transport.send(rank, message)
+                if message.kind == STOP:
+                    return
+                continue
+            self._obey(message, current=None)
+            while self._turns:
+                yield from self._turn()
+
+    def _turn(self) -> Role:
+        """Let the next microbatch go on until it waits for the FFN, or has ended."""
+        index, life = self._turns.popleft()
+        message: Message | None = None
+        while True:
+            try:
+                wait = life.send(message)
+            except StopIteration:
+                return
+            if wait is None:
+                self._turns.append((index, life))
+                return
+            message = yield wait
+
+    def _obey(self, command: Message, current: int | None) -> bool:
+        """Admit and abort requests, and start microbatches; returns whether the current one goes on."""
+        *packed, aborts = command.tensors
+        for request_id in aborts.tolist():
+            engine = self._home.pop(request_id, None)
+            if engine is not None:
+                engine.abort(request_id)
+        for generation, index in unpack_requests(PackedRequests(*packed)):
+            self._home[generation.request.id] = self.engines[index]
+            self.engines[index].submit(generation)
+        started = [index for index in range(self._layout.microbatches) if command.fields[0] >> index & 1]
+        self._turns.extend((index, self._life(index)) for index in started if index != current)
+        return current in started
+
+    def _life(self, index: int) -> Turn:
+        """Steps of one microbatch, until the coordinator starts no further one."""
+        while True:
+            yield from self._step(index)
+            command = received((yield Receive(COORDINATOR)))
+            if command.kind != COMMAND:
+                raise TransportError(
+                    f"the coordinator sent {command.kind} to a microbatch that runs: expected {COMMAND}"
+                )
+            if not self._obey(command, current=index):
+                return
+
+    def _step(self, index: int) -> Turn:
+        """One decode step: every layer's attention stage, then sampling."""
+        engine = self.engines[index]
+        batch = engine.schedule(self._transport.clock())
+        inputs = None if batch is None else engine.executor.step_inputs(batch)
+        hidden = self._empty() if inputs is None else self._decoder.embed(inputs)
+        residual: torch.Tensor | None = None
+        for layer in range(self._decoder.config.shape.layers):
+            if inputs is None:
+                rows = self._empty_rows()
+            else:
+                rows, residual = self._decoder.attention_stage(layer, hidden, residual, inputs, engine.executor.cache)
+            shares = self._send(index, layer, rows)
+            yield None
+            hidden = yield from self._receive(index, layer, shares)
+        advanced: list[Generation] = []
+        if batch is not None and residual is not None:
+            advanced = self._commit(engine, batch, engine.executor.output(batch, hidden + residual))
+        core = engine.core
+        fields = (index, core.kv_cache.num_free_blocks, core.preemptions)
+        self._transport.send(COORDINATOR, Message(RESULT, fields, (pack_tokens(advanced),)))
+
+    def _send(self, index: int, layer: int, rows: FFNRows) -> list[int]:
+        """Send each FFN instance its share of the rows; returns the shares."""
+        shares = self._layout.shares(rows.hidden.shape[0], self._instance, index)
+        tensors = [tensor for tensor in rows if tensor is not None]
+        parts = [tensor.split(shares) if len(shares) > 1 else (tensor,) for tensor in tensors]
+        for rank, *share in zip(self._layout.ffn_ranks, *parts, strict=True):
+            self._transport.send(rank, Message(ROWS, (index, layer), tuple(share)))
+        return shares
+
+    def _receive(self, index: int, layer: int, shares: list[int]) -> Generator[Wait, Message | None, torch.Tensor]:
+        """The output of the FFN stage for all rows."""
+        parts = []
+        for rank, share in zip(self._layout.ffn_ranks, shares, strict=True):
+            message = received((yield Receive(rank)))
+            found = (message.kind, message.fields, *(tensor.shape[0] for tensor in message.tensors))
+            if found != (OUTPUT, (index, layer), share):
+                raise TransportError(
+                    f"{self._layout.role(rank)} sent {found}: expected {share} rows of microbatch {index}, "
+                    f"layer {layer}"
+                )
+            parts.append(message.tensors[0])
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _commit(self, engine: Engine, batch: Batch, output: ModelRunnerOutput) -> list[Generation]:
+        """Write a step's output to its requests; returns those that got a token."""
+        finished = engine.commit(batch, batch.decodes, output, self._transport.clock())
+        for generation in finished:
+            del self._home[generation.request.id]
+        return StepResult(output, finished).progress.advanced
+
+    def _empty(self) -> torch.Tensor:
+        weight = self._decoder.weights.embedding
+        return weight.new_empty((0, weight.shape[1]))
+
+    def _empty_rows(self) -> FFNRows:
+        """The rows of an instance that has no requests in a microbatch."""
+        chosen, empty = self._decoder.config.shape.experts_per_token, self._empty()
+        if not chosen:
+            return FFNRows(empty)
+        return FFNRows(
+            empty, empty.new_empty((0, chosen), dtype=torch.float32), empty.new_empty((0, chosen), dtype=torch.int32)
+        )

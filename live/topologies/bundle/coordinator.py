@@ -1,0 +1,213 @@
+"""The coordinator of a bundle: the one queue that all requests wait in, and the slots that they enter (AFD 5.1).
+
+`schedulers.bundle_slots`, which the twin drives too, decides. After each step of a microbatch the attention workers
+report its new tokens, and the coordinator answers with who leaves, who enters, and which microbatches go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from live.backend import BackendState
+from live.engine import Progress
+from live.generation import Generation
+from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
+from live.topologies.requests import MAX_END_TOKENS, append_token, pack_requests
+from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
+from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
+
+
+class Coordinator:
+    """Admits requests to slots, and keeps what clients know of them.
+
+    `submit`, `abort` and `stop` may be called at any time, also from another thread: they take effect when a step ends,
+    or at once when the role is idle and is woken.
+
+    Args:
+        max_model_len: tokens of a prompt and its output together, at most.
+        on_progress: called with what each step has changed. refill: the policy by which requests get slots.
+
+    Attributes:
+        slots: the scheduler. num_free_blocks, preemptions: of the attention workers, by (microbatch, instance), as of
+            their last steps.
+    """
+
+    def __init__(
+        self,
+        layout: BundleLayout,
+        max_model_len: int,
+        transport: Transport,
+        on_progress: Callable[[Progress], None],
+        refill: Refill = refill_fcfs,
+    ) -> None:
+        self._layout, self._max_model_len, self._transport = layout, max_model_len, transport
+        self._on_progress = on_progress
+        self.slots = BundleSlots(layout.attention_instances, layout.microbatches, layout.batch_size, refill)
+        blocks = layout.engine.num_gpu_blocks
+        places = [(index, i) for index in range(layout.microbatches) for i in range(layout.attention_instances)]
+        self.num_free_blocks, self.preemptions = dict.fromkeys(places, blocks), dict.fromkeys(places, 0)
+        self._generations: dict[int, Generation] = {}
+        self._arriving: deque[Generation] = deque()
+        self._aborting: deque[int] = deque()
+        self._cancelled: set[int] = set()  # residents to abort at the end of their step
+        self._leaving: list[int] = []  # ids that the attention workers must abort before they go on
+        self._stopping = False
+
+    # -- called from outside -----------------------------------------------------------------------------------------
+
+    def check(self, generation: Generation) -> None:
+        """Refuse what a bundle cannot run.
+
+        Raises:
+            ValueError: a request that is too long, or for something else than tokens.
+        """
+        request = generation.request
+        tokens = request.prompt_tokens + request.max_tokens
+        if request.task != "generate" or generation.logprobs >= 0 or generation.prompt_logprobs >= 0:
+            raise ValueError(f"request {request.id}: expected tokens to be wanted: a bundle gives nothing else")
+        if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
+            raise ValueError(
+                f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "
+                f"found {tokens}"
+            )
+        if len(generation.end_tokens) > MAX_END_TOKENS:
+            raise ValueError(f"request {request.id}: expected at most {MAX_END_TOKENS} end tokens")
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request. Raises as `check`."""
+        self.check(generation)
+        generation.submitted = self._transport.clock()
+        self._arriving.append(generation)
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request; of one that is finished nothing happens."""
+        self._aborting.append(request_id)
+
+    def stop(self) -> None:
+        """Abort all requests and end all workers. A second call changes nothing."""
+        self._stopping = True
+
+    def state(self) -> BackendState:
+        """The present state, for metrics."""
+        layout = self._layout
+        blocks = layout.engine.num_gpu_blocks * layout.microbatches * layout.attention_instances
+        usage = 1 - sum(self.num_free_blocks.values()) / blocks
+        running = sum(microbatch.requests for microbatch in self.slots.microbatches)
+        waiting = len(self._arriving) + len(self.slots.waiting)
+        return BackendState(running, waiting, usage, preemptions=sum(self.preemptions.values()))
+
+    # -- the role ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Role:
+        """Start microbatches, collect their results, and so on, until it is stopped and none runs."""
+        running: deque[Microbatch] = deque()
+        while True:
+            self._take_calls()
+            started = self._begin_idle(running)
+            running.extend(started)
+            if started:
+                self._command(started)
+            elif self._stopping:
+                break
+            else:
+                self._send_all(Message(IDLE))
+                yield Idle()
+            while running:
+                microbatch = running.popleft()
+                rows: list[list[int]] = []
+                for rank in self._layout.attention_ranks:
+                    rows += self._read(received((yield Receive(rank))), rank, microbatch)
+                progress = self._end_step(microbatch, rows)
+                self._take_calls()
+                started = self._begin_idle([*running, microbatch])
+                if self.slots.begin_step(microbatch.index) is not None:
+                    started.insert(0, microbatch)
+                self._command(started)
+                running.extend(started)
+                self._on_progress(progress)
+        self._send_all(Message(STOP))
+
+    def _take_calls(self) -> None:
+        """Queue the requests that have arrived, and note which are to be aborted."""
+        while self._arriving:
+            generation = self._arriving.popleft()
+            self._generations[generation.request.id] = generation
+            self.slots.submit([(generation.request.id, generation.request.prompt_tokens)])
+        if self._stopping:
+            self._aborting.extend(self._generations)
+        while self._aborting:
+            request_id = self._aborting.popleft()
+            if request_id not in self._generations:
+                continue
+            if any(request_id in microbatch.resident for microbatch in self.slots.microbatches):
+                self._cancelled.add(request_id)
+            else:
+                self.slots.withdraw(request_id)
+                self._generations.pop(request_id).finish_reason = "abort"
+
+    def _begin_idle(self, busy: deque[Microbatch] | list[Microbatch]) -> list[Microbatch]:
+        """Begin a step of each microbatch that is not busy and gets requests."""
+        idle = [microbatch.index for microbatch in self.slots.microbatches if microbatch not in busy]
+        return [begun for index in idle if (begun := self.slots.begin_step(index)) is not None]
+
+    def _command(self, started: list[Microbatch]) -> None:
+        """Tell each attention worker which microbatches start, and its own requests that enter and leave."""
+        mask = sum(1 << microbatch.index for microbatch in started)
+        entering: list[list[tuple[Generation, int]]] = [[] for _ in self._layout.attention_ranks]
+        now = self._transport.clock()
+        for microbatch in started:
+            for request_id in microbatch.admitted:
+                instance, _ = microbatch.resident[request_id]
+                generation = self._generations[request_id]
+                generation.scheduled = now
+                entering[instance].append((generation, microbatch.index))
+        leaving = torch.tensor(self._leaving, dtype=torch.int64)
+        self._leaving = []
+        for rank, entered in zip(self._layout.attention_ranks, entering, strict=True):
+            packed = pack_requests([generation for generation, _ in entered], [index for _, index in entered])
+            self._transport.send(rank, Message(COMMAND, (mask,), (*packed, leaving)))
+
+    def _read(self, message: Message, rank: int, microbatch: Microbatch) -> list[list[int]]:
+        """The tokens of one worker's result."""
+        if message.kind != RESULT or message.fields[0] != microbatch.index:
+            raise TransportError(
+                f"{self._layout.role(rank)} sent {message.kind, message.fields}: expected the result of microbatch "
+                f"{microbatch.index}"
+            )
+        place = microbatch.index, rank - self._layout.attention_ranks.start
+        _, self.num_free_blocks[place], self.preemptions[place] = message.fields
+        rows: list[list[int]] = message.tensors[0].tolist()
+        return rows
+
+    def _end_step(self, microbatch: Microbatch, rows: list[list[int]]) -> Progress:
+        """Write a step's tokens to the requests, and free the slots of those that are finished."""
+        now = self._transport.clock()
+        advanced, ended = [], dict[int, bool]()  # by id: whether its attention worker knows
+        for request_id, token, code in rows:
+            if request_id in self._cancelled:
+                if code:
+                    ended[request_id] = True
+                continue
+            generation = self._generations[request_id]
+            advanced.append(generation)
+            if append_token(generation, token, code, now):
+                ended[request_id] = code > 0
+        finished = [self._generations[request_id] for request_id in ended if request_id not in self._cancelled]
+        for request_id in [each for each in self._cancelled if each in microbatch.resident]:
+            self._cancelled.discard(request_id)
+            self._generations[request_id].finish_reason = "abort"
+            ended.setdefault(request_id, False)
+        self._leaving += [request_id for request_id, known in ended.items() if not known]
+        # Slots become free in the order in which their requests entered, as in the twin.
+        order = [each for each in microbatch.resident if each in ended] if len(ended) > 1 else ended
+        self.slots.end_step(microbatch, order)
+        for request_id in ended:
+            del self._generations[request_id]
+        return Progress(advanced, finished)
+
+    def _send_all(self, message: Message) -> None:
+        for rank in self._layout.attention_ranks:
+            self._transport.send(rank, message)

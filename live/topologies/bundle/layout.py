@@ -1,0 +1,103 @@
+"""The sizes of a bundle, the ranks of its workers, and the forms of their messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from live.models.config import ModelConfig
+from live.topologies.requests import TOKEN_COLUMNS, request_payloads
+from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
+from schedulers.engine_config import EngineConfig
+
+COMMAND, RESULT, ROWS, OUTPUT = 2, 3, 4, 5
+"""Kinds of messages.
+
+COMMAND, coordinator to attention: microbatches to start (a bit each), requests that enter slots, ids to abort.
+RESULT, attention to coordinator: the microbatch whose step has ended, free KV blocks, preemptions; its new tokens.
+ROWS, attention to FFN: microbatch and layer; the rows of an FFN stage (`live.models.decoder.FFNRows`).
+OUTPUT, FFN to attention: microbatch and layer; the FFN's output for those rows.
+"""
+
+COORDINATOR = 0
+"""The coordinator's rank."""
+
+
+@dataclass(frozen=True)
+class BundleLayout:
+    """The sizes of a bundle: x attention and y FFN instances, m microbatches in flight, B slots in each.
+
+    Attributes:
+        engine: settings of one microbatch of one attention instance, which schedules its requests like an engine of
+            `batch_size` sequences: blocks, prompt tokens a step, prefix sharing.
+    """
+
+    attention_instances: int
+    ffn_instances: int
+    microbatches: int
+    engine: EngineConfig
+
+    @property
+    def batch_size(self) -> int:
+        """B, slots of one attention instance in one microbatch."""
+        return self.engine.max_num_seqs
+
+    @property
+    def attention_ranks(self) -> range:
+        """Ranks of the attention workers."""
+        return range(1, 1 + self.attention_instances)
+
+    @property
+    def ffn_ranks(self) -> range:
+        """Ranks of the FFN workers."""
+        first = 1 + self.attention_instances
+        return range(first, first + self.ffn_instances)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return 1 + self.attention_instances + self.ffn_instances
+
+    def role(self, rank: int) -> str:
+        """A rank's name in messages to people, such as "attention 0"."""
+        if rank == COORDINATOR:
+            return "coordinator"
+        attention = rank - self.attention_ranks.start
+        return f"attention {attention}" if rank in self.attention_ranks else f"ffn {rank - self.ffn_ranks.start}"
+
+    def shares(self, rows: int, instance: int, microbatch: int) -> list[int]:
+        """The numbers of an attention instance's rows that each FFN instance computes, consecutive ones.
+
+        Shares differ by one row at most. Instances begin with different FFN instances, so that the larger shares do not
+        all fall to the same one.
+        """
+        each, more = divmod(rows, self.ffn_instances)
+        start = instance + microbatch
+        return [each + ((i - start) % self.ffn_instances < more) for i in range(self.ffn_instances)]
+
+
+def bundle_forms(layout: BundleLayout, config: ModelConfig, dtype: torch.dtype) -> Forms:
+    """The forms of a bundle's messages. Buffers have these sizes from the start: no step needs larger ones."""
+    shape, engine = config.shape, layout.engine
+    rows = engine.max_num_batched_tokens
+    slots = layout.batch_size * layout.microbatches
+    longest = min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size)
+    routed = (
+        Payload(torch.float32, rows, (shape.experts_per_token,)),
+        Payload(torch.int32, rows, (shape.experts_per_token,)),
+    )
+    hidden = Payload(dtype, rows, (shape.hidden,))
+    return {
+        **COMMON_FORMS,
+        COMMAND: Form(
+            1,
+            (
+                *request_payloads(slots, longest, longest // engine.prefix_id_tokens),
+                Payload(torch.int64, 2 * slots),
+            ),
+        ),
+        RESULT: Form(3, (Payload(torch.int64, layout.batch_size, (TOKEN_COLUMNS,)),)),
+        ROWS: Form(2, (hidden, *routed) if shape.experts else (hidden,)),
+        OUTPUT: Form(2, (hidden,)),
+    }

@@ -1,0 +1,144 @@
+"""A topology as a server's backend: rank 0 in a thread, between the event loop and the other processes.
+
+The thread alone runs the role and waits for workers. The event loop submits and aborts, and gets each step's tokens as
+a call on the loop. What the loop's requests look like, and their stop checks, the thread never touches: it works on
+copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from live.backend import BackendLimits, BackendState
+from live.engine import Progress
+from live.generation import Generation
+from live.models.config import ModelConfig
+from live.topologies.deployment import Deployment
+from live.topologies.gloo import GlooTransport
+from live.topologies.membership import Membership
+from live.topologies.processes import END_SECONDS, LocalWorkers, TimeLimits
+from live.topologies.requests import FINISH_REASONS, append_token
+from live.topologies.transport import TransportError
+
+Rows = list[tuple[int, int, int]]
+"""New tokens: request id, token, code of the finish reason."""
+
+
+class TopologyBackend:
+    """A topology whose workers have come and loaded their models, as `live.backend.Backend`.
+
+    Args:
+        members: rank 0's place among the others, gathered and ready. workers: those started on this machine.
+    """
+
+    def __init__(
+        self, deployment: Deployment, members: Membership, workers: LocalWorkers | None, limits: TimeLimits
+    ) -> None:
+        self._deployment, self._members, self._workers = deployment, members, workers
+        self._transport = GlooTransport(members, deployment.forms(), limits.answer)
+        self._role = deployment.front(self._transport, self._note)
+        self._generations: dict[int, Generation] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Callable[[Progress], None] = lambda progress: None
+        self._fail: Callable[[str], None] = lambda reason: None
+        self._thread = threading.Thread(target=self._run, name="topology", daemon=True)
+        self._failed = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """See `Backend.config`."""
+        return self._deployment.config
+
+    @property
+    def limits(self) -> BackendLimits:
+        """See `Backend.limits`."""
+        return self._deployment.limits
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """See `Backend.models`."""
+        return self._deployment.models
+
+    def state(self) -> BackendState:
+        """See `Backend.state`."""
+        return self._role.state()
+
+    def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
+        """See `Backend.start`."""
+        self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
+        self._thread.start()
+
+    def submit(self, generation: Generation) -> None:
+        """See `Backend.submit`."""
+        self._role.submit(replace(generation, stop_check=None, output=[]))
+        generation.submitted = time.perf_counter()
+        self._generations[generation.request.id] = generation
+        self._transport.wake()
+
+    def abort(self, request_id: int) -> None:
+        """See `Backend.abort`."""
+        generation = self._generations.pop(request_id, None)
+        if generation is not None:
+            generation.finish_reason = "abort"
+            self._role.abort(request_id)
+            self._transport.wake()
+
+    def close(self) -> None:
+        """End the workers, and wait until they have ended."""
+        self._role.stop()
+        self._transport.wake()
+        if self._thread.is_alive():
+            self._thread.join(END_SECONDS)
+        self._transport.close()
+        if self._workers is not None:
+            self._workers.close()
+        self._members.close()
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._transport.run(self._role.run())
+        except TransportError as error:
+            self._report(str(error))
+        except Exception as error:
+            self._report(
+                str(self._members.fail(f"{self._members.name(0)} has failed: {type(error).__name__}: {error}"))
+            )
+
+    def _report(self, reason: str) -> None:
+        self._transport.close()
+        self._call(lambda: self._fail(reason))
+
+    def _note(self, progress: Progress) -> None:
+        """Hand a step's tokens to the event loop."""
+        rows = [(g.request.id, g.output[-1], FINISH_REASONS.index(g.finish_reason)) for g in progress.advanced]
+        if rows:
+            self._call(lambda: self._take(rows))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(action)
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    def _take(self, rows: Rows) -> None:
+        """Write a step's tokens to the requests."""
+        now = time.perf_counter()
+        advanced, finished = [], []
+        for request_id, token, code in rows:
+            generation = self._generations.get(request_id)
+            if generation is None:  # aborted meanwhile
+                continue
+            advanced.append(generation)
+            if append_token(generation, token, code, now):
+                finished.append(generation)
+                del self._generations[request_id]
+                if not code:  # its stop check has ended it
+                    self._role.abort(request_id)
+        self._deliver(Progress(advanced, finished))

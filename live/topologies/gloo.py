@@ -1,0 +1,237 @@
+"""Each role in a process of its own: messages over torch.distributed's gloo backend.
+
+A message is sent as one buffer of bytes: a header of 16 integers, then its tensors, each at its exact number of rows.
+The receiver has a buffer for the largest message that the forms allow.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from live.topologies.membership import Membership
+from live.topologies.transport import (
+    FIELDS,
+    PAYLOADS,
+    STOP,
+    Form,
+    Forms,
+    Idle,
+    Message,
+    Receive,
+    Role,
+    TransportError,
+    Wait,
+    check_message,
+)
+
+HEADER = 1 + FIELDS + PAYLOADS + 1
+"""Integers of a header: kind, fields, rows of each tensor, and one that is 0."""
+
+ALIGNMENT = 16
+"""Bytes that the beginning of a tensor in a buffer is a multiple of."""
+
+OUTSTANDING = 16
+"""Messages to one destination that may be under way at a time."""
+
+TAG = 0
+
+KEEP_ALIVE_SECONDS = 1.0
+"""Time that rank 0 waits for something to do before it shows the others that it is alive."""
+
+UNLIMITED = timedelta(days=1000)
+
+
+class GlooTransport:
+    """One role's side, as `Transport`, and what drives the role.
+
+    Args:
+        members: this rank's place among the others, gathered. limit: seconds that any wait may take.
+    """
+
+    def __init__(self, members: Membership, forms: Forms, limit: float) -> None:
+        self.rank = members.rank
+        self._members, self._forms, self._limit = members, forms, limit
+        self._group: Any = members.group(limit)
+        self._wait_limit = timedelta(seconds=limit)
+        self._capacity = 8 * HEADER + max(
+            sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values()
+        )
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._is_front, self._closing = members.rank == 0, False
+        self._mail: queue.SimpleQueue[Message | TransportError | None] = queue.SimpleQueue()
+        self._listeners: dict[int, threading.Thread] = {}
+        self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
+
+    def clock(self) -> float:
+        """See `Transport.clock`."""
+        return time.perf_counter()
+
+    def send(self, destination: int, message: Message) -> None:
+        """See `Transport.send`."""
+        check_message(message, self._forms)
+        buffer = pack(message)
+        under_way = self._sending.setdefault(destination, deque())
+        if len(under_way) >= OUTSTANDING:
+            self._finish(under_way.popleft()[0], destination)
+        try:
+            under_way.append((self._group.send([buffer], destination, TAG), buffer))
+        except RuntimeError as error:
+            raise self._members.blame(destination, _reason(error)) from None
+
+    def receive(self, source: int, limit: timedelta | None = None) -> Message:
+        """The next message from a source. `limit`: in place of the transport's own.
+
+        Raises:
+            TransportError: none comes within the limit, the source has ended, or it sends what it must not.
+        """
+        buffer = self._buffers.get(source)
+        if buffer is None:
+            buffer = self._buffers[source] = torch.empty(self._capacity, dtype=torch.uint8)
+        try:
+            work = self._group.recv([buffer], source, TAG)
+        except RuntimeError as error:
+            raise self._members.blame(source, _reason(error)) from None
+        self._finish(work, source, limit)
+        try:
+            return unpack(buffer, self._forms)
+        except TransportError as error:
+            raise self._members.fail(f"{self._members.name(source)} sent {error}") from None
+
+    def wake(self) -> None:
+        """Resume the role if it is idle, or waits for a message of any source. May be called from any thread."""
+        self._mail.put(None)
+
+    def run(self, role: Role) -> None:
+        """Run a role to its end.
+
+        Raises:
+            TransportError: a wait has failed.
+        """
+        message: Message | None = None
+        with torch.inference_mode():
+            while True:
+                try:
+                    wait = role.send(message)
+                except StopIteration:
+                    break
+                message = self._await(wait)
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until every message has been read."""
+        for destination, under_way in self._sending.items():
+            while under_way:
+                self._finish(under_way.popleft()[0], destination)
+
+    def close(self) -> None:
+        """Close the connections: the others notice it at once. Messages that have not been read are lost."""
+        self._closing = True
+        self._sending.clear()
+        self._group = None
+
+    def _await(self, wait: Wait) -> Message | None:
+        if isinstance(wait, Receive):
+            return self.receive(wait.source)
+        if isinstance(wait, Idle):
+            return self._next_mail(KEEP_ALIVE_SECONDS)
+        for source in wait.sources:
+            if source not in self._listeners:
+                self._listen(source)
+        if not wait.wait:
+            return self._next_mail(0.0)
+        return self._next_mail(KEEP_ALIVE_SECONDS if self._is_front else self._limit)
+
+    def _next_mail(self, seconds: float) -> Message | None:
+        """The next message of the sources that are listened to; None if the role is woken, or for none in time.
+
+        Raises:
+            TransportError: a source has ended, or the front does not answer within the limit.
+        """
+        try:
+            mail = self._mail.get(seconds > 0, seconds or None)
+        except queue.Empty:
+            if seconds and not self._is_front:
+                raise self._members.blame(0, f"has not answered within {self._limit:g} s") from None
+            if seconds:
+                self._members.check()
+            return None
+        if isinstance(mail, TransportError):
+            raise mail
+        return mail
+
+    def _listen(self, source: int) -> None:
+        """Receive a source's messages in a thread from now on. Gloo itself cannot be asked whether one has come."""
+
+        def listen() -> None:
+            while not self._closing:
+                try:
+                    message = self.receive(source, UNLIMITED)
+                except TransportError as error:
+                    self._mail.put(error)
+                    return
+                self._mail.put(replace(message, tensors=tuple(tensor.clone() for tensor in message.tensors)))
+                if message.kind == STOP:
+                    return
+
+        thread = self._listeners[source] = threading.Thread(target=listen, name=f"from rank {source}", daemon=True)
+        thread.start()
+
+    def _finish(self, work: Any, peer: int, limit: timedelta | None = None) -> None:
+        try:
+            work.wait(limit or self._wait_limit)
+        except RuntimeError as error:
+            raise self._members.blame(peer, _reason(error, self._limit)) from None
+
+
+def pack(message: Message) -> torch.Tensor:
+    """A message as bytes."""
+    rows = [tensor.shape[0] for tensor in message.tensors]
+    header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
+    sizes = [_aligned(tensor.nbytes) for tensor in message.tensors]
+    buffer = torch.empty(8 * HEADER + sum(sizes), dtype=torch.uint8)
+    buffer[: 8 * HEADER].view(torch.int64).copy_(torch.tensor(header + [0] * (HEADER - len(header))))
+    begin = 8 * HEADER
+    for tensor, size in zip(message.tensors, sizes, strict=True):
+        buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        begin += size
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, forms: Forms) -> Message:
+    """The message at the beginning of a buffer; its tensors are views of it.
+
+    Raises:
+        TransportError: an unknown kind, or more rows than its form allows.
+    """
+    kind, *header = buffer[: 8 * HEADER].view(torch.int64).tolist()
+    form: Form | None = forms.get(kind)
+    if form is None:
+        raise TransportError(f"a message of kind {kind}: expected one of {sorted(forms)}")
+    begin, tensors = 8 * HEADER, []
+    for payload, rows in zip(form.payloads, header[FIELDS:], strict=False):
+        if not 0 <= rows <= payload.rows:
+            raise TransportError(f"a message of kind {kind} with {rows} rows: expected at most {payload.rows}")
+        end = begin + rows * payload.row_bytes
+        tensors.append(buffer[begin:end].view(payload.dtype).view(rows, *payload.row))
+        begin += _aligned(end - begin)
+    return Message(kind, tuple(header[: form.fields]), tuple(tensors))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _reason(error: RuntimeError, limit: float = 0.0) -> str:
+    """The fate of a peer, from gloo's message."""
+    text = str(error)
+    if "Timed out" in text or "timed out" in text:
+        return f"has not answered within {limit:g} s"
+    return "has ended" if "closed" in text.lower() or "reset" in text.lower() else f"cannot be reached ({text[:160]})"

@@ -1,0 +1,277 @@
+"""The front of a topology of pools: it routes requests to engines, and from prefill to decode engines.
+
+`schedulers.routing`, which the twin uses too, chooses. A request whose prompt has been computed is given to the decode
+engine that the router chooses then; its KV goes there directly, from engine to engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from live.backend import BackendState
+from live.engine import Progress
+from live.generation import Generation
+from live.topologies.pools.layout import (
+    IDS_AT_ONCE,
+    NORMAL,
+    PREFILL,
+    REPORT,
+    REQUESTS_AT_ONCE,
+    SENT,
+    WORK,
+    PoolsLayout,
+)
+from live.topologies.requests import FINISH_REASONS, MAX_END_TOKENS, append_token, pack_requests
+from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
+from schedulers.routing import ROUTERS, Router
+from workloads.request import Request
+
+
+class RoutedEngine:
+    """The state of an engine as the front knows it, for routers: see `schedulers.routing.EngineState`.
+
+    Attributes:
+        rank: the engine's. load: prompt tokens plus output limits of its unfinished requests.
+        free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
+        requests: its unfinished requests by id, each with its share of the load.
+        outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
+    """
+
+    def __init__(self, rank: int, blocks: int) -> None:
+        self.rank, self.free_blocks = rank, blocks
+        self.load = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
+        self.requests: dict[int, int] = {}
+        self.outbox: list[tuple[Generation, int]] = []
+        self.aborts: list[int] = []
+        self.sends: list[tuple[int, int]] = []
+        self.reported = 0.0
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Not known here: the prefix cache is in the engine's process.
+
+        Raises:
+            TransportError: always.
+        """
+        raise TransportError("the router asks for cached prefixes, which engines in other processes do not tell")
+
+    def add(self, generation: Generation, mode: int, tokens: int) -> None:
+        """Give it a request, which counts as so many tokens."""
+        self.outbox.append((generation, mode))
+        self.requests[generation.request.id] = tokens
+        self.load += tokens
+
+    def remove(self, request_id: int) -> None:
+        """A request has left it."""
+        self.load -= self.requests.pop(request_id, 0)
+
+
+class Frontend:
+    """Routes requests and keeps what clients know of them.
+
+    `submit`, `abort` and `stop` may be called at any time, also from another thread; the role is then to be woken.
+
+    Args:
+        on_progress: called with what each step of an engine has changed. seed: of routers that draw.
+    """
+
+    def __init__(
+        self,
+        layout: PoolsLayout,
+        max_model_len: int,
+        transport: Transport,
+        on_progress: Callable[[Progress], None],
+        seed: int = 0,
+    ) -> None:
+        self._layout, self._max_model_len, self._transport = layout, max_model_len, transport
+        self._on_progress = on_progress
+        self.engines = {
+            rank: RoutedEngine(rank, place.config.num_gpu_blocks)
+            for rank, place in zip(layout.ranks, layout.engines, strict=True)
+        }
+        draw = random.Random(seed).randrange
+        self._routers: dict[tuple[int, ...], Router] = {}
+        for ranks in (*layout.prefill.values(), *layout.decode.values()):
+            self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw))
+        self._generations: dict[int, Generation] = {}
+        self._at: dict[int, RoutedEngine] = {}  # of each unfinished request
+        self._moving: dict[int, tuple[RoutedEngine, RoutedEngine]] = {}  # prompts that are being sent: from, to
+        self._arriving: deque[Generation] = deque()
+        self._aborting: deque[int] = deque()
+        self._stopping = False
+
+    # -- called from outside -----------------------------------------------------------------------------------------
+
+    def check(self, generation: Generation) -> None:
+        """Refuse what the engines cannot run.
+
+        Raises:
+            ValueError: a request that is too long, for an unknown model, or for something else than tokens.
+        """
+        request = generation.request
+        tokens = request.prompt_tokens + request.max_tokens
+        if request.model not in self._layout.prefill:
+            raise ValueError(f"request {request.id}: expected one of the models, found {request.model}")
+        if request.task != "generate" or generation.logprobs >= 0 or generation.prompt_logprobs >= 0:
+            raise ValueError(f"request {request.id}: expected tokens to be wanted: these engines give nothing else")
+        if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
+            raise ValueError(
+                f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "
+                f"found {tokens}"
+            )
+        if len(generation.end_tokens) > MAX_END_TOKENS:
+            raise ValueError(f"request {request.id}: expected at most {MAX_END_TOKENS} end tokens")
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request. Raises as `check`."""
+        self.check(generation)
+        generation.submitted = self._transport.clock()
+        self._arriving.append(generation)
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request; of one that is finished nothing happens."""
+        self._aborting.append(request_id)
+
+    def stop(self) -> None:
+        """Abort all requests and end all workers. A second call changes nothing."""
+        self._stopping = True
+
+    def state(self) -> BackendState:
+        """The present state, for metrics. Engines keep their own queues: what they have counts as running."""
+        engines = list(self.engines.values())
+        blocks = sum(place.config.num_gpu_blocks for place in self._layout.engines)
+        return BackendState(
+            len(self._generations),
+            len(self._arriving),
+            1 - sum(engine.free_blocks for engine in engines) / blocks,
+            sum(engine.prefill_tokens for engine in engines),
+            sum(engine.cached_tokens for engine in engines),
+            sum(engine.preemptions for engine in engines),
+        )
+
+    # -- the role ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Role:
+        """Route requests as they come, and engines' reports as they come, until it is stopped."""
+        ranks = tuple(self._layout.ranks)
+        while True:
+            self._take_calls()
+            self._send_work()
+            if self._stopping and not self._generations:
+                break
+            message = yield ReceiveAny(ranks, wait=True) if self._generations else Idle()
+            if message is None:
+                self._send_all(Message(IDLE))
+            elif message.kind == REPORT:
+                self._on_progress(self._read(message))
+            elif message.kind == SENT:
+                self._continue(message.fields[1])
+            else:
+                raise TransportError(f"an engine sent a message of kind {message.kind}: expected a report")
+        self._send_all(Message(STOP))
+
+    def _take_calls(self) -> None:
+        """Route the requests that have arrived, and abort others."""
+        while self._arriving:
+            generation = self._arriving.popleft()
+            request = generation.request
+            self._generations[request.id] = generation
+            engine = self._choose(self._layout.prefill, request)
+            split = bool(self._layout.decode) and not request.one_shot
+            tokens = request.prompt_tokens + (1 if split else max(request.max_tokens, 1))
+            engine.add(generation, PREFILL if split else NORMAL, tokens)
+            self._at[request.id] = engine
+        if self._stopping:
+            self._aborting.extend(self._generations)
+        while self._aborting:
+            request_id = self._aborting.popleft()
+            aborted = self._generations.get(request_id)
+            if aborted is not None and not aborted.finish_reason:
+                aborted.finish_reason = "abort"
+                if request_id not in self._moving:  # its blocks are on their way: it ends when they are there
+                    self._at[request_id].aborts.append(request_id)
+                    self._forget(request_id)
+
+    def _choose(self, pools: Mapping[str, tuple[int, ...]], request: Request) -> RoutedEngine:
+        ranks = pools[request.model]
+        engines = [self.engines[rank] for rank in ranks]
+        return self._routers[ranks].choose(request, engines) if len(engines) > 1 else engines[0]
+
+    def _read(self, report: Message) -> Progress:
+        """Take an engine's report; prompts that are complete go to a decode engine."""
+        engine = self.engines[report.fields[0]]
+        _, engine.free_blocks, engine.preemptions, engine.prefill_tokens, engine.cached_tokens = report.fields
+        now = self._transport.clock()
+        advanced, finished = [], []
+        for request_id, token, code in report.tensors[0].tolist():
+            generation = self._generations.get(request_id)
+            if generation is None or self._at.get(request_id) is not engine:  # aborted meanwhile
+                continue
+            first = not generation.output and not generation.request.one_shot
+            handed_over = first and bool(self._layout.decode) and FINISH_REASONS[code] == "length"
+            advanced.append(generation)
+            if append_token(generation, token, 0 if handed_over else code, now):
+                finished.append(generation)
+                if handed_over or not code:  # a stop check has ended it: its engine does not know
+                    engine.aborts.append(request_id)
+                self._forget(request_id)
+            elif handed_over:
+                self._hand_over(generation, engine)
+        return Progress(advanced, finished)
+
+    def _hand_over(self, generation: Generation, source: RoutedEngine) -> None:
+        """Let a prompt's KV be sent to a decode engine."""
+        target = self._choose(self._layout.decode, generation.request)
+        request_id, request = generation.request.id, generation.request
+        source.remove(request_id)
+        source.sends.append((request_id, target.rank))
+        tokens = request.prompt_tokens + request.max_tokens
+        target.requests[request_id] = tokens
+        target.load += tokens
+        self._moving[request_id] = source, target
+        self._at[request_id] = target
+
+    def _continue(self, request_id: int) -> None:
+        """A prompt's KV is on its way: its decode engine takes it, and the request if it has not been aborted."""
+        source, target = self._moving.pop(request_id)
+        generation = self._generations[request_id]
+        target.outbox.append((replace(generation, output=generation.output[:1]), source.rank))
+        if generation.finish_reason:
+            target.aborts.append(request_id)
+            self._forget(request_id)
+
+    def _forget(self, request_id: int) -> None:
+        """A request has ended."""
+        self._at.pop(request_id).remove(request_id)
+        del self._generations[request_id]
+
+    def _send_work(self) -> None:
+        """Send each engine what it has to do. Aborts follow the requests that they may be about."""
+        for engine in self.engines.values():
+            while engine.outbox or engine.sends:
+                requests, engine.outbox = engine.outbox[:REQUESTS_AT_ONCE], engine.outbox[REQUESTS_AT_ONCE:]
+                sends, engine.sends = engine.sends[:IDS_AT_ONCE], engine.sends[IDS_AT_ONCE:]
+                self._work(engine.rank, requests, (), sends)
+            while engine.aborts:
+                aborts, engine.aborts = engine.aborts[:IDS_AT_ONCE], engine.aborts[IDS_AT_ONCE:]
+                self._work(engine.rank, (), aborts, ())
+
+    def _work(
+        self,
+        rank: int,
+        requests: Sequence[tuple[Generation, int]],
+        aborts: Sequence[int],
+        sends: Sequence[tuple[int, int]],
+    ) -> None:
+        packed = pack_requests([generation for generation, _ in requests], [mode for _, mode in requests])
+        ids = torch.tensor(aborts, dtype=torch.int64)
+        pairs = torch.tensor(sends, dtype=torch.int64).reshape(-1, 2)
+        self._transport.send(rank, Message(WORK, (), (*packed, ids, pairs)))
+
+    def _send_all(self, message: Message) -> None:
+        for rank in self._layout.ranks:
+            self._transport.send(rank, message)

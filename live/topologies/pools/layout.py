@@ -1,0 +1,110 @@
+"""The engines of a topology of pools, their ranks, and the forms of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from live.models.config import ModelConfig
+from live.topologies.requests import TOKEN_COLUMNS, request_payloads
+from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
+from schedulers.engine_config import EngineConfig
+
+WORK, REPORT, SENT, BLOCKS = 2, 3, 4, 5
+"""Kinds of messages.
+
+WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent.
+REPORT, engine to front: its rank, free KV blocks, preemptions, prompt tokens computed, and cached; new tokens.
+SENT, engine to front: its rank, and a request whose KV is on its way.
+BLOCKS, prefill to decode: a request id, and how many of its messages follow; KV blocks.
+"""
+
+FRONT = 0
+"""The front's rank."""
+
+BLOCKS_AT_ONCE = 32
+"""KV blocks of one message. The receiver copies one message while the next is on its way."""
+
+Role = Literal["both", "prefill", "decode"]
+
+NORMAL, PREFILL = -1, 0
+"""The part of a request that an engine computes: all of it, or its prompt. A positive number is the rank that has
+computed its prompt.
+"""
+
+
+@dataclass(frozen=True)
+class EnginePlace:
+    """One engine.
+
+    Attributes:
+        role: what it computes. config: its scheduler's settings.
+        module: the model whose weights it has; None for the shared decoder, or the only model.
+    """
+
+    role: Role
+    config: EngineConfig
+    module: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolsLayout:
+    """The engines, by rank from 1, and the ranks that serve each model.
+
+    Attributes:
+        prefill: ranks of the engines that a model's requests go to first. decode: ranks of those that its requests
+            continue on; empty where the first ones do both.
+        routing: name of the router before each pool.
+    """
+
+    engines: tuple[EnginePlace, ...]
+    prefill: Mapping[str, tuple[int, ...]]
+    decode: Mapping[str, tuple[int, ...]]
+    routing: str = "least_loaded"
+
+    @property
+    def ranks(self) -> range:
+        """Ranks of the engines."""
+        return range(1, 1 + len(self.engines))
+
+    @property
+    def names(self) -> list[str]:
+        """A name for each rank."""
+        counts: dict[str, int] = {}
+        names = ["frontend 0"]
+        for place in self.engines:
+            role = "engine" if place.role == "both" else place.role
+            number = counts[role] = counts.get(role, -1) + 1
+            names.append(f"{role} {number}")
+        return names
+
+
+def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> Forms:
+    """The forms of the messages."""
+    shape, settings = config.shape, layout.engines[0].config
+    tokens = max(place.config.num_gpu_blocks * place.config.block_size for place in layout.engines)
+    longest = min(config.max_position_embeddings, tokens)
+    configs = [place.config for place in layout.engines]
+    sequences = max(each.max_num_seqs + (each.one_shot.sequences if each.one_shot else 0) for each in configs)
+    block = (2, shape.layers, settings.block_size, shape.kv_heads, shape.head_dim)
+    return {
+        **COMMON_FORMS,
+        WORK: Form(
+            0,
+            (
+                *request_payloads(REQUESTS_AT_ONCE, longest, longest // settings.prefix_id_tokens),
+                Payload(torch.int64, IDS_AT_ONCE),
+                Payload(torch.int64, IDS_AT_ONCE, (2,)),
+            ),
+        ),
+        REPORT: Form(5, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
+        SENT: Form(2),
+        BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block),)),
+    }
+
+
+REQUESTS_AT_ONCE, IDS_AT_ONCE = 16, 1024
+"""Requests and ids of one message at most; more of them take several messages."""

@@ -1,0 +1,157 @@
+"""One engine of a topology: it computes requests, and sends or receives the KV blocks of their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import torch
+
+from live.block_pool import BlockPool
+from live.engine import Engine, StepResult
+from live.executor import AsyncModelRunnerOutput, Executor
+from live.generation import Generation
+from live.models.decoder import Decoder
+from live.topologies.pools.layout import BLOCKS, BLOCKS_AT_ONCE, FRONT, NORMAL, PREFILL, REPORT, SENT, WORK, EnginePlace
+from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
+from live.topologies.transport import (
+    IDLE,
+    STOP,
+    Message,
+    Receive,
+    ReceiveAny,
+    Role,
+    Transport,
+    TransportError,
+    Wait,
+    received,
+)
+from schedulers.batches import Batch
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from schedulers.sequence import Sequence
+
+
+class ReceivingExecutor(Executor):
+    """An executor whose sequences may come with a KV cache that another engine has computed.
+
+    Attributes:
+        arrived: by request id, the blocks of prompts that have not been admitted yet, (blocks, 2, layers, block size,
+            kv_heads, head_dim).
+    """
+
+    def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
+        super().__init__(decoder, pool, config)
+        self.arrived: dict[int, torch.Tensor] = {}
+
+    def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
+        """See `Executor.launch`. Blocks of sequences that are admitted in this step are written to the cache first."""
+        for sequence in batch.transferred:
+            blocks = self.arrived.pop(sequence.request.id)
+            ids = self.pool.table(sequence.blocks)[: len(blocks)]
+            if not ids:  # admitted and preempted at once: it computes its prompt again
+                continue
+            table = torch.tensor(ids)
+            parts = blocks.permute(1, 2, 0, 3, 4, 5)
+            with torch.inference_mode():
+                self.cache.keys[:, table], self.cache.values[:, table] = parts[0], parts[1]
+        return super().launch(batch)
+
+    def blocks_of(self, sequence: Sequence, count: int) -> torch.Tensor:
+        """The first `count` blocks of a sequence, as in `arrived`."""
+        table = torch.tensor(self.pool.table(sequence.blocks)[:count])
+        with torch.inference_mode():
+            return torch.stack((self.cache.keys[:, table], self.cache.values[:, table])).permute(2, 0, 1, 3, 4, 5)
+
+
+class EngineWorker:
+    """One engine.
+
+    Attributes:
+        engine: the engine. Its role decides what the front sends it.
+    """
+
+    def __init__(
+        self, place: EnginePlace, decoder: Decoder, transport: Transport, chunks: ChunkPolicy | None = None
+    ) -> None:
+        self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=ReceivingExecutor)
+        executor = self.engine.executor
+        assert isinstance(executor, ReceivingExecutor)
+        self._executor, self._transport = executor, transport
+        self._held: dict[int, Sequence] = {}  # finished prompts whose blocks are to be sent
+
+    def run(self) -> Role:
+        """Take what the front sends; step while there are requests."""
+        while True:
+            message = yield ReceiveAny((FRONT,), wait=not self.engine.core.sequences)
+            if message is None:
+                result = self.engine.step()
+                if result is not None:
+                    self._report(result)
+            elif message.kind == STOP:
+                self._transport.send(FRONT, message)
+                return
+            elif message.kind == WORK:
+                yield from self._take(message)
+            elif message.kind != IDLE:
+                raise TransportError(f"the front sent a message of kind {message.kind}: expected work")
+
+    def _take(self, work: Message) -> Role:
+        """Abort and submit requests, and send blocks."""
+        *packed, aborts, sends = work.tensors
+        for request_id in aborts.tolist():
+            self._drop(request_id)
+        for generation, source in unpack_requests(PackedRequests(*packed)):
+            if source == NORMAL:
+                self.engine.submit(generation)
+            elif source == PREFILL:
+                sequence = self.engine.submit(generation, max_tokens=1, hold_blocks=True)
+                self._held[generation.request.id] = sequence
+            else:
+                self._executor.arrived[generation.request.id] = yield from self._receive(generation, source)
+                self.engine.submit(generation, remote_prefill=True)
+        for request_id, rank in sends.tolist():
+            self._send(request_id, rank)
+
+    def _drop(self, request_id: int) -> None:
+        """Abort a request, or give up the blocks of its prompt."""
+        self.engine.abort(request_id)
+        self._executor.arrived.pop(request_id, None)
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self.engine.core.release(held)
+
+    def _send(self, request_id: int, rank: int) -> None:
+        """Send the blocks of a prompt to a decode engine and give them up."""
+        sequence = self._held.pop(request_id)
+        core = self.engine.core
+        blocks = self._executor.blocks_of(sequence, core.kv_cache.blocks_for(sequence.request.prompt_tokens))
+        parts = blocks.split(BLOCKS_AT_ONCE)
+        for i, part in enumerate(parts):
+            self._transport.send(rank, Message(BLOCKS, (request_id, len(parts) - 1 - i), (part,)))
+        core.release(sequence)
+        self._transport.send(FRONT, Message(SENT, (self._transport.rank, request_id)))
+
+    def _receive(self, generation: Generation, source: int) -> Generator[Wait, Message | None, torch.Tensor]:
+        """The blocks of a prompt, from a prefill engine that has sent them."""
+        parts: list[torch.Tensor] = []
+        following = 1
+        while following:
+            message = received((yield Receive(source)))
+            if message.kind != BLOCKS or message.fields[0] != generation.request.id:
+                raise TransportError(
+                    f"rank {source} sent {message.kind, message.fields}: expected blocks of request "
+                    f"{generation.request.id}"
+                )
+            following = message.fields[1]
+            parts.append(message.tensors[0].clone())
+        return torch.cat(parts)
+
+    def _report(self, result: StepResult) -> None:
+        """Tell the front what a step has changed. Prompts that need no decode engine give up their blocks."""
+        core = self.engine.core
+        advanced = result.progress.advanced
+        for generation in result.finished:
+            if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
+                self._drop(generation.request.id)
+        counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
+        self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (pack_tokens(advanced),)))

@@ -1,0 +1,127 @@
+"""The processes of a topology: a worker's life, and workers that are started on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from live.memory import freeze_loaded_objects
+from live.topologies.deployment import Deployment
+from live.topologies.gloo import GlooTransport
+from live.topologies.membership import Address, Membership
+from live.topologies.transport import TransportError
+from workloads.errors import TwinError
+
+END_SECONDS = 5.0
+"""Grace period for workers that have been told to end."""
+
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Environment of every process: the errors of its connections are reported by `Membership`, in one line."""
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """Time limits, seconds.
+
+    Attributes:
+        join: for all processes to come. answer: for a worker's answer, and so for the longest step.
+    """
+
+    join: float = 10.0
+    answer: float = 6.0
+
+
+def run_worker(deployment: Deployment, rank: int, address: Address, limits: TimeLimits) -> None:
+    """Run one worker of a topology until the topology ends.
+
+    Raises:
+        TransportError: another process has failed, or this one; the message names the rank that failed first.
+        BadInput: the model cannot be loaded.
+    """
+    members = Membership(address, rank, deployment.names, deployment.fingerprint, join_seconds=limits.join)
+    transport: GlooTransport | None = None
+    try:
+        members.gather()
+        make_role = deployment.load(rank)
+        freeze_loaded_objects()
+        members.ready()
+        transport = GlooTransport(members, deployment.forms(), limits.answer)
+        transport.run(make_role(transport))
+    except TransportError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, TwinError) else f"{type(error).__name__}: {error}"
+        failure = members.fail(f"{members.name(rank)} has failed: {' '.join(reason.split())}")
+        if isinstance(error, TwinError):
+            raise
+        raise failure from error
+    finally:
+        if transport is not None:
+            transport.close()
+        members.close()
+
+
+class LocalWorkers:
+    """Workers in processes of their own on this machine.
+
+    Args:
+        commands: of each worker, by rank. names: of the ranks.
+    """
+
+    def __init__(self, commands: Mapping[int, Sequence[str]], names: Sequence[str]) -> None:
+        self._names = names
+        self._errors: dict[int, IO[str]] = {}
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        for rank, command in commands.items():
+            self._errors[rank] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+            self._processes[rank] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors[rank],
+                start_new_session=True,  # Ctrl-C is for the server alone, which ends them
+                env={**os.environ, **QUIET},
+                text=True,
+            )
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def check(self) -> None:
+        """Look whether all run.
+
+        Raises:
+            TransportError: one has ended.
+        """
+        for rank, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                said = self._last_line(rank)
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                raise TransportError(f"rank {rank} ({self._names[rank]}) has ended with {how}{said and f': {said}'}")
+
+    def close(self) -> None:
+        """Wait until all have ended; end those that do not by themselves."""
+        deadline = time.monotonic() + END_SECONDS
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0))
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for file in self._errors.values():
+            file.close()
+
+    def _last_line(self, rank: int) -> str:
+        """The last line that a worker has written to stderr."""
+        self._errors[rank].seek(0)
+        lines = self._errors[rank].read().splitlines()
+        return lines[-1] if lines else ""

@@ -1,0 +1,160 @@
+"""Messages between roles, and the seam between a role and what carries its messages.
+
+A message is a header of integers and a few tensors. Which tensors a message of some kind has, their types, and how many
+rows they have at most is known to both sides beforehand (`Form`): nothing in a message says how it is to be read, and
+nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+
+from workloads.errors import TwinError
+
+STOP, IDLE = 0, 1
+"""Kinds of messages that every topology has. STOP: the receiver ends; a second one changes nothing. IDLE: the sender
+has nothing to do and is alive. Neither has fields or tensors."""
+
+FIELDS, PAYLOADS = 6, 8
+"""The most fields and tensors of a message."""
+
+
+class TransportError(TwinError):
+    """A role cannot go on: a peer has ended, does not answer, or sends what it must not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A tensor of a message: up to `rows` rows of the shape `row`, of one type."""
+
+    dtype: torch.dtype
+    rows: int
+    row: tuple[int, ...] = ()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * torch.Size(self.row).numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The parts of messages of one kind: so many integer fields, and these tensors, in order."""
+
+    fields: int = 0
+    payloads: tuple[Payload, ...] = ()
+
+
+Forms: TypeAlias = Mapping[int, Form]
+"""The forms of a topology's messages, by kind."""
+
+COMMON_FORMS: Forms = {STOP: Form(), IDLE: Form()}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        kind: a key of the topology's forms. fields: integers, as many as the form has.
+        tensors: as many as the form has, each with a number of rows of its own, which may be 0.
+            Those of a received message are valid until the next message from the same source.
+    """
+
+    kind: int
+    fields: tuple[int, ...] = ()
+    tensors: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def check_message(message: Message, forms: Forms) -> None:
+    """Refuse a message that has not the form of its kind.
+
+    Raises:
+        TransportError: an unknown kind, another number of fields or tensors, or a tensor of another type, shape or
+            with too many rows.
+    """
+    form = forms.get(message.kind)
+    if form is None:
+        raise TransportError(f"a message of kind {message.kind}: expected one of {sorted(forms)}")
+    found, expected = (len(message.fields), len(message.tensors)), (form.fields, len(form.payloads))
+    if found != expected:
+        raise TransportError(f"a message of kind {message.kind}: expected {expected} fields and tensors, found {found}")
+    for i, (tensor, payload) in enumerate(zip(message.tensors, form.payloads, strict=True)):
+        found_type = (tensor.dtype, *tensor.shape[1:])
+        if found_type != (payload.dtype, *payload.row) or not tensor.shape[0] <= payload.rows:
+            raise TransportError(
+                f"tensor {i} of a message of kind {message.kind}: expected up to {payload.rows} rows of "
+                f"{list(payload.row)} {payload.dtype}, found {list(tensor.shape)} {tensor.dtype}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A role waits for the next message of one source, by rank."""
+
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveAny:
+    """A role takes the message that has come first from any of several sources.
+
+    `wait`: for one to come; otherwise the role gets None if there is none yet. Rank 0 may get None even so: something
+    has reached it from outside, or it should show that it is alive.
+    """
+
+    sources: tuple[int, ...]
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A role has nothing to do until something reaches it from outside, such as a client's request.
+
+    It is resumed, with None, when that happens, or to show that it is alive.
+    """
+
+
+Wait: TypeAlias = Receive | ReceiveAny | Idle
+"""An event that a role may wait for."""
+
+Role: TypeAlias = Generator[Wait, Message | None, None]
+"""A worker's life. It yields what it waits for, and gets the message (None for `Idle`)."""
+
+
+class Transport(Protocol):
+    """The means by which a role sends.
+
+    Attributes:
+        rank: the role's own number.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    def send(self, destination: int, message: Message) -> None:
+        """Send a message. Its tensors belong to the transport from now on.
+
+        Raises:
+            TransportError: the message has not its form, or the destination does not read.
+        """
+        ...
+
+    def clock(self) -> float:
+        """The role's time, seconds."""
+        ...
+
+
+def received(message: Message | None) -> Message:
+    """The message that a role has waited for by `Receive`."""
+    assert message is not None, "a named source always has a message"
+    return message

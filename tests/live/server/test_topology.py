@@ -1,0 +1,146 @@
+"""The command that serves a topology: one starts all workers, clients get errors, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+
+from live.server.command import serve_live
+from live.server.options import EngineOptions, ModelOptions
+from twin.cli import run
+from workloads.errors import BadInput
+
+ROOT = Path(__file__).parents[3]
+BUNDLE, POOLS = ROOT / "examples" / "afd-tiny-cpu.yaml", ROOT / "examples" / "pd-tiny-cpu.yaml"
+MODEL = ROOT / "examples" / "models" / "tiny-llama.json"
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The server of a bundle 1A-1F, and its port."""
+    command = [
+        sys.executable, "-m", "live.server", "--model", str(MODEL), "--random-weights", "--scenario", str(BUNDLE),
+        "--set", "ratio=1", "--port", "0",
+    ]  # fmt: skip
+    with (tmp_path / "stderr").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=log,
+            text=True,
+        )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    started = workers_of(process.pid)
+    try:
+        assert line.startswith("http://127.0.0.1:"), (tmp_path / "stderr").read_text()
+        assert len(started) == 2
+        yield process, int(line.split()[0].rpartition(":")[2])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        deadline = time.monotonic() + 10
+        while alive(started) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not alive(started)
+
+
+def test_a_client_gets_an_error_when_a_worker_is_killed(
+    server: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    process, port = server
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+
+    def post(**fields: object) -> http.client.HTTPResponse:
+        body = {"prompt": [1, 2, 3], "ignore_eos": True, "temperature": 0, **fields}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        return connection.getresponse()
+
+    short = json.loads(post(max_tokens=5).read())
+    assert len(short["choices"][0]["token_ids"]) == 5
+    refused = post(max_tokens=5, logprobs=1)
+    assert (refused.status, b"expected tokens to be wanted" in refused.read()) == (400, True)
+    stream = post(max_tokens=4000, stream=True)
+    assert stream.status == 200
+    first = json.loads(stream.readline().removeprefix(b"data: "))["choices"][0]["token_ids"]
+    assert first == short["choices"][0]["token_ids"][:1]
+    begin = time.monotonic()
+    os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
+    rest = stream.read().decode()
+    connection.close()
+    assert "rank 2 (ffn 0) has ended" in rest
+    assert "engine_failed" in rest
+    assert process.wait(10) == 1
+    assert time.monotonic() - begin < 10
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    assert lines == ["live.server: rank 2 (ffn 0) has ended"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "flags", "said"),
+    [
+        (BUNDLE, ["--set", "ratio=1:4"], "ratio: got '1:4', expected one ratio to serve with"),
+        (BUNDLE, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside a scenario of a bundle"),
+        (BUNDLE, ["--num-gpu-blocks", "0"], "num_gpu_blocks: expected at least 1, found 0"),
+        (BUNDLE, ["--max-num-batched-tokens", "2"], "max_num_batched_tokens: expected at least max_num_seqs (4)"),
+        (BUNDLE, ["--role", "decode"], "--role: got 'decode', expected coordinator, attention, ffn"),
+        (BUNDLE, ["--role", "ffn", "--rank", "1"], "--rank: got 1, expected 0 to 0, of ffn"),
+        (BUNDLE, ["--role", "ffn"], "--rendezvous: expected it beside --role"),
+        (BUNDLE, ["--rendezvous", "here"], "--rendezvous: got 'here', expected HOST:PORT"),
+        (BUNDLE, ["--join-seconds", "0"], "--join-seconds: got 0.0, expected a number above 0"),
+        (POOLS, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside --scenario"),
+        (
+            POOLS,
+            ["--module", "poems=x"],
+            "--module: got 'poems=x', expected NAME=PATH, with a name of model-0",
+        ),
+        (POOLS, ["--set", "engine.async_scheduling=true"], "engine.async_scheduling: got True, expected false"),
+        (None, ["--role", "ffn"], "--role: got 'ffn', expected it beside --scenario of a topology"),
+    ],
+)
+def test_what_a_topology_cannot_be_started_with(
+    scenario: Path | None, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = [] if scenario is None else ["--scenario", str(scenario)]
+    assert run(["serve-live", "--model", str(MODEL), "--random-weights", *beside, *flags]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_model_without_weights_needs_modules_for_its_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(MODEL.read_text())
+    with pytest.raises(BadInput, match="--module: expected model-0=PATH"):
+        serve_live(model=ModelOptions(tmp_path), engine=EngineOptions(POOLS))
+
+
+def test_a_worker_that_does_not_find_its_coordinator_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--role", "attention", "--rendezvous", "127.0.0.1:9", "--join-seconds", "0.1"]
+    assert run(["serve-live", "--model", str(MODEL), "--random-weights", "--scenario", str(BUNDLE), *flags]) == 1
+    assert capsys.readouterr().err == "serve-live: rank 0 (coordinator) has not come to 127.0.0.1:9 within 0.1 s\n"

@@ -1,0 +1,148 @@
+"""The clocks of live runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.shapes import Shape
+from live.clock import CLOCKS, Clock, DirectClock, WallClock
+from live.engine import Engine
+from live.models.config import ModelConfig
+from live.models.decoder import Decoder
+from live.models.weights import random_weights
+from live.validation.profiling import ProfilingLimits, profile
+from live.validation.prompts import materialise
+from live.validation.replay import ReplayResult, replay
+from schedulers.engine_config import EngineConfig
+from workloads.request import Request
+
+CONFIG = ModelConfig("llama", Shape(2, 64, 96, 4, 2, 16, 50), max_position_embeddings=256, tied=False)
+
+
+def engine(depth: int = 1) -> Engine:
+    torch.set_num_threads(1)
+    decoder = Decoder(CONFIG, random_weights(CONFIG, torch.float32, "cpu"))
+    return Engine(decoder, EngineConfig(num_gpu_blocks=64, max_num_seqs=4), depth=depth)
+
+
+def compute(seconds: float) -> None:
+    """Use CPU time on this thread."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_clock_starts_at_0_stops_for_a_block_and_waits(name: str) -> None:
+    clock: Clock = {str(key): make for key, make in CLOCKS.items()}[name]()
+    assert clock.name == name
+    compute(0.01)
+    assert clock() >= 0.01
+    clock.start()
+    assert 0 <= clock() < 0.005
+    with clock.paused():
+        compute(0.02)
+    assert clock() < 0.015
+    clock.wait_until(0.03)
+    assert 0.03 <= clock() < 0.045
+    clock.wait_until(0.01)  # has passed: no clock goes back
+    assert clock() >= 0.03
+
+
+def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> None:
+    clock, wall = DirectClock(), WallClock()
+    time.sleep(0.02)
+    assert clock() < 0.01
+    compute(0.005)
+    other = threading.Thread(target=compute, args=(0.02,))
+    other.start()
+    other.join()
+    assert 0.005 <= clock() < 0.02
+    clock.wait_until(3600.0)
+    assert clock() == pytest.approx(3600.0, abs=0.01)
+    assert wall() < 10.0
+
+
+def test_pytorch_computes_on_the_thread_that_calls_it() -> None:
+    """With one thread, CPU time of the thread is that of the process: no pool does a part of the work unseen."""
+    torch.set_num_threads(1)
+    left, right = torch.randn(2, 384, 384)
+    thread, process = time.thread_time(), time.process_time()
+    for _ in range(20):
+        torch.mm(left, right)
+    thread, process = time.thread_time() - thread, time.process_time() - process
+    assert thread == pytest.approx(process, rel=0.02)
+
+
+def test_a_message_is_there_when_it_has_travelled() -> None:
+    """The rule by which a role of a topology receives: the later of its own time and the message's arrival."""
+    early, late = DirectClock(), DirectClock()
+    early.wait_until(1.0)
+    late.wait_until(5.0)
+    for clock, expected in ((early, 2.0 + 1e-3 + 8e6 / 1e9), (late, 5.0)):
+        clock.wait_until(2.0 + 1e-3 + 8e6 / 1e9)
+        assert clock() == pytest.approx(expected, abs=1e-3)
+
+
+def replayed(clock: Clock, gap: float, depth: int = 1) -> ReplayResult:
+    generations = [materialise(Request(i, gap * i, 20, 6), 6, 50, 16) for i in range(8)]
+    return replay(engine(depth), generations, clock)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_direct_replay_does_not_wait_and_answers_alike(depth: int) -> None:
+    """Eight requests 100 s apart are served in no time; latencies count from arrivals on the virtual clock."""
+    begin = time.perf_counter()
+    result = replayed(DirectClock(), 100.0, depth)
+    assert time.perf_counter() - begin < 20.0
+    columns = result.columns()
+    assert columns["arrival"].tolist() == [100.0 * i for i in range(8)]
+    assert (columns["noticed"] - columns["arrival"] < 1e-3).all()
+    latency = columns["last_token"] - columns["arrival"]
+    assert (latency > 0).all()
+    assert latency.max() < 1.0
+    assert [not follows for follows in result.followed].count(True) == 8  # the engine is idle after each request
+    wall = replayed(WallClock(), 0.0, depth)
+    assert [each.output for each in wall.generations] == [each.output for each in result.generations]
+
+
+def test_steps_of_a_direct_run_sum_to_its_computation() -> None:
+    """No time is counted twice, none is lost: busy spans of a saturated run cover its CPU time."""
+    begin = time.thread_time()
+    result = replayed(DirectClock(), 0.0)
+    computed = time.thread_time() - begin
+    busy = sum(end - begin for _, begin, end in result.spans)
+    assert 0 < busy <= result.spans[-1][2] <= computed
+    assert busy == pytest.approx(result.spans[-1][2] - result.spans[0][1], rel=1e-6)
+
+
+def test_other_processes_are_not_counted() -> None:
+    """Beside burning processes a step takes a multiple of its time by the wall clock, far less by the direct one."""
+    limits = ProfilingLimits(32, 16, 4, rounds=4, max_steps=40)
+
+    def median_step() -> float:
+        rounds = profile(engine, limits, 50, 1, DirectClock()).rounds
+        return float(np.median([step.seconds for steps in rounds for _, step in steps]))
+
+    alone = median_step()
+    burning = 2 * len(os.sched_getaffinity(0))
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(burning)]
+    try:
+        time.sleep(0.2)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        beside = median_step()
+        stretched = (time.perf_counter() - wall) / (time.thread_time() - cpu)
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+    assert stretched > 1.5
+    assert beside < 0.5 * stretched * alone

@@ -1,0 +1,113 @@
+"""Starts the ranks of a topology as processes, forked from one that has imported everything: imports take seconds.
+
+Reads a line of JSON for each topology: {"kind": "bundle" or "pools", "folder", "port", "missing": ranks that are not
+started}. Writes the process ids of the ranks as a line of JSON. Each rank writes its last line to the file of its
+number in the folder; rank 0 writes the answers to `answers.json` before, and then sends requests until it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from live.loaded_model import ModelSource
+from live.topologies.bundle.deployment import BundleDeployment
+from live.topologies.bundle.layout import BundleLayout
+from live.topologies.deployment import Deployment
+from live.topologies.front import TopologyBackend
+from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.pools.deployment import PoolsDeployment
+from live.topologies.pools.layout import EnginePlace, PoolsLayout
+from live.topologies.processes import TimeLimits, run_worker
+from tests.live.topologies.answers import requests, settings
+from workloads.errors import TwinError
+
+LIMITS = TimeLimits(join=2.0, answer=4.0)
+
+
+def deployment(folder: Path, kind: str) -> Deployment:
+    """Four ranks for the model in the folder: a bundle 2A-1F, or two prefill engines and a decode engine."""
+    model = ModelSource(folder / "config.json", True, "float32", "cpu", 1)
+    if kind == "bundle":
+        return BundleDeployment(model, BundleLayout(2, 1, 2, settings(2)))
+    engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(4))]
+    return PoolsDeployment(model, PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)}))
+
+
+def run_front(folder: Path, port: int, kind: str) -> str:
+    """Rank 0: serve requests on an event loop; returns why it ended."""
+    wanted, address = deployment(folder, kind), Address("127.0.0.1", port)
+    with listen_at(address) as listener:
+        members = Membership(address, 0, wanted.names, wanted.fingerprint, listener=listener, join_seconds=LIMITS.join)
+        try:
+            members.gather()
+            members.ready()
+            backend = TopologyBackend(wanted, members, None, LIMITS)
+        except TwinError:
+            members.close()
+            raise
+        try:
+            return asyncio.run(_serve(backend, folder))
+        finally:
+            backend.close()
+
+
+async def _serve(backend: TopologyBackend, folder: Path) -> str:
+    failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    finished = asyncio.Event()
+    backend.start(lambda progress: finished.set() if progress.finished else None, failed.set_result)
+    batches = 0
+    while not failed.done():
+        generations = requests(12, seed=1)
+        for generation in generations:
+            object.__setattr__(generation.request, "id", generation.request.id + 100 * batches)
+            backend.submit(generation)
+        while not failed.done() and not all(each.finish_reason for each in generations):
+            finished.clear()
+            await asyncio.wait([failed, asyncio.ensure_future(finished.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if not batches:
+            (folder / "answers.tmp").write_text(json.dumps([each.output for each in generations]))
+            (folder / "answers.tmp").rename(folder / "answers.json")
+        batches += 1
+        if (folder / "stop").exists():
+            return "stopped"
+    return failed.result()
+
+
+def run_rank(rank: int, folder: Path, port: int, kind: str) -> None:
+    """One rank's life, in a process of its own."""
+    try:
+        said = "ended"
+        if rank == 0:
+            said = run_front(folder, port, kind)
+        else:
+            run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS)
+    except TwinError as error:
+        said = str(error)
+    (folder / f"{rank}.tmp").write_text(said)
+    (folder / f"{rank}.tmp").rename(folder / str(rank))
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("up", flush=True)
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        pids = {}
+        for rank in range(4):
+            if rank in wanted["missing"]:
+                continue
+            pids[rank] = os.fork()
+            if not pids[rank]:
+                os.close(0)
+                run_rank(rank, Path(wanted["folder"]), wanted["port"], wanted["kind"])
+                os._exit(0)
+        print(json.dumps(pids), flush=True)
+
+
+if __name__ == "__main__":
+    main()

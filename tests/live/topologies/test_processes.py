@@ -1,0 +1,181 @@
+"""Topologies whose ranks are processes: the same answers, and one clear line from every rank when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+
+from live.loaded_model import LoadedModel
+from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.processes import QUIET
+from live.topologies.transport import TransportError
+from tests.live.topologies.answers import colocated, requests
+
+ROOT = Path(__file__).parents[3]
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 50, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+class Ranks:
+    """The four ranks of one topology."""
+
+    def __init__(self, folder: Path, pids: dict[int, int]) -> None:
+        self.folder, self.pids = folder, pids
+
+    def wait_for(self, name: str, seconds: float = 20.0) -> str:
+        """The content of a file that a rank writes."""
+        deadline = time.monotonic() + seconds
+        while not (self.folder / name).exists():
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.02)
+        return (self.folder / name).read_text()
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pids[rank], number)
+
+    def gone(self) -> bool:
+        """Whether all processes have ended."""
+        alive = []
+        for rank, pid in self.pids.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                alive.append(rank)
+        return not alive
+
+
+class Starter:
+    """Starts topologies."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = ()) -> Ranks:
+        (folder / "config.json").write_text(json.dumps(TINY))
+        port = port or free_port()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        wanted = {"kind": kind, "folder": str(folder), "port": port, "missing": missing}
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        return Ranks(folder, {int(rank): pid for rank, pid in json.loads(self._process.stdout.readline()).items()})
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    command = [sys.executable, "-m", "tests.live.topologies.ranks"]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    yield Starter(process)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its own session, and so all ranks of all tests
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("kind", ["bundle", "pools"])
+def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(
+    kind: str, starter: Starter, tmp_path: Path
+) -> None:
+    ranks = starter.start(tmp_path, kind)
+    answers = json.loads(ranks.wait_for("answers.json"))
+    config = tmp_path / "config.json"
+    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
+    assert answers == colocated(decoder, requests(12, seed=1))
+    (tmp_path / "stop").touch()
+    assert {ranks.wait_for(str(rank)) for rank in range(1, 4)} == {"ended"}
+    assert ranks.wait_for("0") == "stopped"
+
+
+LOST = [
+    ("bundle", 0, "coordinator", signal.SIGKILL),
+    ("bundle", 2, "attention 1", signal.SIGKILL),
+    ("bundle", 3, "ffn 0", signal.SIGKILL),
+    ("bundle", 0, "coordinator", signal.SIGSTOP),
+    ("bundle", 2, "attention 1", signal.SIGSTOP),
+    ("bundle", 3, "ffn 0", signal.SIGSTOP),
+    ("pools", 0, "frontend 0", signal.SIGKILL),
+    ("pools", 1, "prefill 0", signal.SIGKILL),
+    ("pools", 3, "decode 0", signal.SIGSTOP),
+]
+
+
+@pytest.mark.parametrize(("kind", "rank", "name", "number"), LOST)
+def test_a_rank_that_is_lost_is_named_by_all_others(
+    kind: str, rank: int, name: str, number: int, starter: Starter, tmp_path: Path
+) -> None:
+    what = "has ended" if number == signal.SIGKILL else "does not answer"
+    ranks = starter.start(tmp_path, kind)
+    ranks.wait_for("answers.json")
+    ranks.signal(rank, number)
+    begin = time.monotonic()
+    lines = {ranks.wait_for(str(other), 10) for other in range(4) if other != rank}
+    assert lines == {f"rank {rank} ({name}) {what}"}
+    assert time.monotonic() - begin < 10
+    with contextlib.suppress(ProcessLookupError):
+        ranks.signal(rank, signal.SIGKILL)
+    deadline = time.monotonic() + 2
+    while not ranks.gone():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("missing", "line"), [
+    (2, "rank 2 (attention 1) has not come within 2 s"), (0, "rank 0 (coordinator) has not come to 127.0.0.1:"),
+])  # fmt: skip
+def test_a_rank_that_never_comes_is_named(missing: int, line: str, starter: Starter, tmp_path: Path) -> None:
+    ranks = starter.start(tmp_path, missing=(missing,))
+    for rank in ranks.pids:
+        assert ranks.wait_for(str(rank), 10).startswith(line)
+
+
+def test_a_port_that_is_taken_is_named(starter: Starter, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ranks = starter.start(tmp_path, port=port, missing=(1, 2, 3))
+        line = ranks.wait_for("0", 10)
+    assert f"'127.0.0.1:{port}', expected a free address of this machine" in line
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    """Two ranks whose fingerprints differ: both say so."""
+    address = Address("127.0.0.1", free_port())
+    with listen_at(address) as listener:
+        first = Membership(address, 0, ["a", "b"], "x", listener=listener, join_seconds=2)
+        second = Membership(address, 1, ["a", "b"], "y", join_seconds=2)
+        second._tell("here/1", "y")
+        for members in (first, second):
+            with pytest.raises(TransportError, match="was started with other settings than"):
+                members.gather()
+        second.close()
+        first.close()
