@@ -17,7 +17,7 @@ from kernels.rope_kv_write import rope_table
 from kernels.silu_mul.reference import silu_mul
 from live.models.config import ModelConfig
 from live.models.linear import linear
-from live.models.weights import Experts, Layer, Weights
+from live.models.weights import DenseFFN, Layer, Weights
 from workloads.errors import BadInput
 
 
@@ -68,7 +68,7 @@ class ForwardPass:
                 layer, rms_norm(hidden, layer.before, epsilon), cache.layers[i] if cache else None
             )
             hidden = hidden + attended
-            assert not isinstance(layer.ffn, Experts)
+            assert isinstance(layer.ffn, DenseFFN)
             gate_up = linear(rms_norm(hidden, layer.after, epsilon), layer.ffn.gate_up)
             hidden = hidden + linear(silu_mul(gate_up), layer.ffn.down)
             layers.append(pair)

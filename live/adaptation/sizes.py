@@ -55,7 +55,7 @@ SIZES = {
         layers=4,
         hidden=128,
         digits=8,
-        base=TrainingSettings(steps=4000, batch_size=128, learning_rate=2e-3),
+        base=TrainingSettings(steps=1200, batch_size=128, learning_rate=2e-3),
         adaptation=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
     ),
 }

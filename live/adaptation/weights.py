@@ -65,7 +65,7 @@ def from_named(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> Weight
         layers.append(
             Layer(
                 before=part["before"], qkv=part["qkv"], q_norm=part.get("q_norm"), k_norm=part.get("k_norm"),
-                o=part["o"], after=part["after"], ffn=DenseFFN(part["gate_up"], part["down"]),
+                o=part["o"], after=part["after"], router=None, ffn=DenseFFN(part["gate_up"], part["down"]),
             )
         )  # fmt: skip
     head = named["embedding"] if config.tied else named["head"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -66,7 +68,7 @@ def base(
     from live.adaptation.runs import run_base
     from twin.cli.console import progress
 
-    with progress("training", sizes.base.steps, 0) as advance:
+    with _resumable(directory), progress("training", sizes.base.steps, 0) as advance:
         document = run_base(directory, sizes, family, seed, advance)
     return _finish(directory, document, as_json=json)
 
@@ -136,7 +138,7 @@ def prefill(
     from twin.cli.console import progress
 
     chosen = Adaptation(model, task, method, scope, rank, bits, start, steps, learning_rate, seed)
-    with progress("training", chosen.settings().steps, 0) as advance:
+    with _resumable(directory), progress("training", chosen.settings().steps, 0) as advance:
         document = run_adaptation(directory, chosen, advance)
     return _finish(directory, document, as_json=json)
 
@@ -203,6 +205,19 @@ def _sizes(threads: int) -> dict[str, Size]:
         raise BadInput(f"expected the extra [live] to be installed ({error})") from None
     use_threads(threads, "--threads")
     return SIZES
+
+
+@contextlib.contextmanager
+def _resumable(directory: Path) -> Iterator[None]:
+    """Give an interruption of the block a message that says what the directory keeps."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        from live.adaptation.runs import STATE
+
+        state = directory / STATE
+        kept = f"the state of the training is kept in {state}, and the same command goes on there"
+        raise KeyboardInterrupt(kept if state.exists() else "") from None
 
 
 def _finish(directory: Path, document: dict[str, Any], *, as_json: bool) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from live.adaptation import sizes
+from live.adaptation import sizes, training
+from live.adaptation.decomposition import Modules
 from live.adaptation.directories import read_model
 from live.adaptation.training import TrainingSettings
 from live.adaptation.weights import to_named
@@ -77,6 +78,27 @@ def test_the_live_engine_serves_what_was_written(base: Path) -> None:
 def test_a_training_of_other_settings_does_not_go_on(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, "base", "base", "--seed", "4")
     assert "base/training.safetensors: expected the state of the same training" in line
+
+
+def test_an_interrupted_training_says_what_is_kept_and_goes_on(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("prefill", "base", "sun", "--task", "running_sum")
+    whole = adapt(capsys, "prefill", "base", "whole", "--task", "running_sum")
+    monkeypatch.setattr(training, "SAVE_EVERY", 2)
+    loss, steps = Modules.loss, []
+
+    def interrupted(modules: Modules, *batch: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return loss(modules, *batch)
+
+    monkeypatch.setattr(Modules, "loss", interrupted)
+    assert run(["adapt", *command]) == 130
+    assert "interrupted; the state of the training is kept in sun/training.safetensors" in capsys.readouterr().err
+    assert adapt(capsys, *command)["losses"] == whole["losses"]
+    assert len(steps) == 4 + 3  # steps 3 to 5, after the two that were saved
 
 
 def test_what_does_not_fit_is_refused_in_one_line(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
