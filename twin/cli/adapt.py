@@ -45,8 +45,8 @@ def base(
     directory
         The model directory; made if need be.
     size
-        reduced: 2 layers of width 64, prompts of 5 digits (a minute on an idle core). full: 4 layers of width 128,
-        8 digits (a quarter of an hour).
+        reduced: 2 layers of width 64, prompts of 4 digits (half a minute on an idle core). full: 4 layers of width
+        128, 8 digits (some minutes).
     family
         The architecture.
     steps
