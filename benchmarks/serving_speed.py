@@ -65,26 +65,32 @@ def command(requests: int, repeat: int) -> float:
 
 
 def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) -> dict[str, float]:
-    """The simulation alone, in this process: median seconds, and the amount of work."""
+    """The simulation alone, in this process: median seconds (also of CPU time), and the amount of work."""
     document = {**changed(requests, replicas), "fast_forward": fast}
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
-    times = []
+    times, cpu = [], []
     for _ in range(repeat):
         gc.collect()
         gc.disable()
-        start = time.perf_counter()
+        start, started = time.perf_counter(), time.process_time()
         run = Simulation(plan).run()
         times.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - started)
         gc.enable()
     seconds = statistics.median(times)
+    columns = run.columns
+    decoding = sum(columns.last_token) - sum(columns.first_token)
     return {
         "requests": requests,
         "replicas": replicas,
         "seconds": seconds,
+        "cpu": statistics.median(cpu),
         "microseconds_per_request": 1e6 * seconds / requests,
-        "output_tokens_per_second": sum(run.columns.output_tokens) / seconds,
+        "output_tokens_per_second": sum(columns.output_tokens) / seconds,
         "engine_events_per_second": sum(log.events for log in run.logs) / seconds,
         "steps": sum(len(log.ends) for log in run.logs),
+        "simulated_seconds": max(columns.last_token),
+        "mean_itl": decoding / (sum(columns.output_tokens) - len(columns.output_tokens)),
     }
 
 

@@ -3,8 +3,9 @@
     python -m benchmarks.step_time --data ../shared/data [--repeat 15] [--out FILE]
 
 The tables are LLMServingSim's of an RTX PRO 6000. Two calls are timed: one step of two prompts beside a hundred decodes
-of two lengths, and one run of five hundred decode steps, divided by its steps. Tables and line alternate in this
-process; a ratio is the median of the ratios of each turn.
+of two lengths, and one run of five hundred decode steps, divided by its steps. The third row is a whole simulation, the
+loop alone: the recorded vLLM run of 300 requests, on its tables and on a line through three of their steps. Tables and
+line alternate in this process; times are CPU seconds, and a ratio is the median of the ratios of each turn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from twin.serving.plan import ServingPlan
+from twin.serving.simulation import Simulation
+from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 from workloads.request import Request
 
@@ -66,18 +70,18 @@ def mixed_step() -> Batch:
 def seconds_a_call(model: StepTime, batch: Batch) -> float:
     """Seconds of a call, averaged over `CALLS` calls."""
     seconds = model.seconds
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(CALLS):
         seconds(batch)
-    return (time.perf_counter() - start) / CALLS
+    return (time.process_time() - start) / CALLS
 
 
 def seconds_a_step(model: StepTime) -> float:
     """Seconds of a step, averaged over `RUNS` runs of decode steps."""
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(RUNS):
         model.decode_seconds(100, 100_000, 2000, STEPS)
-    return (time.perf_counter() - start) / RUNS / STEPS
+    return (time.process_time() - start) / RUNS / STEPS
 
 
 def measure(tables: StepTime, line: StepTime, repeat: int) -> list[dict[str, Any]]:
@@ -90,15 +94,40 @@ def measure(tables: StepTime, line: StepTime, repeat: int) -> list[dict[str, Any
     rows = []
     for name, call in calls.items():
         ours, baseline = in_turns(repeat, [lambda a=call: a(tables), lambda a=call: a(line)])  # type: ignore[misc]
-        rows.append(
-            {
-                "question": name,
-                "tables": statistics.median(ours),
-                "line": statistics.median(baseline),
-                "ratio": statistics.median(a / b for a, b in zip(ours, baseline, strict=True)),
-            }
-        )
+        rows.append(row(name, ours, baseline))
     return rows
+
+
+def simulations(tables: StepTime, data: Path, repeat: int) -> dict[str, Any]:
+    """Time the loop of the example on its tables, and on a line of about the same step times."""
+    runs = ((1, 1, 1), (100, 10**5, 10**3), (100, 2 * 10**5, 2 * 10**3))
+    one, hundred, longer = (tables.decode_seconds(*run, 1)[0] for run in runs)
+    per_kv = (longer - hundred) / 10**5
+    line = {"overhead": one, "per_token": (hundred - one - per_kv * 10**5) / 99, "per_kv_token": per_kv}
+    scenario = read_scenario(EXAMPLE, "serving")
+    scenario["workload"]["trace"]["path"] = str((data / RUN / "workload.jsonl").absolute())
+    scenario["step_time"]["path"] = str((data / RUN / "kernels_tp1").absolute())
+    sections = (scenario["step_time"], {"source": "linear", **line})
+    plans = [prepare({**scenario, "step_time": section}, EXAMPLE).cases[0].plan for section in sections]
+    ours, baseline = in_turns(repeat, [lambda p=plan: seconds_of_a_loop(p) for plan in plans])  # type: ignore[misc]
+    return row("a simulation of 300 requests", ours, baseline)
+
+
+def seconds_of_a_loop(plan: ServingPlan) -> float:
+    """Seconds of one simulation without its start-up."""
+    start = time.process_time()
+    Simulation(plan).run()
+    return time.process_time() - start
+
+
+def row(name: str, ours: list[float], baseline: list[float]) -> dict[str, Any]:
+    """Medians of all turns."""
+    return {
+        "question": name,
+        "tables": statistics.median(ours),
+        "line": statistics.median(baseline),
+        "ratio": statistics.median(a / b for a, b in zip(ours, baseline, strict=True)),
+    }
 
 
 def main() -> int:
@@ -111,14 +140,16 @@ def main() -> int:
     if arguments.repeat < 1:
         parser.error(f"--repeat: expected at least 1, found {arguments.repeat}")
     try:
-        rows = measure(*models(arguments.data), arguments.repeat)
+        tables, line = models(arguments.data)
+        rows = measure(tables, line, arguments.repeat)
+        rows.append(simulations(tables, arguments.data, arguments.repeat))
     except BadInput as error:
         parser.error(str(error))
-    for row in rows:
-        text = f"tables {1e6 * row['tables']:6.2f} µs, line {1e6 * row['line']:5.2f} µs, × {row['ratio']:.1f}"
-        print(f"{row['question']:>24}: {text}")
+    for found in rows:
+        text = f"tables {1e6 * found['tables']:8.2f} µs, line {1e6 * found['line']:8.2f} µs, × {found['ratio']:.1f}"
+        print(f"{found['question']:>28}: {text}")
     if arguments.out:
-        document = {**provenance("twin.benchmark-step-time/1"), "repeat": arguments.repeat, "rows": rows}
+        document = {**provenance("twin.benchmark-step-time/2"), "repeat": arguments.repeat, "rows": rows}
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

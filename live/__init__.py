@@ -12,4 +12,5 @@ text/         tokenizers, chat templates, stop strings server/       the HTTP se
 backend       what a server drives            topologies/   several workers: bundles, prefill and decode apart
 validation/   replays of workloads, for comparison with predictions
 calibration/  measurements of kernels, for predictions
+adaptation/   trainings of small models, and of prefill modules for a shared decode module
 """

@@ -39,8 +39,12 @@ class Columns:
         Raises:
             BadInput: there is no such column, or a cell holds something else.
         """
+        cells = self.text(name)
+        values = _all_numbers(cells)
+        if values is not None and min(values) > above:
+            return values
         values = []
-        for row, cell in enumerate(self.text(name)):
+        for row, cell in enumerate(cells):
             value = blank if blank is not None and not cell else _number(cell)
             if not (math.isfinite(value) and value > above):
                 bound = "" if above == -math.inf else f" above {above:g}"
@@ -54,8 +58,11 @@ class Columns:
         Raises:
             BadInput: there is no such column, or a cell holds something else.
         """
+        numbers = self.numbers(name, blank=None if blank is None else float(blank))
+        if min(numbers) >= low and all(map(float.is_integer, numbers)):
+            return list(map(int, numbers))
         values = []
-        for row, value in enumerate(self.numbers(name, blank=None if blank is None else float(blank))):
+        for row, value in enumerate(numbers):
             if value < low or value != math.floor(value):
                 raise self.fault(f"expected a whole number of at least {low}", row, name)
             values.append(int(value))
@@ -116,3 +123,12 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return math.nan
+
+
+def _all_numbers(cells: Sequence[str]) -> list[float] | None:
+    """The cells as finite numbers; None where they have to be looked at one by one."""
+    try:
+        values = list(map(float, cells))
+    except ValueError:
+        return None
+    return values if math.isfinite(sum(values)) else None

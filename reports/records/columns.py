@@ -15,9 +15,10 @@ def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
+    table = pa.table({name: _arrow(column) for name, column in columns.items()})
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as draft:
-        parquet.write_table(pa.table(dict(columns)), draft, compression="zstd")
+        parquet.write_table(table, draft, compression="zstd")
 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:
@@ -34,3 +35,27 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
         except ArrowInvalid as error:
             raise OSError(errno.EINVAL, "is no Parquet file", str(file)) from error
     return found
+
+
+def _arrow(column: Any) -> Any:
+    """A column as Arrow data where it is a numpy array of numbers, booleans or text; other columns as they are.
+
+    pyarrow's own conversion loads pandas, which takes longer than many a simulation.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    if not isinstance(column, np.ndarray) or column.ndim != 1:
+        return column
+    size, kind = len(column), column.dtype.str
+    if kind in ("<f8", "<i8"):
+        number = pa.float64() if kind == "<f8" else pa.int64()
+        return pa.Array.from_buffers(number, size, [None, pa.py_buffer(np.ascontiguousarray(column))])
+    if column.dtype == np.bool_:
+        bits = np.packbits(column, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), size, [None, pa.py_buffer(bits)])
+    if column.dtype.kind == "U":
+        texts = [text.encode() for text in column.tolist()]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        return pa.Array.from_buffers(pa.string(), size, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
+    return column

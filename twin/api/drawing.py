@@ -55,6 +55,12 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
             drawn = validation_figures(document)
             title = f"{document['name']}: predicted and measured"
             return drawn, terminal_page(title, validation_table(document), manifest, drawn)
+        case "twin.reproduction-sun-quality/1":
+            from reports.reproductions.page import reproduction_page
+            from reports.reproductions.sun import quality_figures, quality_table
+
+            drawn = quality_figures.figures(document)
+            return drawn, reproduction_page("sun", quality_table.tables(document), manifest, drawn)
     paper = _paper(schema)
     if paper is None:
         expected = "expected the schema of a run: a sweep, a simulation or a reproduction of this version"

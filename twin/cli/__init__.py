@@ -15,6 +15,7 @@ from types import FrameType
 import cyclopts
 
 from twin import __version__
+from twin.cli.adapt import adapt
 from twin.cli.calibrate import calibrate
 from twin.cli.report import report
 from twin.cli.reproduce import reproduce
@@ -44,6 +45,7 @@ app.command(sweep)
 app.command(reproduce)
 app.command(calibrate)
 app.command(validate)
+app.command(adapt)
 app.command(serve_live)
 app.command(report)
 

@@ -17,8 +17,8 @@ BAR_WIDTH = 24
 
 
 def note(text: str) -> None:
-    """Print a line on stderr."""
-    print(f"twin: {text}", file=sys.stderr)
+    """Print a line on stderr, whole: `print` writes the end of a line by itself, and a signal may come before it."""
+    sys.stderr.write(f"twin: {text}\n")
 
 
 def print_json(document: object) -> None:

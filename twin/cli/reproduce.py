@@ -16,6 +16,9 @@ def reproduce(
     /,
     *,
     trace: Path | None = None,
+    quality: Annotated[bool, FLAG] = False,
+    full: Annotated[bool, FLAG] = False,
+    seeds: int | None = None,
     data: Path | None = None,
     fit: str | None = None,
     fit_prompts: str | None = None,
@@ -40,6 +43,14 @@ def reproduce(
     trace
         spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
         the same moments.
+    quality
+        sun: train small models here, and compare the paper's claims about accuracy with them (decode modules that are
+        shared, and quantised); needs the extra [live].
+    full
+        sun --quality: models of 0.67 million parameters and prompts of 8 digits (hours), not the reduced size (about
+        ten minutes on two idle cores).
+    seeds
+        sun --quality: seeds, each with a base model of its own; default: 3.
     data
         fastafd: folder with the measured ratio_sweep.csv and, if at hand, systems.csv.
     fit
@@ -69,6 +80,11 @@ def reproduce(
     require_at_least("--jobs", jobs, 1)
     if trace is not None and paper != "spear":
         raise BadInput(f"expected it with spear only, found it with {paper}", field="--trace", value=str(trace))
+    if quality:
+        return _reproduce_quality(paper, full, seeds, jobs, runs, fresh=fresh, as_json=json)
+    for option, chosen in (("--full", full or None), ("--seeds", seeds)):
+        if chosen is not None:
+            raise BadInput("expected it with --quality only", field=option, value=str(chosen))
     given = {"--data": data, "--fit": fit, "--fit-prompts": fit_prompts, "--fit-data": fit_data}
     if paper == "fastafd":
         return _reproduce_fastafd(data, fit, fit_prompts, fit_data, runs, as_json=json)
@@ -101,6 +117,24 @@ def reproduce(
         print_table(reproduction_tables(summary))
     note(f"run folder: {run.path}")
     return 0
+
+
+def _reproduce_quality(
+    paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
+) -> int:
+    """Reproduce SUN's claims about accuracy."""
+    from twin.api.arguments import require_at_least
+    from twin.cli.quality_runs import SEEDS, reproduce_sun_quality
+    from twin.sweeps.parallel import usable_cores
+    from workloads.errors import BadInput
+
+    if paper != "sun":
+        raise BadInput(f"expected it with sun only, found it with {paper}", field="--quality")
+    require_at_least("--seeds", seeds, 1)
+    count = SEEDS if seeds is None else seeds
+    return reproduce_sun_quality(
+        full=full, seeds=count, jobs=jobs or usable_cores(), runs=runs, fresh=fresh, as_json=as_json
+    )
 
 
 def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:

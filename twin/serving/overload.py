@@ -42,23 +42,28 @@ class Backlog:
     """Counts the requests that wait at one engine for their first step there, in constant memory.
 
     Attributes:
-        first: when the first request arrived, seconds; None before. last: the counts as of the latest arrival.
+        first: when the first request arrived, seconds; None before.
     """
 
-    __slots__ = ("_arrived", "_before", "_emptied", "_started", "first", "last")
+    __slots__ = ("_arrived", "_before", "_emptied", "_last", "_started", "first")
 
     def __init__(self) -> None:
         self.first: float | None = None
-        self.last: Snapshot | None = None
+        self._last: tuple[float, int, int, float, int] | None = None
         self._arrived = self._started = self._before = 0
         self._emptied = 0.0
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The counts as of the latest arrival; None before the first."""
+        return None if self._last is None else Snapshot(*self._last)
 
     def arrive(self, now: float) -> None:
         """Count a request that is submitted."""
         if self.first is None:
             self.first = self._emptied = now
         self._arrived += 1
-        self.last = Snapshot(now, self._arrived, self._started, self._emptied, self._before)
+        self._last = now, self._arrived, self._started, self._emptied, self._before
 
     def start(self, now: float) -> None:
         """Count a request whose first step begins."""

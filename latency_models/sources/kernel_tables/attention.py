@@ -20,27 +20,80 @@ kernel lays out for every sequence. The other chunks add what they add to a step
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
+from math import inf
 
-from latency_models.interpolation import bracket, level
+from latency_models.interpolation import bracket
 from latency_models.sources.kernel_tables.grids import Flag, Grid, Point, make_grid
 from latency_models.sources.kernel_tables.skew import KNOTS, SkewFit
 from latency_models.sources.kernel_tables.tables import AttentionTable
 from schedulers.batches import Batch
 
 
-class DecodeCurve:
-    """Attention for one number of decodes: seconds by history, and α by skewness.
+class Segments:
+    """A piecewise line as lists: segment i begins at (starts[i], values[i]) and rises by slopes[i].
 
-    Attributes:
-        histories, times: points of the curve, cached tokens and seconds.
-        reach: the longest measured history.
-        alphas: α at `skew.KNOTS`.
+    The last segment extends beyond its end. Lookups are written out where they are used, since they run for every
+    simulated step: `i = bisect_right(starts, x) - 1`, then `values[i] + slopes[i] * (x - starts[i])`.
+
+    Args:
+        xs: rising, at least two. ys: the values there.
     """
 
-    __slots__ = ("alphas", "histories", "reach", "times")
+    __slots__ = ("slopes", "starts", "values")
 
-    def __init__(self, histories: list[float], times: list[float], reach: float, alphas: list[float]) -> None:
-        self.histories, self.times, self.reach, self.alphas = histories, times, reach, alphas
+    def __init__(self, xs: list[float], ys: list[float]) -> None:
+        places = range(len(xs) - 1)
+        self.starts, self.values = xs[:-1], ys[:-1]
+        self.slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in places]
+
+
+class DecodeCurve:
+    """Attention for one number of decodes.
+
+    Attributes:
+        line: seconds by history, cached tokens.
+        reach: the longest measured history.
+        alphas: α by skewness.
+    """
+
+    __slots__ = ("alphas", "line", "reach")
+
+    def __init__(self, line: Segments, reach: float, alphas: Segments) -> None:
+        self.line, self.reach, self.alphas = line, reach, alphas
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DecodeCurve:
+        return self  # never changes
+
+
+class PromptCells:
+    """Prompts alone: seconds within each cell of the grid, as coefficients of its lower corner.
+
+    Attributes:
+        sizes, contexts: lower corners of the cells.
+        cells: (size, context, seconds, rise by tokens, rise by context, rise of that by tokens) of each.
+        within: the largest size and context that need no look at where measurements end.
+    """
+
+    __slots__ = ("cells", "contexts", "sizes", "within")
+
+    def __init__(self, grid: Grid) -> None:
+        sizes, contexts = grid.axes
+        self.sizes, self.contexts = sizes[:-1], contexts[:-1]
+        self.within = grid.limits if grid.reach is None else NOTHING
+        self.cells: list[list[tuple[float, float, float, float, float, float]]] = []
+        for i, (size, next_size) in enumerate(pairwise(sizes)):
+            low, high, width = grid.times[i], grid.times[i + 1], next_size - size
+            row = []
+            for j, (context, next_context) in enumerate(pairwise(contexts)):
+                by_context = (low[j + 1] - low[j]) / (next_context - context)
+                beyond = (high[j + 1] - high[j]) / (next_context - context)
+                by_tokens = (high[j] - low[j]) / width
+                row.append((size, context, low[j], by_tokens, by_context, (beyond - by_context) / width))
+            self.cells.append(row)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PromptCells:
+        return self  # never changes
 
 
 class AttentionTimes:
@@ -57,40 +110,72 @@ class AttentionTimes:
         self._prefill = make_grid(regimes.prefill, scale)
         self._mixed = make_grid(regimes.mixed, scale)
         self._floor = min(regimes.prefill.values()) * scale
+        self._prompts = PromptCells(self._prefill)
+        self._starts = tuple(axis[:-1] for axis in self._mixed.axes)
+        self._within = self._mixed.limits if self._mixed.reach is None else NOTHING
         self._skew, self._flag = skew, flag
         self._curves: dict[int, DecodeCurve] = {}
-        self._mixed_alphas: dict[int, list[float]] = {}
+        self._counts: dict[int, tuple[int, float, Segments]] = {}
 
     # -- decodes alone -----------------------------------------------------------------------------------------------
 
     def decode(self, decodes: int, kv: int, longest: int) -> float:
         """Seconds of decodes alone.
 
-        This is called for every simulated step, so `bracket` is written out twice.
-
         Args:
             kv: tokens that all decodes attend to.
             longest: tokens that the longest attends to.
         """
         curve = self._curves.get(decodes) or self._curve(decodes)
-        histories, times = curve.histories, curve.times
-        last = len(histories) - 2
+        line = curve.line
+        starts = line.starts
         mean, top = kv / decodes - 1.0, longest - 1.0
         if top > curve.reach:
             self._flag("attention.kv_decode", top)
-        i = bisect_right(histories, mean) - 1
-        if i > last:
-            i = last
-        start, low = histories[i], times[i]
-        even = low + (times[i + 1] - low) * (mean - start) / (histories[i + 1] - start)
+        i = bisect_right(starts, mean) - 1
+        even = line.values[i] + line.slopes[i] * (mean - starts[i])
         if top <= mean:
             return even
-        i = bisect_right(histories, top) - 1
-        if i > last:
-            i = last
-        start, low = histories[i], times[i]
-        worst = low + (times[i + 1] - low) * (top - start) / (histories[i + 1] - start)
-        return even + level(KNOTS, curve.alphas, 1.0 - mean / top) * (worst - even)
+        i = bisect_right(starts, top) - 1
+        worst = line.values[i] + line.slopes[i] * (top - starts[i])
+        alphas, uneven = curve.alphas, 1.0 - mean / top
+        i = bisect_right(alphas.starts, uneven) - 1
+        return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
+
+    def decode_run(self, decodes: int, kv: int, longest: int, steps: int, rest: float) -> list[float]:
+        """The values of `rest + decode(…)` for successive steps, bit for bit.
+
+        The mean and the longest history rise from step to step, so that their segments are found by going on from the
+        last ones.
+        """
+        curve = self._curves.get(decodes) or self._curve(decodes)
+        starts, values, slopes = curve.line.starts, curve.line.values, curve.line.slopes
+        knots, levels, rises = curve.alphas.starts, curve.alphas.values, curve.alphas.slopes
+        if longest + steps - 2.0 > curve.reach:
+            self._flag("attention.kv_decode", longest + steps - 2.0)
+        i = bisect_right(starts, kv / decodes - 1.0) - 1
+        j = bisect_right(starts, longest - 1.0) - 1
+        start, next_start = starts[i], starts[i + 1] if i + 1 < len(starts) else inf
+        longest_start, longest_next = starts[j], starts[j + 1] if j + 1 < len(starts) else inf
+        seconds: list[float] = []
+        for _ in range(steps):
+            mean, top = kv / decodes - 1.0, longest - 1.0
+            while mean >= next_start:
+                i += 1
+                start, next_start = starts[i], starts[i + 1] if i + 1 < len(starts) else inf
+            even = values[i] + slopes[i] * (mean - start)
+            if top > mean:
+                while top >= longest_next:
+                    j += 1
+                    longest_start, longest_next = starts[j], starts[j + 1] if j + 1 < len(starts) else inf
+                worst = values[j] + slopes[j] * (top - longest_start)
+                uneven = 1.0 - mean / top
+                k = bisect_right(knots, uneven) - 1
+                even = even + (levels[k] + rises[k] * (uneven - knots[k])) * (worst - even)
+            seconds.append(rest + even)
+            kv += decodes
+            longest += 1
+        return seconds
 
     def _curve(self, decodes: int) -> DecodeCurve:
         """The table at one number of decodes, cached, since a run of steps uses the same one."""
@@ -101,7 +186,8 @@ class AttentionTimes:
         if decodes > grid.limits[0]:
             self._flag("attention.n_decode", decodes)
         reach = grid.limits[1] if grid.reach is None else min(grid.reach[k : k + 2] if share else grid.reach[k : k + 1])
-        curve = self._curves[decodes] = DecodeCurve(histories, times, reach, self._alphas("pure", decodes))
+        curve = DecodeCurve(Segments(histories, times), reach, self._alphas("pure", decodes))
+        self._curves[decodes] = curve
         return curve
 
     # -- prompts, alone and beside decodes ---------------------------------------------------------------------------
@@ -120,24 +206,26 @@ class AttentionTimes:
                 longest = chunk.context + 1
         if not chunks:
             return self.decode(decodes, kv, longest)
-        tokens, context = chunks[0] if len(chunks) == 1 else max(chunks)
+        if len(chunks) == 1:
+            tokens, context = chunks[0]
+            if not decodes:
+                return self._prompt(tokens, context)
+            return self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
+        tokens, context = largest = max(chunks)
+        alone = [self._prompt(*chunk) for chunk in chunks]
+        together = self._together(chunks, max(alone))
         if not decodes:
-            return self._together(chunks) if len(chunks) > 1 else self._prompt(tokens, context)
+            return together
         time = self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
-        if len(chunks) > 1:
-            time += max(self._together(chunks) - self._prompt(tokens, context), 0.0)
-        return time
+        return time + max(together - alone[chunks.index(largest)], 0.0)
 
-    def _together(self, chunks: list[tuple[int, int]]) -> float:
-        """Seconds of several chunks without decodes."""
-        slowest = work = 0.0
+    def _together(self, chunks: list[tuple[int, int]], slowest: float) -> float:
+        """Seconds of several chunks without decodes, of which the slowest alone takes `slowest`."""
+        work = 0.0
         tokens = 0
         for count, context in chunks:
             tokens += count
             work += count * (context + 0.5 * count)
-            alone = self._prompt(count, context)
-            if alone > slowest:
-                slowest = alone
         even = work / tokens - 0.5 * tokens
         if even >= 0:
             together = self._prompt(tokens, even)
@@ -145,49 +233,72 @@ class AttentionTimes:
             together = max(2.0 * self._prompt(tokens, 0) - self._prompt(tokens, -even), self._floor)
         return together if together > slowest else slowest
 
-    def _prompt(self, tokens: float, context: float) -> float:
+    def _prompt(self, tokens: int, context: float) -> float:
         """Seconds of one chunk without decodes."""
-        grid = self._prefill
-        if tokens > grid.limits[0] or context > grid.limits[1] or grid.reach is not None:
-            self._report(grid, (tokens, context), ("prefill_chunk", "kv_prefill"))
-        sizes, contexts = grid.axes
-        i, u = bracket(sizes, tokens)
-        j, v = bracket(contexts, context)
-        low, high = grid.times[i], grid.times[i + 1]
-        at_low = low[j] + (low[j + 1] - low[j]) * v
-        time: float = at_low + (high[j] + (high[j + 1] - high[j]) * v - at_low) * u
-        return time
+        known = self._prompts
+        within = known.within
+        if tokens > within[0] or context > within[1]:
+            self._report(self._prefill, (tokens, context), ("prefill_chunk", "kv_prefill"))
+        row = known.cells[bisect_right(known.sizes, tokens) - 1]
+        size, start, seconds, by_tokens, by_context, by_both = row[bisect_right(known.contexts, context) - 1]
+        further = tokens - size
+        return seconds + by_tokens * further + (by_context + by_both * further) * (context - start)
 
-    def _beside(self, tokens: int, context: float, decodes: int, mean: float, top: float) -> float:
+    def _beside(self, tokens: int, context: int, decodes: int, mean: float, top: float) -> float:
         """Seconds of one chunk and of decodes with this mean and longest history."""
-        grid = self._mixed
-        beyond = grid.limits
-        outside = tokens > beyond[0] or context > beyond[1] or decodes > beyond[2] or top > beyond[3]
-        if outside or grid.reach is not None:
-            self._report(grid, (tokens, context, decodes, top), _MIXED)
-        sizes, contexts, counts, histories = grid.axes
-        i, u = bracket(sizes, tokens)
-        j, v = bracket(contexts, context)
-        k, w = bracket(counts, decodes)
-        a, f = bracket(histories, mean)
-        b, g = bracket(histories, top)
+        within = self._within
+        if tokens > within[0] or context > within[1] or decodes > within[2] or top > within[3]:
+            self._report(self._mixed, (tokens, context, decodes, top), _MIXED)
+        sizes, _, _, starts = self._starts
+        histories = self._mixed.axes[3]
+        k, w, alphas = self._counts.get(decodes) or self._count(decodes)
+        i = bisect_right(sizes, tokens) - 1
+        a = bisect_right(starts, mean) - 1
+        b = bisect_right(starts, top) - 1
+        f = (mean - histories[a]) / (histories[a + 1] - histories[a])
+        g = (top - histories[b]) / (histories[b + 1] - histories[b])
         even = worst = 0.0
-        for share, plane in ((1.0 - u, grid.times[i]), (u, grid.times[i + 1])):
-            for part, rows in (((1.0 - v) * share, plane[j]), (v * share, plane[j + 1])):
-                for weight, row in (((1.0 - w) * part, rows[k]), (w * part, rows[k + 1])):
-                    even += weight * (row[a] + (row[a + 1] - row[a]) * f)
-                    worst += weight * (row[b] + (row[b + 1] - row[b]) * g)
+        for weight, row in self._corners(i, tokens, context, k, w):
+            at_mean, at_top = row[a], row[b]
+            even += weight * (at_mean + (row[a + 1] - at_mean) * f)
+            worst += weight * (at_top + (row[b + 1] - at_top) * g)
         if top <= mean:
             return even
-        alphas = self._mixed_alphas.get(decodes)
-        if alphas is None:
-            alphas = self._mixed_alphas[decodes] = self._alphas("mixed", decodes)
-        return even + level(KNOTS, alphas, 1.0 - mean / top) * (worst - even)
+        uneven = 1.0 - mean / top
+        i = bisect_right(alphas.starts, uneven) - 1
+        return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
+
+    def _corners(self, i: int, tokens: int, context: int, k: int, w: float) -> list[tuple[float, list[float]]]:
+        """Rows of the grid by history around a chunk and a number of decodes, with their weights.
+
+        Corners of weight 0 are left out: those at the next context of a fresh prompt, and those at the next number of
+        decodes where the number itself was measured.
+        """
+        sizes, contexts = self._mixed.axes[:2]
+        low, high = self._mixed.times[i], self._mixed.times[i + 1]
+        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
+        if context:
+            j, v = bracket(contexts, context)
+            planes = [((1.0 - v) * (1.0 - u), low[j]), (v * (1.0 - u), low[j + 1]),
+                      ((1.0 - v) * u, high[j]), (v * u, high[j + 1])]  # fmt: skip
+        else:
+            planes = [(1.0 - u, low[0]), (u, high[0])]
+        if not w:
+            return [(weight, rows[k]) for weight, rows in planes]
+        return [corner for weight, rows in planes
+                for corner in (((1.0 - w) * weight, rows[k]), (w * weight, rows[k + 1]))]  # fmt: skip
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def _alphas(self, regime: str, decodes: int) -> list[float]:
-        return [0.0] * len(KNOTS) if self._skew is None else self._skew.alphas(regime, decodes)
+    def _count(self, decodes: int) -> tuple[int, float, Segments]:
+        """The interval of a number of decodes beside a prompt, the share of the way through it, and α; cached."""
+        count = self._counts[decodes] = (*bracket(self._mixed.axes[2], decodes), self._alphas("mixed", decodes))
+        return count
+
+    def _alphas(self, regime: str, decodes: int) -> Segments:
+        """α by skewness, from 0 to 1: level below the first knot and beyond the last."""
+        alphas = [0.0] * len(KNOTS) if self._skew is None else self._skew.alphas(regime, decodes)
+        return Segments([0.0, *KNOTS, 2.0], [alphas[0], *alphas, alphas[-1]])
 
     def _report(self, grid: Grid, point: Point, names: tuple[str, ...]) -> None:
         """Flag the axes on which a point lies outside the measured range."""
@@ -203,5 +314,8 @@ class AttentionTimes:
         if point[-1] > min(reach):
             self._flag(f"attention.{names[-1]}", point[-1])
 
+
+NOTHING: Point = (-1.0, -1.0, -1.0, -1.0)
+"""Limits that every point exceeds."""
 
 _MIXED = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")

@@ -43,6 +43,9 @@ class Grid:
     limits: tuple[float, ...]
     reach: Any
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Grid:
+        return self  # never changes
+
 
 def make_grid(points: Mapping[Point, float], scale: float) -> Grid:
     """A grid from its measured points, times multiplied by `scale`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.interpolation import bracket, line_through
@@ -29,18 +30,24 @@ class ByCount:
 
     Beyond the largest measured count, time continues along the line through that point and the one at half of it. The
     last two points would be a poor guide where times climb in stairs, since both may lie on one tread.
+
+    Attributes:
+        seconds: from a count of 0 to the largest measured one.
     """
 
     def __init__(self, seconds: list[float], name: str, flag: Flag) -> None:
-        self._seconds, self._name, self._flag = seconds, name, flag
+        self.seconds, self._name, self._flag = seconds, name, flag
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ByCount:
+        return ByCount(self.seconds, self._name, deepcopy(self._flag, memo))  # the seconds never change
 
     def at(self, count: int) -> float:
         """Seconds for a count; 0 for none."""
         try:
-            return self._seconds[count]
+            return self.seconds[count]
         except IndexError:
             self._flag(self._name, count)
-            known = self._seconds
+            known = self.seconds
             last = len(known) - 1
             half = last // 2
             return known[last] + (known[last] - known[half]) * (count - last) / (last - half)

@@ -57,7 +57,7 @@ class KernelTableStepTime(StepTimeModel):
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
-        return self.rank_seconds(batch, batch.tokens * self._peers)
+        return self.rank_seconds(batch, batch.tokens * self._peers if self._experts is not None else 0)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
@@ -77,8 +77,7 @@ class KernelTableStepTime(StepTimeModel):
         """See `StepTimeModel.rank_decode_seconds`."""
         if not decodes:
             return [self.rank_seconds(None, gathered)] * steps
-        rest, attention = self._rest(decodes, decodes, gathered), self._attention.decode
-        return [rest + attention(decodes, kv + decodes * i, longest + i) for i in range(steps)]
+        return self._attention.decode_run(decodes, kv, longest, steps, self._rest(decodes, decodes, gathered))
 
     def outside(self) -> dict[str, float]:
         """See `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
@@ -86,7 +85,10 @@ class KernelTableStepTime(StepTimeModel):
 
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:
         """Seconds of everything except attention."""
-        seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
+        try:
+            seconds = self._overhead + self._rows.seconds[rows] + self._head.seconds[sequences]
+        except IndexError:  # beyond the measurements
+            seconds = self._overhead + self._rows.at(rows) + self._head.at(sequences)
         return seconds if self._experts is None else seconds + self._experts.at(gathered)
 
     def _flag(self, axis: str, value: float) -> None:

@@ -181,6 +181,9 @@ class KernelTables(Strict):
     moe: ExpertTable | None = None
     skew: SkewFit | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> KernelTables:
+        return self  # frozen: plans of one sweep share a hundred thousand numbers
+
     @property
     def origin(self) -> Origin:
         """The origin of the kernels."""

@@ -55,6 +55,28 @@ class PoolRow:
     interactivity_change: float
 
 
+@dataclass(frozen=True)
+class AccuracyRow:
+    """A printed accuracy, in per cent: tables 1 and 3 (of which table 2 is a part), and figure 2 as section 3.2.2 says.
+
+    `variant` has the names of `live.adaptation.comparison`, with awq where there is rtn.
+    """
+
+    where: str
+    model: str
+    variant: str
+    benchmark: str
+    accuracy: float
+
+
+def accuracy_rows() -> list[AccuracyRow]:
+    """Tables 1 and 3, and figure 2."""
+    return [
+        AccuracyRow(row["where"], row["model"], row["variant"], row["benchmark"], float(row["accuracy"]))
+        for row in _read("accuracy")
+    ]
+
+
 def concurrency_rows() -> list[ConcurrencyRow]:
     """Table 4."""
     return [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
+from latency_models.sources.kernel_tables.grids import Grid, make_grid
 from latency_models.sources.kernel_tables.skew import SkewFit, SkewLevels
 from tests.latency_models.sources.kernel_tables.small_tables import (
     batch,
@@ -16,6 +19,7 @@ from tests.latency_models.sources.kernel_tables.small_tables import (
     mixed_time,
     prefill_time,
 )
+from tests.latency_models.sources.kernel_tables.test_files import add_skew
 
 ALPHA = 0.25
 
@@ -176,3 +180,62 @@ def test_a_corner_that_did_not_fit_into_memory_is_flagged(tmp_path: Path, told: 
     told.axes.clear()
     assert attention.mixed(batch([(64, 0)], [901] * 6)) == pytest.approx(mixed_time(64, 0, 6, 900))
     assert told.axes == {"attention.kv_decode": 900}
+
+
+# -- the written-out lookups against the definition ----------------------------------------------------------------
+
+
+def multilinear(grid: Grid, point: tuple[float, ...]) -> float:
+    """Interpolation by its definition: a weighted sum over all corners of the cell, in exact fractions."""
+    corners = [(Fraction(1), grid.times)]
+    for axis, x in zip(grid.axes, point, strict=True):
+        i = max(place for place in range(len(axis) - 1) if axis[place] <= x)
+        low, high = Fraction(axis[i]), Fraction(axis[i + 1])
+        share = (Fraction(x) - low) / (high - low)
+        corners = [
+            (weight * part, block[place])
+            for weight, block in corners
+            for part, place in ((1 - share, i), (share, i + 1))
+        ]
+    return float(sum(weight * Fraction(time) for weight, time in corners))
+
+
+def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, told: Told) -> None:
+    """Inside the table, between its points and beyond its end."""
+    table = read_kernel_tables(folder).attention
+    attention = AttentionTimes(table, None, 1.0, told)
+    regimes = table.regimes()
+    source = random.Random(7)
+    for _ in range(200):
+        chunk, context = source.randint(2, 600), source.choice([0, source.randint(1, 900)])
+        count, length = source.randint(1, 12), source.randint(1, 1500)
+        history = float(length - 1)
+        expected = (
+            (attention.decode(count, count * length, length), regimes.decode, (count, history)),
+            (attention.mixed(batch([(chunk, context)])), regimes.prefill, (chunk, context)),
+            (
+                attention.mixed(batch([(chunk, context)], [length] * count)),
+                regimes.mixed,
+                (chunk, context, count, history),
+            ),
+        )
+        for found, points, point in expected:
+            assert found == pytest.approx(multilinear(make_grid(points, 1.0), point), rel=1e-12)
+
+
+def test_a_run_equals_single_lookups_to_the_last_bit(folder: Path) -> None:
+    """Runs that begin anywhere, cross points of the table and end beyond it; what lies outside is flagged alike."""
+    add_skew(folder)
+    tables = read_kernel_tables(folder)
+    source = random.Random(11)
+    for _ in range(100):
+        count, steps = source.randint(1, 12), source.randint(0, 900)
+        lengths = [source.randint(1, 1200) for _ in range(count)]
+        kv, longest = sum(lengths), max(lengths)
+        by_run, one_by_one = Told(), Told()
+        run = AttentionTimes(tables.attention, tables.skew, 1.0, by_run)
+        single = AttentionTimes(tables.attention, tables.skew, 1.0, one_by_one)
+        found = run.decode_run(count, kv, longest, steps, 3.0)
+        assert found == [3.0 + single.decode(count, kv + count * i, longest + i) for i in range(steps)]
+        if steps:
+            assert by_run.axes == one_by_one.axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_runs_of_decodes_equal_single_steps_to_the_last_bit(folder: Path, expert
         steps = source.randint(1, 40)
         run = model.decode_seconds(len(lengths), sum(lengths), max(lengths), steps)
         assert run == [model.seconds(batch(lengths=[n + i for n in lengths])) for i in range(steps)]
+
+
+def test_copies_share_tables_but_not_what_lay_outside(folder: Path) -> None:
+    one = load(folder)
+    other = copy.deepcopy(one)
+    far = batch([(64, 3)], [100_000, 512])
+    assert other.seconds(far) == one.seconds(far)
+    assert one.outside() == other.outside() != {}
+    third = copy.deepcopy(load(folder))
+    third.seconds(batch(lengths=[5000] * 3))
+    assert one.outside() != third.outside()
+    assert other.tables is one.tables
 
 
 def test_loading_the_file_gives_the_same_times_as_the_folder(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""SUN's decomposition of a decoder: a prefill module θ_p and a decode module θ_d of one architecture (section 3.1).
+
+θ_p computes the prompt: the distribution of the first token and the prompt's KV cache (eq. 2). θ_d computes all other
+tokens, with that cache (eq. 3). With θ_p = θ_d the two are the model itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from live.adaptation.forward import ForwardPass
+from live.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A prefill module and a decode module. `prefill`: θ_p. `decode`: θ_d."""
+
+    forward: ForwardPass
+    prefill: Weights
+    decode: Weights
+
+    def answer_logits(self, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """Logits at all positions of answers, each given the answer's tokens before it.
+
+        Args:
+            prompts: (batch, p). answers: (batch, n).
+
+        Returns:
+            (batch, n, vocabulary): the first position is θ_p's, the others are θ_d's (eq. 2 and 3).
+        """
+        first, cache = self.forward(self.prefill, prompts)
+        if answers.shape[1] == 1:
+            return first[:, -1:]
+        rest, _ = self.forward(self.decode, answers[:, :-1], cache)
+        return torch.cat([first[:, -1:], rest], dim=1)
+
+    def loss(self, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """The mean negative log-likelihood of answers' tokens (eq. 6), a scalar.
+
+        A frozen θ_d passes gradients on to θ_p through the prompt's keys and values only.
+        """
+        return cross_entropy(self.answer_logits(prompts, answers).flatten(0, 1), answers.flatten())
+
+    @torch.no_grad()
+    def generate(self, prompts: torch.Tensor, tokens: int) -> torch.Tensor:
+        """Answers of `tokens` tokens, the likeliest at each step, (batch, tokens): one prefill, then decode steps."""
+        logits, cache = self.forward(self.prefill, prompts)
+        answer = [logits[:, -1:].argmax(-1)]
+        while len(answer) < tokens:
+            logits, cache = self.forward(self.decode, answer[-1], cache)
+            answer.append(logits.argmax(-1))
+        return torch.cat(answer, dim=1)
+
+    @torch.no_grad()
+    def exact_match(self, prompts: torch.Tensor, answers: torch.Tensor) -> float:
+        """The share of generated answers that are right in every token."""
+        return float((self.generate(prompts, answers.shape[1]) == answers).all(dim=1).double().mean())

@@ -1,0 +1,96 @@
+"""Model directories in Hugging Face's layout, which the live engine loads: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from live.adaptation.weights import to_named
+from live.models.checkpoint import SINGLE
+from live.models.config import ModelConfig, read_config
+from live.models.weights import Weights, load_weights
+from reports.records.run_directory import naming, replacing, write_text
+from workloads.errors import BadInput
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+_PARTS = {
+    "before": "input_layernorm", "o": "self_attn.o_proj", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm",
+    "after": "post_attention_layernorm", "down": "mlp.down_proj",
+}  # fmt: skip
+"""Names of a layer's tensors that are stored as they are; `qkv` and `gate_up` are stored apart."""
+
+_OUTSIDE = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+
+
+def write_model(directory: Path, config: ModelConfig, weights: Weights) -> None:
+    """Write a dense model; makes the directory.
+
+    Raises:
+        OSError: the disk does not take it; it carries the path.
+    """
+    with naming(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / "config.json", json.dumps(config_document(config), indent=1) + "\n")
+    with replacing(directory / SINGLE) as draft:
+        save_file(stored_tensors(config, weights), draft, {"format": "pt"})
+
+
+def read_model(directory: Path, device: str = "cpu") -> tuple[ModelConfig, Weights]:
+    """A model's config, and its weights in float32.
+
+    Raises:
+        BadInput: a directory that the live engine cannot load either.
+    """
+    config = read_config(directory)
+    return config, load_weights(directory, config, torch.float32, device)
+
+
+def config_document(config: ModelConfig) -> dict[str, object]:
+    """The config.json of a dense model.
+
+    Raises:
+        BadInput: a mixture of experts, a classification model, or scaled rotary positions.
+    """
+    shape = config.shape
+    if config.scaling is not None or config.labels or shape.experts:
+        raise BadInput("expected a dense language model with plain rotary positions", value=config.family)
+    return {
+        "architectures": [ARCHITECTURES[config.family]],
+        "model_type": config.family,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.epsilon,
+        "rope_theta": shape.rope_theta,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tied,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    }
+
+
+def stored_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
+    """Tensors by the names of a checkpoint."""
+    shape = config.shape
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    stored = {}
+    for name, tensor in to_named(weights).items():
+        prefix, _, part = name.rpartition(".")
+        if part == "qkv":
+            for letter, rows in zip("qkv", tensor.split([query, key, key]), strict=True):
+                stored[f"model.{prefix}.self_attn.{letter}_proj.weight"] = rows
+        elif part == "gate_up":
+            for half, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                stored[f"model.{prefix}.mlp.{half}_proj.weight"] = rows
+        else:
+            module = f"model.{prefix}.{_PARTS[part]}" if prefix else _OUTSIDE[part]
+            stored[f"{module}.weight"] = tensor
+    return {name: tensor.detach().contiguous() for name, tensor in stored.items()}

@@ -1,0 +1,106 @@
+"""The forward pass of whole batches with gradients.
+
+It computes what `live.models.decoder` computes, from the same `Weights`, for sequences of one length that lie side by
+side: keys and values are tensors in autograd's graph, where the engine writes them into a paged cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import embedding, scaled_dot_product_attention
+
+from kernels.rms_norm.reference import rms_norm
+from kernels.rope_kv_write import rope_table
+from kernels.silu_mul.reference import silu_mul
+from live.models.config import ModelConfig
+from live.models.linear import linear
+from live.models.weights import DenseFFN, Layer, Weights
+from workloads.errors import BadInput
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of all tokens so far: one pair for each layer, each (batch, kv_heads, tokens, head_dim)."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each sequence."""
+        return self.layers[0][0].shape[2]
+
+
+class ForwardPass:
+    """The computation of a dense decoder of the Llama or Qwen3 family, without weights.
+
+    Raises:
+        BadInput: a mixture of experts, or a classification model.
+    """
+
+    def __init__(self, config: ModelConfig, device: str = "cpu") -> None:
+        if config.shape.experts or config.labels:
+            raise BadInput("expected a dense language model", field="model_type", value=config.family)
+        self.config, shape = config, config.shape
+        self._scale = 1 / math.sqrt(shape.head_dim)
+        self._cos, self._sin = rope_table(
+            shape.head_dim, config.max_position_embeddings, shape.rope_theta, config.scaling, device=device
+        )
+
+    def __call__(
+        self, weights: Weights, tokens: torch.Tensor, cache: KVCache | None = None
+    ) -> tuple[torch.Tensor, KVCache]:
+        """Compute new tokens of each sequence, which attend to the cache and to each other causally.
+
+        Args:
+            tokens: (batch, n). cache: of the tokens before them; None: there are none.
+
+        Returns:
+            logits (batch, n, vocabulary), and the cache with the new tokens.
+        """
+        assert weights.head is not None
+        hidden, epsilon = embedding(tokens, weights.embedding), self.config.shape.epsilon
+        layers = []
+        for i, layer in enumerate(weights.layers):
+            attended, pair = self._attention(
+                layer, rms_norm(hidden, layer.before, epsilon), cache.layers[i] if cache else None
+            )
+            hidden = hidden + attended
+            assert isinstance(layer.ffn, DenseFFN)
+            gate_up = linear(rms_norm(hidden, layer.after, epsilon), layer.ffn.gate_up)
+            hidden = hidden + linear(silu_mul(gate_up), layer.ffn.down)
+            layers.append(pair)
+        return linear(rms_norm(hidden, weights.norm, epsilon), weights.head), KVCache(tuple(layers))
+
+    def _attention(
+        self, layer: Layer, x: torch.Tensor, past: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Attention's output (batch, n, hidden), and the layer's keys and values with those of the new tokens."""
+        shape = self.config.shape
+        batch, new, _ = x.shape
+        before = 0 if past is None else past[0].shape[2]
+        heads = linear(x, layer.qkv).view(batch, new, -1, shape.head_dim).transpose(1, 2)
+        q, k, v = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = rms_norm(q, layer.q_norm, shape.epsilon), rms_norm(k, layer.k_norm, shape.epsilon)
+        q, k = self._rotated(q, before), self._rotated(k, before)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        group = shape.heads // shape.kv_heads
+        every_k, every_v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+        seen = None
+        if before:
+            seen = torch.ones(new, before + new, dtype=torch.bool, device=x.device).tril(before)
+        out = scaled_dot_product_attention(
+            q, every_k, every_v, attn_mask=seen, is_causal=seen is None, scale=self._scale
+        )
+        return linear(out.transpose(1, 2).flatten(2), layer.o), (k, v)
+
+    def _rotated(self, x: torch.Tensor, begin: int) -> torch.Tensor:
+        """Rotate heads (batch, heads, n, head_dim) by their positions, from `begin` on, as `rope_kv_write` does."""
+        rows = slice(begin, begin + x.shape[2])
+        cos, sin = self._cos[rows], self._sin[rows]
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -1,0 +1,62 @@
+"""Sizes of a base model, of its tasks and of its trainings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.shapes import Shape
+from live.adaptation.tasks import VOCABULARY
+from live.adaptation.training import TrainingSettings
+from live.models.config import Family, ModelConfig
+
+MAX_POSITIONS = 64
+
+
+@dataclass(frozen=True)
+class Size:
+    """A base model with its training, and the trainings that adapt it.
+
+    Attributes:
+        digits: of a prompt. base: the base model's training. adaptation: of each fine-tuning. prompts: of an
+            evaluation.
+    """
+
+    layers: int
+    hidden: int
+    digits: int
+    base: TrainingSettings
+    adaptation: TrainingSettings
+    prompts: int = 1024
+
+    def config(self, family: Family = "llama") -> ModelConfig:
+        """A decoder with four query heads and two key heads in each layer, and a tied head."""
+        shape = Shape(
+            layers=self.layers,
+            hidden=self.hidden,
+            intermediate=2 * self.hidden,
+            heads=4,
+            kv_heads=2,
+            head_dim=self.hidden // 4,
+            vocabulary=VOCABULARY,
+            qk_norm=family == "qwen3",
+        )
+        return ModelConfig(family=family, shape=shape, max_position_embeddings=MAX_POSITIONS, tied=True)
+
+
+SIZES = {
+    "reduced": Size(
+        layers=2,
+        hidden=64,
+        digits=4,
+        base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
+        adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
+    ),
+    "full": Size(
+        layers=4,
+        hidden=128,
+        digits=8,
+        base=TrainingSettings(steps=1200, batch_size=128, learning_rate=2e-3),
+        adaptation=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
+    ),
+}
+"""Sizes by name: `reduced` is a matter of minutes, `full` of hours on two cores."""

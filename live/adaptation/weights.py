@@ -1,0 +1,72 @@
+"""A decoder's weights by name, and initial weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from live.models.config import ModelConfig
+from live.models.weights import DenseFFN, Layer, Weights
+
+MATRICES = ("qkv", "o", "gate_up", "down")
+"""Linear layers of a decoder layer; those that share their inputs are joined, as in the live engine."""
+
+INITIAL_STD = 0.02
+"""Standard deviation of initial embeddings, as in transformers (`initializer_range`)."""
+
+
+def initial_weights(config: ModelConfig, seed: int) -> Weights:
+    """Weights before training: matrices of variance 1 / inputs, small embeddings, norms of 1."""
+    shape, generator = config.shape, torch.Generator().manual_seed(seed)
+
+    def normal(*size: int, std: float) -> torch.Tensor:
+        return torch.randn(size, generator=generator) * std
+
+    named = {"embedding": normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)}
+    for i in range(shape.layers):
+        named[f"layers.{i}.before"] = torch.ones(shape.hidden)
+        named[f"layers.{i}.after"] = torch.ones(shape.hidden)
+        for name, size in shape.linear().items():
+            named[f"layers.{i}.{name}"] = normal(*size, std=1 / math.sqrt(size[1]))
+        if shape.qk_norm:
+            named[f"layers.{i}.q_norm"] = torch.ones(shape.head_dim)
+            named[f"layers.{i}.k_norm"] = torch.ones(shape.head_dim)
+    named["norm"] = torch.ones(shape.hidden)
+    if not config.tied:
+        named["head"] = normal(shape.vocabulary, shape.hidden, std=INITIAL_STD)
+    return from_named(config, named)
+
+
+def to_named(weights: Weights) -> dict[str, torch.Tensor]:
+    """Every tensor by name; a tied head is the embedding and has no name of its own."""
+    named = {"embedding": weights.embedding, "norm": weights.norm}
+    if weights.head is not None and weights.head is not weights.embedding:
+        named["head"] = weights.head
+    for i, layer in enumerate(weights.layers):
+        assert isinstance(layer.ffn, DenseFFN)
+        parts = {
+            "before": layer.before, "qkv": layer.qkv, "q_norm": layer.q_norm, "k_norm": layer.k_norm, "o": layer.o,
+            "after": layer.after, "gate_up": layer.ffn.gate_up, "down": layer.ffn.down,
+        }  # fmt: skip
+        for name, tensor in parts.items():
+            if isinstance(tensor, torch.Tensor):
+                named[f"layers.{i}.{name}"] = tensor
+    return named
+
+
+def from_named(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> Weights:
+    """The inverse of `to_named`."""
+    layers = []
+    for i in range(config.shape.layers):
+        prefix = f"layers.{i}."
+        part = {name.removeprefix(prefix): tensor for name, tensor in named.items() if name.startswith(prefix)}
+        layers.append(
+            Layer(
+                before=part["before"], qkv=part["qkv"], q_norm=part.get("q_norm"), k_norm=part.get("k_norm"),
+                o=part["o"], after=part["after"], router=None, ffn=DenseFFN(part["gate_up"], part["down"]),
+            )
+        )  # fmt: skip
+    head = named["embedding"] if config.tied else named["head"]
+    return Weights(named["embedding"], layers, named["norm"], head)

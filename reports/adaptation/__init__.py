@@ -1,0 +1,1 @@
+"""Trainings of small models (`twin adapt`): figures of their losses."""

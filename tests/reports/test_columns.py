@@ -1,0 +1,50 @@
+"""Parquet files of records: values and types survive, and pandas is not loaded for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from reports.records.columns import read_columns, write_columns
+
+COLUMNS = {
+    "seconds": np.array([0.1, -0.0, 2.0**-1074]),
+    "id": np.array([1, -(2**62), 3]),
+    "every_second_id": np.arange(6)[::2],
+    "one_shot": np.array([True, False, True]),
+    "model": np.array(["llama", "", "größer"]),
+    "small": np.array([1, 2, 3], dtype=np.int16),
+    "lengths": [[1], [2, 3], []],
+}
+
+
+def test_values_and_types_are_those_of_pyarrow(tmp_path: Path) -> None:
+    write_columns(tmp_path / "a.parquet", COLUMNS)
+    assert parquet.read_table(tmp_path / "a.parquet").equals(pa.table(COLUMNS))
+
+
+def test_more_rows_than_a_byte_of_booleans_has(tmp_path: Path) -> None:
+    flags = np.arange(1000) % 3 == 0
+    write_columns(tmp_path / "a.parquet", {"flag": flags, "name": flags.astype(str)})
+    assert read_columns(tmp_path / "a.parquet") == {"flag": flags.tolist(), "name": flags.astype(str).tolist()}
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    empty = {name: column[:0] for name, column in COLUMNS.items() if isinstance(column, np.ndarray)}
+    write_columns(tmp_path / "a.parquet", empty)
+    assert parquet.read_table(tmp_path / "a.parquet").equals(pa.table(empty))
+
+
+def test_writing_does_not_load_pandas(tmp_path: Path) -> None:
+    program = (
+        "import sys, numpy as np; from pathlib import Path; from reports.records.columns import write_columns; "
+        "write_columns(Path(sys.argv[1]), dict(a=np.array([1.0]), b=np.array([1]), c=np.array(['x']), "
+        "d=np.array([True]))); print('pandas' in sys.modules)"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "a.parquet")]
+    assert subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip() == "False"
