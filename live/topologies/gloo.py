@@ -1,7 +1,7 @@
 """Each role in a process of its own: messages over torch.distributed's gloo backend.
 
-A message is sent as one buffer of bytes: a header of 16 integers, then its tensors, each at its exact number of rows.
-The receiver has a buffer for the largest message that the forms allow.
+A message is sent as one buffer of bytes (`live.topologies.packing`). The receiver has a buffer for the largest message
+that the forms allow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import Any
 import torch
 
 from live.topologies.membership import Membership
+from live.topologies.packing import capacity, pack, unpack
 from live.topologies.transport import (
-    FIELDS,
-    PAYLOADS,
     STOP,
-    Form,
     Forms,
     Idle,
     Message,
@@ -31,12 +29,6 @@ from live.topologies.transport import (
     Wait,
     check_message,
 )
-
-HEADER = 1 + FIELDS + PAYLOADS + 1
-"""Integers of a header: kind, fields, rows of each tensor, and one that is 0."""
-
-ALIGNMENT = 16
-"""Bytes that the beginning of a tensor in a buffer is a multiple of."""
 
 OUTSTANDING = 16
 """Messages to one destination that may be under way at a time."""
@@ -61,9 +53,7 @@ class GlooTransport:
         self._members, self._forms, self._limit = members, forms, limit
         self._group: Any = members.group(limit)
         self._wait_limit = timedelta(seconds=limit)
-        self._capacity = 8 * HEADER + max(
-            sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values()
-        )
+        self._capacity = capacity(forms)
         self._buffers: dict[int, torch.Tensor] = {}
         self._is_front, self._closing = members.rank == 0, False
         self._mail: queue.SimpleQueue[Message | TransportError | None] = queue.SimpleQueue()
@@ -189,44 +179,6 @@ class GlooTransport:
             work.wait(limit or self._wait_limit)
         except RuntimeError as error:
             raise self._members.blame(peer, _reason(error, self._limit)) from None
-
-
-def pack(message: Message) -> torch.Tensor:
-    """A message as bytes."""
-    rows = [tensor.shape[0] for tensor in message.tensors]
-    header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
-    sizes = [_aligned(tensor.nbytes) for tensor in message.tensors]
-    buffer = torch.empty(8 * HEADER + sum(sizes), dtype=torch.uint8)
-    buffer[: 8 * HEADER].view(torch.int64).copy_(torch.tensor(header + [0] * (HEADER - len(header))))
-    begin = 8 * HEADER
-    for tensor, size in zip(message.tensors, sizes, strict=True):
-        buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        begin += size
-    return buffer
-
-
-def unpack(buffer: torch.Tensor, forms: Forms) -> Message:
-    """The message at the beginning of a buffer; its tensors are views of it.
-
-    Raises:
-        TransportError: an unknown kind, or more rows than its form allows.
-    """
-    kind, *header = buffer[: 8 * HEADER].view(torch.int64).tolist()
-    form: Form | None = forms.get(kind)
-    if form is None:
-        raise TransportError(f"a message of kind {kind}: expected one of {sorted(forms)}")
-    begin, tensors = 8 * HEADER, []
-    for payload, rows in zip(form.payloads, header[FIELDS:], strict=False):
-        if not 0 <= rows <= payload.rows:
-            raise TransportError(f"a message of kind {kind} with {rows} rows: expected at most {payload.rows}")
-        end = begin + rows * payload.row_bytes
-        tensors.append(buffer[begin:end].view(payload.dtype).view(rows, *payload.row))
-        begin += _aligned(end - begin)
-    return Message(kind, tuple(header[: form.fields]), tuple(tensors))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _reason(error: RuntimeError, limit: float = 0.0) -> str:

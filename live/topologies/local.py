@@ -2,18 +2,21 @@
 
 Every message passes through `LocalNetwork`, and every stretch of a role's work runs between two calls of its
 `Timekeeper`. So a timekeeper can give each role a clock of its own: it advances by what the role's own work takes, and
-a message arrives when it would arrive over a link. `WallTime` is the timekeeper that does neither.
+a message arrives when it would arrive over a link (`live.topologies.direct_time`). `WallTime` is the timekeeper that
+does neither.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import torch
 
+from live.topologies.packing import pack, unpack
 from live.topologies.transport import (
     Forms,
     Idle,
@@ -50,8 +53,13 @@ class Timekeeper(Protocol):
         """A role takes a message that arrived at this time."""
         ...
 
-    def first(self, ranks: Sequence[int]) -> int:
-        """Choose which of several roles that can go on does so first."""
+    def first(self, ready: Mapping[int, float]) -> int:
+        """Choose which of several roles that can go on does so first.
+
+        Args:
+            ready: when the message arrives that each of them takes, by rank, the role that has waited longest first;
+                minus infinity for one that does not wait.
+        """
         ...
 
 
@@ -69,23 +77,23 @@ class WallTime:
         """See `Timekeeper.pause`."""
 
     def arrival(self, source: int, destination: int, size: int) -> float:
-        """See `Timekeeper.arrival`."""
-        return 0.0
+        """See `Timekeeper.arrival`: now."""
+        return time.perf_counter()
 
     def receive(self, rank: int, arrival: float) -> None:
         """See `Timekeeper.receive`."""
 
-    def first(self, ranks: Sequence[int]) -> int:
+    def first(self, ready: Mapping[int, float]) -> int:
         """See `Timekeeper.first`: the one that has waited longest."""
-        return ranks[0]
+        return next(iter(ready))
 
 
 class _InTransit(NamedTuple):
-    """A message on its way. `order`: the number of messages sent before it."""
+    """A message on its way, packed or not."""
 
     arrival: float
-    order: int
-    message: Message
+    source: int
+    content: Message | torch.Tensor
 
 
 class LocalTransport:
@@ -106,14 +114,18 @@ class LocalTransport:
 class LocalNetwork:
     """Runs roles in turns and carries their messages.
 
+    Args:
+        packed: messages are packed by the sender and unpacked by the receiver, as between processes, so that this
+            counts as their work. Otherwise the receiver gets the sender's tensors.
+
     Attributes:
         sent: messages sent so far. timekeeper: the roles' clocks.
     """
 
-    def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None) -> None:
+    def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, *, packed: bool = False) -> None:
         self.timekeeper = timekeeper or WallTime()
         self.sent = 0
-        self._forms = forms
+        self._forms, self._packed = forms, packed
         self._mail: dict[tuple[int, int], deque[_InTransit]] = {}
         self._roles: dict[int, Role] = {}
         self._waits: dict[int, Wait] = {}  # of the roles that wait, the longest first
@@ -125,8 +137,9 @@ class LocalNetwork:
     def post(self, source: int, destination: int, message: Message) -> None:
         """Put a message in the mail."""
         check_message(message, self._forms)
+        content = pack(message) if self._packed else message
         arrival = self.timekeeper.arrival(source, destination, message.size)
-        self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, self.sent, message))
+        self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, source, content))
         self.sent += 1
 
     @torch.inference_mode()
@@ -143,7 +156,7 @@ class LocalNetwork:
         Raises:
             TransportError: roles wait for one another.
         """
-        while ready := [rank for rank, wait in self._waits.items() if self._ready(rank, wait)]:
+        while ready := self._ready():
             rank = self.timekeeper.first(ready)
             self._go_on(rank, self._take(rank, self._waits[rank]))
         if self._waits and not any(isinstance(wait, Idle) for wait in self._waits.values()):
@@ -161,27 +174,35 @@ class LocalNetwork:
         """True when every role has ended."""
         return not self._waits
 
-    def _go_on(self, rank: int, message: Message | None) -> None:
+    def _go_on(self, rank: int, content: Message | torch.Tensor | None) -> None:
         self._waits.pop(rank, None)
         self.timekeeper.resume(rank)
         try:
+            message = unpack(content, self._forms) if isinstance(content, torch.Tensor) else content
             self._waits[rank] = self._roles[rank].send(message)
         except StopIteration:
             del self._roles[rank]
         finally:
             self.timekeeper.pause(rank)
 
-    def _ready(self, rank: int, wait: Wait) -> bool:
-        if isinstance(wait, Receive):
-            return bool(self._mail.get((wait.source, rank)))
-        if isinstance(wait, ReceiveAny):
-            return not wait.wait or any(self._mail.get((source, rank)) for source in wait.sources)
-        return False
+    def _ready(self) -> dict[int, float]:
+        """The roles that can go on, each with the arrival of the message that it takes."""
+        ready = {}
+        for rank, wait in self._waits.items():
+            if isinstance(wait, ReceiveAny) and not wait.wait:
+                ready[rank] = -math.inf
+            elif queues := self._queues(rank, wait):
+                ready[rank] = min(queue[0].arrival for queue in queues)
+        return ready
 
-    def _take(self, rank: int, wait: Wait) -> Message | None:
-        """The message that a role waits for; None for one that did not want to wait."""
+    def _queues(self, rank: int, wait: Wait) -> list[deque[_InTransit]]:
+        """The messages on their way to a role from the sources that it waits for."""
         sources = (wait.source,) if isinstance(wait, Receive) else getattr(wait, "sources", ())
-        queues = [queue for source in sources if (queue := self._mail.get((source, rank)))]
+        return [queue for source in sources if (queue := self._mail.get((source, rank)))]
+
+    def _take(self, rank: int, wait: Wait) -> Message | torch.Tensor | None:
+        """The message that a role waits for; None for one that did not want to wait."""
+        queues = self._queues(rank, wait)
         if isinstance(wait, ReceiveAny) and not wait.wait:
             now = self.timekeeper.now(rank)
             queues = [queue for queue in queues if queue[0].arrival <= now]
@@ -189,4 +210,4 @@ class LocalNetwork:
             return None
         taken = min(queues, key=lambda queue: queue[0][:2]).popleft()
         self.timekeeper.receive(rank, taken.arrival)
-        return taken.message
+        return taken.content

@@ -22,7 +22,7 @@ class LocalBundle:
 
     Args:
         decoder: a whole model. timekeeper: gives the workers their clocks; the clock on the wall by default.
-        on_progress: called with what each step of a microbatch has changed.
+        packed: see `LocalNetwork`. on_progress: called with what each step of a microbatch has changed.
 
     Attributes:
         coordinator: takes requests. attention: the attention workers.
@@ -35,11 +35,12 @@ class LocalBundle:
         *,
         refill: Refill = refill_fcfs,
         timekeeper: Timekeeper | None = None,
+        packed: bool = False,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         config, weights = decoder.config, decoder.weights
         longest = min(config.max_position_embeddings, layout.engine.num_gpu_blocks * layout.engine.block_size)
-        self.network = LocalNetwork(bundle_forms(layout, config, weights.norm.dtype), timekeeper)
+        self.network = LocalNetwork(bundle_forms(layout, config, weights.norm.dtype), timekeeper, packed=packed)
         transport = self.network.transport
         self.coordinator = Coordinator(layout, longest, transport(COORDINATOR), on_progress, refill)
         attention_only = Decoder(config, without_ffns(weights))

@@ -1,0 +1,262 @@
+"""Virtual times of roles that run in turns, with CPU times that the tests choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import permutations
+from random import Random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+
+from live.topologies.bundle.layout import BundleLayout  # noqa: E402
+from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
+from live.topologies.bundle.measure import measure_bundle  # noqa: E402
+from live.topologies.direct_time import DirectTime, Link, RoleTime, Transfers  # noqa: E402
+from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
+from live.topologies.transport import (  # noqa: E402
+    Form,
+    Message,
+    Payload,
+    Receive,
+    ReceiveAny,
+    Role,
+    received,
+)
+from tests.live.topologies.answers import CONFIGS, make_decoder, requests, settings  # noqa: E402
+
+DATA = 2
+FORMS = {DATA: Form(1, (Payload(torch.float32, 1000),))}
+
+
+class Cpu:
+    """CPU time that passes only by `work`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def work(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def data(number: int, size: int = 0) -> Message:
+    """A message of so many bytes."""
+    return Message(DATA, (number,), (torch.zeros(size // 4),))
+
+
+Make = Callable[[LocalTransport], Role]
+
+
+def run(makes: Mapping[int, Make], timekeeper: Timekeeper | None = None) -> LocalNetwork:
+    """Run roles to their ends; they start in the order of the mapping."""
+    network = LocalNetwork(FORMS, timekeeper)
+    network.start({rank: make(network.transport(rank)) for rank, make in makes.items()})
+    network.run()
+    assert network.ended
+    return network
+
+
+def test_ping_pong_over_a_link() -> None:
+    cpu, clocks = Cpu(), []
+
+    def ping(transport: LocalTransport) -> Role:
+        cpu.work(2.0)
+        transport.send(1, data(0, 400))
+        cpu.work(0.25)  # after sending, which the message does not wait for
+        yield Receive(1)
+        clocks.append(transport.clock())
+        cpu.work(1.0)
+        clocks.append(transport.clock())
+
+    def pong(transport: LocalTransport) -> Role:
+        cpu.work(1.0)
+        yield Receive(0)
+        clocks.append(transport.clock())
+        cpu.work(3.0)
+        transport.send(0, data(0, 800))
+
+    time = DirectTime(Link(latency=0.5, bandwidth=800.0), cpu)
+    run({0: ping, 1: pong}, time)
+    assert clocks == [3.0, 7.5, 8.5]  # 2 + 0.5 + 400/800; 3 + 3 + 0.5 + 800/800; and its work
+    assert time.roles == {0: RoleTime(8.5, busy=3.25, waiting=5.25), 1: RoleTime(6.0, busy=4.0, waiting=2.0)}
+    assert time.transfers == {(0, 1): Transfers(1, 400, 1.0), (1, 0): Transfers(1, 800, 1.5)}
+    time.restart()
+    assert (time.now(0), time.transfers) == (0.0, {})
+
+
+def test_sending_and_receiving_take_the_overhead_of_the_link() -> None:
+    cpu = Cpu()
+
+    def source(transport: LocalTransport) -> Role:
+        cpu.work(1.0)
+        transport.send(1, data(0))
+        transport.send(1, data(1))
+        cpu.work(1.0)
+        yield from ()
+
+    def sink(transport: LocalTransport) -> Role:
+        yield Receive(0)
+        yield Receive(0)
+
+    time = DirectTime(Link(latency=2.0, overhead=0.5), cpu)
+    run({0: source, 1: sink}, time)
+    # Sent at 1.5 and 2, arrived at 3.5 and 4, when the receiver has just taken the first.
+    assert time.roles == {0: RoleTime(3.0, busy=3.0, waiting=0.0), 1: RoleTime(4.5, busy=1.0, waiting=3.5)}
+
+
+def test_a_message_that_has_come_is_not_waited_for() -> None:
+    cpu = Cpu()
+
+    def source(transport: LocalTransport) -> Role:
+        transport.send(1, data(0))
+        yield from ()
+
+    def busy(transport: LocalTransport) -> Role:
+        cpu.work(5.0)
+        yield Receive(0)
+
+    time = DirectTime(Link(latency=1.0), cpu)
+    run({0: source, 1: busy}, time)
+    assert time.roles[1] == RoleTime(5.0, busy=5.0, waiting=0.0)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_lowest_clock_goes_first(order: tuple[int, ...]) -> None:
+    """Rank 0 takes rank 3's message (time 8) before rank 1's (10), which is sent while rank 3 waits for rank 2."""
+    cpu, taken = Cpu(), list[tuple[int, float]]()
+
+    def taker(transport: LocalTransport) -> Role:
+        cpu.work(5.0)
+        for _ in range(2):
+            number = received((yield ReceiveAny((1, 3), wait=True))).fields[0]
+            taken.append((number, transport.clock()))
+
+    def early(transport: LocalTransport) -> Role:
+        cpu.work(10.0)
+        transport.send(0, data(1))
+        yield from ()
+
+    def first(transport: LocalTransport) -> Role:
+        cpu.work(7.0)
+        transport.send(3, data(2))
+        yield from ()
+
+    def second(transport: LocalTransport) -> Role:
+        yield Receive(2)
+        cpu.work(1.0)
+        transport.send(0, data(3))
+
+    makes = (taker, early, first, second)
+    run({rank: makes[rank] for rank in order}, DirectTime(cpu=cpu))
+    assert taken == [(3, 8.0), (1, 10.0)]
+
+
+def test_a_role_that_does_not_wait_gets_only_what_has_arrived() -> None:
+    cpu, taken = Cpu(), list[float | None]()
+
+    def poller(transport: LocalTransport) -> Role:
+        for _ in range(4):
+            message = yield ReceiveAny((1,), wait=False)
+            taken.append(None if message is None else transport.clock())
+            cpu.work(1.0)
+
+    def source(transport: LocalTransport) -> Role:
+        transport.send(0, data(0))
+        yield from ()
+
+    run({0: poller, 1: source}, DirectTime(Link(latency=1.5), cpu))
+    assert taken == [None, None, 2.0, None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_times_do_not_depend_on_the_order_in_which_roles_start(seed: int) -> None:
+    """Workers report to rank 0 in the order of their clocks, and it sends the next piece of work to each."""
+
+    def times(order: tuple[int, ...]) -> tuple[list[tuple[int, float]], dict[int, RoleTime]]:
+        cpu, random, log = Cpu(), Random(seed), list[tuple[int, float]]()
+        work = {rank: [random.random() for _ in range(8)] for rank in range(4)}
+
+        def front(transport: LocalTransport) -> Role:
+            for _ in range(3 * 8):
+                source = received((yield ReceiveAny((1, 2, 3), wait=True))).fields[0]
+                log.append((source, transport.clock()))
+                cpu.work(0.05)
+                transport.send(source, data(0, 40))
+
+        def worker(transport: LocalTransport) -> Role:
+            for seconds in work[transport.rank]:
+                cpu.work(seconds)
+                transport.send(0, data(transport.rank, 400))
+                yield Receive(0)
+
+        makes = (front, worker, worker, worker)
+        time = DirectTime(Link(0.01, 1e4), cpu)
+        run({rank: makes[rank] for rank in order}, time)
+        return log, time.roles
+
+    log, roles = times((0, 1, 2, 3))
+    assert [clock for _, clock in log] == sorted(clock for _, clock in log)
+    for order in permutations(range(4)):
+        found, others = times(order)
+        assert [source for source, _ in found] == [source for source, _ in log]
+        assert [clock for _, clock in found] == pytest.approx([clock for _, clock in log])  # the sums are not in order
+        assert {rank: others[rank].waiting for rank in others} == pytest.approx(
+            {rank: roles[rank].waiting for rank in others}
+        )
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_are_those_by_wall_time(model: str, packed: bool) -> None:
+    decoder, outputs = make_decoder(model), []
+    timekeepers: list[Timekeeper | None] = [None, DirectTime(Link(1e-4, 1e6)), DirectTime()]
+    for timekeeper in timekeepers:
+        bundle = LocalBundle(
+            BundleLayout(2, 1, 2, settings(2)), decoder, timekeeper=timekeeper, packed=packed and timekeeper is not None
+        )
+        generations = requests(12)
+        for each in generations:
+            bundle.submit(each)
+        bundle.run()
+        outputs.append([each.output for each in generations])
+        if isinstance(timekeeper, DirectTime):
+            times = [(each.submitted, each.scheduled, each.first_token, each.last_token) for each in generations]
+            assert all(list(each) == sorted(each) for each in times)
+            assert all(role.now == pytest.approx(role.busy + role.waiting) for role in timekeeper.roles.values())
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize(("microbatches", "end", "stable_tokens"), [(1, 48e-3, 16), (2, 50e-3, 28)])
+def test_metrics_of_a_bundle_whose_work_takes_no_time(microbatches: int, end: float, stable_tokens: int) -> None:
+    """A step is six messages of 1 ms each: a command, there and back in both layers, and the result.
+
+    Two generations of requests have four steps each. The second microbatch is 2 ms later: after the first step of the
+    first one, the attention instance waits for the coordinator.
+    """
+    cpu, slots = Cpu(), 2 * microbatches
+    lengths = np.full(3 * slots, 3), np.full(3 * slots, 4)
+    found = measure_bundle(
+        BundleLayout(1, 1, microbatches, settings(2)), make_decoder("llama"), *lengths, 2 * slots,
+        time=DirectTime(Link(latency=1e-3), cpu),
+    )  # fmt: skip
+    assert found.clock == "direct"
+    assert found.tpot_gaps == pytest.approx(6e-3)
+    assert found.tpot == pytest.approx(3 / 4 * 6e-3)
+    assert found.total_time == pytest.approx(end)
+    assert found.throughput == pytest.approx(stable_tokens / end / 2)  # 80 % of the requests, rounded up
+    assert found.throughput_generated == pytest.approx(2 * slots * 4 / end / 2)
+    assert (found.idle_attention, found.idle_ffn) == (1.0, 1.0)
+    assert (found.requests, found.steps) == (2 * slots, 8 * microbatches)
+    assert found.attention_to_ffn.messages >= 2 * found.steps
+    per_message = found.ffn_to_attention.seconds / found.ffn_to_attention.messages
+    assert per_message == pytest.approx(1e-3)
+
+
+def test_a_measured_bundle_needs_requests_for_its_completions() -> None:
+    with pytest.raises(ValueError, match="at most the 2 requests as completions, found 3"):
+        measure_bundle(BundleLayout(1, 1, 1, settings(2)), make_decoder("llama"), np.ones(2, int), np.ones(2, int), 3)
