@@ -154,7 +154,9 @@ class EngineCore:
             for chunk in batch.chunks:
                 self._cache_computed_chunk(chunk)
             self._admission_blocked = False  # a sequence that shares these blocks needs fewer of its own
-        return self._finish_all(batch.finishing, stopped, batch.step_index)
+        if batch.finishing or stopped:
+            return self._finish_all(batch.finishing, stopped, batch.step_index)
+        return []
 
     def abort(self, request_id: int, now: float) -> Sequence | None:
         """Cancel a request in any state. None when no unfinished request has this id."""

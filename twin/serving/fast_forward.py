@@ -172,7 +172,8 @@ def steady_step_seconds(core: EngineCore | LockstepGroup, step_time: StepTime, s
     """Durations of the next `steps` steps, if all of them decode the same sequences."""
     if isinstance(core, LockstepGroup):
         return step_time.group_decode_seconds([next_decode_step(rank) for rank in core.ranks], steps)
-    return step_time.decode_seconds(*next_decode_step(core), steps)
+    decodes, kv, longest = next_decode_step(core)
+    return step_time.decode_seconds(decodes, kv, longest, steps)
 
 
 def next_decode_step(core: EngineCore) -> tuple[int, int, int]:
