@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from latency_models.sources.registry import built_in_sources
 from latency_models.sources.specification import SOURCES
 from schedulers.bundle_slots import REFILL_POLICIES
 from schedulers.chunking import CHUNK_POLICIES
@@ -35,7 +36,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own_registries() -> Iterator[None]:
-    """Undo what an example registers."""
+    """Undo what an example registers. Built-in sources are imported before, since they register only then."""
+    built_in_sources()
     before = [dict(registry) for registry in REGISTRIES]
     yield
     for registry, entries in zip(REGISTRIES, before, strict=True):
