@@ -145,14 +145,19 @@ class GlooTransport:
         Raises:
             TransportError: a source has ended, or the front does not answer within the limit.
         """
-        try:
-            mail = self._mail.get(seconds > 0, seconds or None)
-        except queue.Empty:
-            if seconds and not self._is_front:
-                raise self._members.blame(0, f"has not answered within {self._limit:g} s") from None
-            if seconds:
-                self._members.check()
-            return None
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                mail = self._mail.get(seconds > 0, min(seconds, KEEP_ALIVE_SECONDS) or None)
+                break
+            except queue.Empty:
+                if not seconds:
+                    return None
+                self._members.check()  # another rank may have failed: nothing else would tell this one
+                if self._is_front:
+                    return None
+                if time.monotonic() > deadline:
+                    raise self._members.blame(0, f"has not answered within {self._limit:g} s") from None
         if isinstance(mail, TransportError):
             raise mail
         return mail

@@ -32,7 +32,7 @@ STORE_SECONDS = 1.0
 
 POLL_SECONDS = 0.02
 
-LINGER_SECONDS = 4.0
+LINGER_SECONDS = 6.0
 """Time that rank 0 keeps the store for those that learn of a failure later, at most."""
 
 FAILED = "failed"

@@ -83,12 +83,13 @@ def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     pytest.importorskip("torch", reason="the live backend needs the extra [live]")
     from live.server import launcher
 
-    engines: list[Any] = []
-    monkeypatch.setattr(launcher, "run", lambda engine, *rest: engines.append(engine) or 0)
+    backends: list[Any] = []
+    monkeypatch.setattr(launcher, "run", lambda backend, *rest: backends.append(backend) or 0)
     earlier_names.print_note.cache_clear()
     model = ["--model", str(folder / "config.json"), "--random-weights"]
     assert run(["serve-live", *model, "--scenario", str(serving(folder, 1))]) == 0
-    (engine,) = engines
+    (backend,) = backends
+    engine = backend.engine
     assert type(engine.core.chunk_policy).__name__ == "Alternating"
     assert engine.core.chunk_policy.every == 2
     (line,) = capsys.readouterr().err.splitlines()
