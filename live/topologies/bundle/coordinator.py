@@ -15,20 +15,19 @@ from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
 from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
-from live.topologies.requests import MAX_END_TOKENS, append_token, pack_requests
+from live.topologies.front_role import FrontRole
+from live.topologies.requests import append_token, pack_requests
 from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 
 
-class Coordinator:
+class Coordinator(FrontRole):
     """Admits requests to slots, and keeps what clients know of them.
 
-    `submit`, `abort` and `stop` may be called at any time, also from another thread: they take effect when a step ends,
-    or at once when the role is idle and is woken.
+    Calls take effect when a step ends, or at once when the role is idle and is woken.
 
     Args:
-        max_model_len: tokens of a prompt and its output together, at most.
-        on_progress: called with what each step has changed. refill: the policy by which requests get slots.
+        max_model_len, transport, on_progress: see `FrontRole`. refill: the policy by which requests get slots.
 
     Attributes:
         slots: the scheduler. num_free_blocks, preemptions: of the attention workers, by (microbatch, instance), as of
@@ -43,52 +42,16 @@ class Coordinator:
         on_progress: Callable[[Progress], None],
         refill: Refill = refill_fcfs,
     ) -> None:
-        self._layout, self._max_model_len, self._transport = layout, max_model_len, transport
-        self._on_progress = on_progress
+        super().__init__("a bundle gives", max_model_len, transport, on_progress)
+        self._layout = layout
         self.slots = BundleSlots(layout.attention_instances, layout.microbatches, layout.batch_size, refill)
         blocks = layout.engine.num_gpu_blocks
         places = [(index, i) for index in range(layout.microbatches) for i in range(layout.attention_instances)]
         self.num_free_blocks, self.preemptions = dict.fromkeys(places, blocks), dict.fromkeys(places, 0)
-        self._generations: dict[int, Generation] = {}
-        self._arriving: deque[Generation] = deque()
-        self._aborting: deque[int] = deque()
         self._cancelled: set[int] = set()  # residents to abort at the end of their step
         self._leaving: list[int] = []  # ids that the attention workers must abort before they go on
-        self._stopping = False
 
     # -- called from outside -----------------------------------------------------------------------------------------
-
-    def check(self, generation: Generation) -> None:
-        """Refuse what a bundle cannot run.
-
-        Raises:
-            ValueError: a request that is too long, or for something else than tokens.
-        """
-        request = generation.request
-        tokens = request.prompt_tokens + request.max_tokens
-        if request.task != "generate" or generation.logprobs >= 0 or generation.prompt_logprobs >= 0:
-            raise ValueError(f"request {request.id}: expected tokens to be wanted: a bundle gives nothing else")
-        if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
-            raise ValueError(
-                f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "
-                f"found {tokens}"
-            )
-        if len(generation.end_tokens) > MAX_END_TOKENS:
-            raise ValueError(f"request {request.id}: expected at most {MAX_END_TOKENS} end tokens")
-
-    def submit(self, generation: Generation) -> None:
-        """Queue a request. Raises as `check`."""
-        self.check(generation)
-        generation.submitted = self._transport.clock()
-        self._arriving.append(generation)
-
-    def abort(self, request_id: int) -> None:
-        """Abort a request; of one that is finished nothing happens."""
-        self._aborting.append(request_id)
-
-    def stop(self) -> None:
-        """Abort all requests and end all workers. A second call changes nothing."""
-        self._stopping = True
 
     def state(self) -> BackendState:
         """The present state, for metrics."""

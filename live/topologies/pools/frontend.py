@@ -7,7 +7,6 @@ engine that the router chooses then; its KV goes there directly, from engine to 
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ import torch
 from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
+from live.topologies.front_role import FrontRole
 from live.topologies.pools.layout import (
     IDS_AT_ONCE,
     NORMAL,
@@ -26,7 +26,7 @@ from live.topologies.pools.layout import (
     WORK,
     PoolsLayout,
 )
-from live.topologies.requests import FINISH_REASONS, MAX_END_TOKENS, append_token, pack_requests
+from live.topologies.requests import FINISH_REASONS, append_token, pack_requests
 from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.routing import ROUTERS, Router
 from workloads.request import Request
@@ -70,13 +70,11 @@ class RoutedEngine:
         self.load -= self.requests.pop(request_id, 0)
 
 
-class Frontend:
+class Frontend(FrontRole):
     """Routes requests and keeps what clients know of them.
 
-    `submit`, `abort` and `stop` may be called at any time, also from another thread; the role is then to be woken.
-
     Args:
-        on_progress: called with what each step of an engine has changed. seed: of routers that draw.
+        max_model_len, transport, on_progress: see `FrontRole`. seed: of routers that draw.
     """
 
     def __init__(
@@ -87,8 +85,8 @@ class Frontend:
         on_progress: Callable[[Progress], None],
         seed: int = 0,
     ) -> None:
-        self._layout, self._max_model_len, self._transport = layout, max_model_len, transport
-        self._on_progress = on_progress
+        super().__init__("these engines give", max_model_len, transport, on_progress)
+        self._layout = layout
         self.engines = {
             rank: RoutedEngine(rank, place.config.num_gpu_blocks)
             for rank, place in zip(layout.ranks, layout.engines, strict=True)
@@ -97,48 +95,17 @@ class Frontend:
         self._routers: dict[tuple[int, ...], Router] = {}
         for ranks in (*layout.prefill.values(), *layout.decode.values()):
             self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw))
-        self._generations: dict[int, Generation] = {}
         self._at: dict[int, RoutedEngine] = {}  # of each unfinished request
         self._moving: dict[int, tuple[RoutedEngine, RoutedEngine]] = {}  # prompts that are being sent: from, to
-        self._arriving: deque[Generation] = deque()
-        self._aborting: deque[int] = deque()
-        self._stopping = False
 
     # -- called from outside -----------------------------------------------------------------------------------------
 
     def check(self, generation: Generation) -> None:
-        """Refuse what the engines cannot run.
-
-        Raises:
-            ValueError: a request that is too long, for an unknown model, or for something else than tokens.
-        """
+        """See `FrontRole.check`; an unknown model is refused too."""
         request = generation.request
-        tokens = request.prompt_tokens + request.max_tokens
         if request.model not in self._layout.prefill:
             raise ValueError(f"request {request.id}: expected one of the models, found {request.model}")
-        if request.task != "generate" or generation.logprobs >= 0 or generation.prompt_logprobs >= 0:
-            raise ValueError(f"request {request.id}: expected tokens to be wanted: these engines give nothing else")
-        if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
-            raise ValueError(
-                f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "
-                f"found {tokens}"
-            )
-        if len(generation.end_tokens) > MAX_END_TOKENS:
-            raise ValueError(f"request {request.id}: expected at most {MAX_END_TOKENS} end tokens")
-
-    def submit(self, generation: Generation) -> None:
-        """Queue a request. Raises as `check`."""
-        self.check(generation)
-        generation.submitted = self._transport.clock()
-        self._arriving.append(generation)
-
-    def abort(self, request_id: int) -> None:
-        """Abort a request; of one that is finished nothing happens."""
-        self._aborting.append(request_id)
-
-    def stop(self) -> None:
-        """Abort all requests and end all workers. A second call changes nothing."""
-        self._stopping = True
+        super().check(generation)
 
     def state(self) -> BackendState:
         """The present state, for metrics. Engines keep their own queues: what they have counts as running."""
