@@ -39,14 +39,16 @@ class CompileHook(BuildHookInterface[Any]):
     """Adds compiled modules to a wheel, or puts them beside their sources for an editable installation."""
 
     def dependencies(self) -> list[str]:
-        """What the build needs besides hatchling: nothing where nothing will be compiled."""
-        wanted = _wanted() == "1" or (_wanted() == "auto" and _has_compiler())
-        return ["mypy[mypyc]>=1.18,<3", "simpy>=4.1"] if wanted else []
+        """Requirements of the build besides hatchling: those of mypyc, unless nothing can be compiled.
+
+        The hook is not told here whether the installation is editable, which `auto` does not compile.
+        """
+        return ["mypy[mypyc]>=1.18,<3", "simpy>=4.1"] if _may_compile() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, unless switched off. `version` is `editable` or `standard`."""
         wanted, editable = _wanted(), version == "editable"
-        if wanted == "0" or (wanted == "auto" and (editable or not _has_compiler())):
+        if not _may_compile() or (wanted == "auto" and editable):
             return
         root, modules = Path(self.root), self.config["modules"]
         built = root / "build" / f"compiled-{_digest(root, modules)}"
@@ -77,6 +79,10 @@ def _wanted() -> str:
     if wanted not in ("auto", "0", "1"):
         raise SystemExit(f"{VARIABLE}: expected auto, 0 or 1, found {wanted!r}")
     return wanted
+
+
+def _may_compile() -> bool:
+    return _wanted() == "1" or (_wanted() == "auto" and _has_compiler())
 
 
 def _has_compiler() -> bool:
