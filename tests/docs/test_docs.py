@@ -1,4 +1,4 @@
-"""What the tutorial and the how-to guides tell the reader to type, typed; and that links lead somewhere.
+"""Types what the tutorial and the how-to guides tell the reader to type, and follows all links.
 
 A ```python block is run as it is. In a ```console block, `$ twin …` is run in process, `$ python FILE` as a program,
 and `$ jq …` in a shell if jq is there. Lines below a command must be among those it printed, … standing for anything;
@@ -204,13 +204,13 @@ def test_a_printed_table_is_what_the_command_prints(
 
 
 def _theory(row: str) -> list[str]:
-    """Of a row of a table, what does not depend on chance: r, bundle, theory, barrier."""
+    """The cells of a table row that do not depend on chance: r, bundle, theory, barrier."""
     words = row.split()
     return [words[index] for index in (0, 1, 5, 6)] if "A-" in row else words
 
 
 def anchors(page: Path) -> set[str]:
-    """Where links into a page may lead: its headings, as GitHub writes them."""
+    """The targets of links into a page: its headings, as GitHub writes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -42,7 +42,7 @@ def rows(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def names(text: str) -> list[str]:
-    """What stands in backticks."""
+    """The words in backticks."""
     return re.findall(r"`([^`]+)`", text)
 
 

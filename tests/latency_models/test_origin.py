@@ -1,4 +1,4 @@
-"""What imported tables were measured on: read, completed, refused where contradicted."""
+"""The origin of imported tables is read and completed, and a scenario that contradicts it is refused."""
 
 from __future__ import annotations
 

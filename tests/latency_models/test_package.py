@@ -1,4 +1,4 @@
-"""What loading costs, and what may not be loaded."""
+"""Limits on the cost of loading, and on the modules that are loaded."""
 
 from __future__ import annotations
 

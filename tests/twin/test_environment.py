@@ -1,4 +1,4 @@
-"""What the environment adds to SimPy: events at absolute times, their order, and events that move forward."""
+"""The environment's additions to SimPy: events at absolute times, their order, and events that move forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown while a command is busy."""
+"""Progress is shown while a command is busy."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Clock:
 
 
 def nothing(text: str) -> None:
-    """Progress that nobody watches."""
+    """Progress that is not shown."""
 
 
 def calibrated(plan: Plan, output: Path, clock: Clock) -> MeasuredCalibration:

@@ -138,7 +138,7 @@ class Setting:
         return told[0]
 
     def settled(self) -> bool:
-        """Whether nobody is here any more and all blocks are free. Raises if the scheduler's books do not agree."""
+        """Tell whether no request is left and all blocks are free. Raises if the scheduler's sums do not agree."""
 
         def look() -> bool:
             core = self.engine.core

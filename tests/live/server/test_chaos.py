@@ -71,7 +71,7 @@ def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decode
 
 
 def check(setting: Setting, answers: list[list[int] | None], expected: list[list[int]]) -> None:
-    """Whoever stayed has the answer that it would have had alone; nothing is left behind."""
+    """Each client that stayed has the answer that it would have had alone; nothing is left behind."""
     stayed = [i for i in range(CLIENTS) if i % 4]
     for i in stayed:
         assert answers[i] == expected[i % 40], f"client {i}"

@@ -27,7 +27,7 @@ LONG = {"prompt": [1, 2, 3], "max_tokens": 250, "ignore_eos": True, "stream": Tr
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether something comes to hold."""
+    """Tell whether a condition becomes true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if holds():

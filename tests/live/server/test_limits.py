@@ -1,4 +1,4 @@
-"""What keeps the server from being overrun or misused, and what it tells of itself."""
+"""Limits that protect the server, and the figures that it publishes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def labelled(
 
 
 def pooled(decoder: Decoder, words: Tokenizer, text: str, task: str = "embed") -> np.ndarray:
-    """What a text comes to."""
+    """The pooled output of a text, computed alone."""
     found = alone(decoder, words.encode(text), 0, task=task).pooled_output
     assert found is not None
     return found
@@ -61,7 +61,7 @@ def test_pooling_gives_the_state_as_it_is(server: Setting, decoder: Decoder, fol
 
 
 def cosine(left: np.ndarray, right: np.ndarray) -> float:
-    """Of two vectors."""
+    """The cosine of two vectors."""
     return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
 
 

@@ -24,13 +24,13 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What went wrong."""
+        """The error in a reply."""
         error: dict[str, Any] = self.document["error"]
         return error
 
 
 class Client:
-    """One server's. Each call has a connection of its own."""
+    """A client of one server. Each call has a connection of its own."""
 
     def __init__(self, port: int, api_key: str = "") -> None:
         self.port, self.base = port, f"http://127.0.0.1:{port}"
