@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from live.engine import Engine
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.validation.profiling import ProfilingLimits, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
 from schedulers.engine_config import EngineConfig
@@ -47,14 +45,14 @@ def test_a_clock_starts_at_0_stops_for_a_block_and_waits(name: str) -> None:
     compute(0.01)
     assert clock() >= 0.01
     clock.start()
-    assert 0 <= clock() < 0.005
+    assert 0 <= clock() < 0.05
     with clock.paused():
-        compute(0.02)
-    assert clock() < 0.015
-    clock.wait_until(0.03)
-    assert 0.03 <= clock() < 0.045
+        compute(0.2)
+    assert clock() < 0.15
+    clock.wait_until(0.2)
+    assert 0.2 <= clock() < 0.4
     clock.wait_until(0.01)  # has passed: no clock goes back
-    assert clock() >= 0.03
+    assert clock() >= 0.2
 
 
 def test_the_direct_clock_counts_its_own_computation_and_jumps_over_waits() -> None:
@@ -125,24 +123,22 @@ def test_steps_of_a_direct_run_sum_to_its_computation() -> None:
 
 
 def test_other_processes_are_not_counted() -> None:
-    """Beside burning processes a step takes a multiple of its time by the wall clock, far less by the direct one."""
-    limits = ProfilingLimits(32, 16, 4, rounds=4, max_steps=40)
+    """Beside burning processes the steps take no more than the thread computed, although its wall time is longer.
 
-    def median_step() -> float:
-        rounds = profile(engine, limits, 50, 1, DirectClock()).rounds
-        return float(np.median([step.seconds for steps in rounds for _, step in steps]))
-
-    alone = median_step()
+    How fast a lone process computes says nothing: cores that share caches or execution units slow each other.
+    """
+    served = engine()
+    generations = [materialise(Request(i, 0.0, 20, 6), 6, 50, 16) for i in range(400)]
     burning = 2 * len(os.sched_getaffinity(0))
     others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(burning)]
     try:
         time.sleep(0.2)
-        wall, cpu = time.perf_counter(), time.thread_time()
-        beside = median_step()
-        stretched = (time.perf_counter() - wall) / (time.thread_time() - cpu)
+        wall, computed = time.perf_counter(), time.thread_time()
+        spans = replay(served, generations, DirectClock()).spans
+        wall, computed = time.perf_counter() - wall, time.thread_time() - computed
     finally:
         for each in others:
             each.kill()
             each.wait()
-    assert stretched > 1.5
-    assert beside < 0.5 * stretched * alone
+    assert wall > 1.5 * computed
+    assert 0.7 * computed < sum(end - begin for _, begin, end in spans) <= computed
