@@ -68,19 +68,24 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDeployment:
-    """The deployment that imported step times are for.
+    """The deployment that step times are for.
 
     Attributes:
         origin: of the timings.
         model: the model that step times are computed with; None where they are sums over its layers already.
         ranks: ranks that share a layer; None where that is not known, or where experts are split otherwise.
         notes: on how the timings were completed.
+        measured: False for times that were computed for this deployment, of which `origin` says nothing.
+        device, devices: name of the devices of one engine, and their number, of computed times.
     """
 
     origin: Origin
     model: Model | None = None
     ranks: int | None = None
     notes: tuple[str, ...] = ()
+    measured: bool = True
+    device: str = ""
+    devices: int | None = None
 
 
 def plain_name(text: str) -> str:

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from latency_models.unknowns import Unknown, draw_scores
 from schedulers.batches import Batch
 from schedulers.lockstep import GroupBatch
 
@@ -51,13 +52,21 @@ class StepTime(Protocol):
         """
         ...
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """Parameters that the model does not know exactly. Empty: its error is unknown, which does not mean 0."""
+        ...
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        """A model at these scores of its unknowns, by name; unknowns that are missing stay at their estimates."""
+        ...
+
     @property
     def can_draw(self) -> bool:
-        """True if `draw` gives other models: the fit left a distribution of its parameters."""
+        """True if the model has unknowns, so that `draw` gives other models."""
         ...
 
     def draw(self, rng: np.random.Generator) -> StepTime:
-        """A model with parameters drawn from the uncertainty of the fit; the model itself where there is none."""
+        """A model with all unknowns drawn; the model itself where there are none."""
         ...
 
     def outside(self) -> Mapping[str, float]:
@@ -72,11 +81,22 @@ class StepTime(Protocol):
         """The model and devices that the times were measured for; None where the source does not say."""
         ...
 
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
+        """Tokens that the KV cache of an engine holds beside the weights, in a share of its devices' memory.
+
+        None where the source does not know model and memory. 0 if the weights do not fit.
+
+        Args:
+            max_num_seqs: sequences that run at once; layers with a window keep one for each of them.
+        """
+        ...
+
 
 class StepTimeModel(ABC):
     """Base class of step-time models. A subclass implements `seconds` and `decode_seconds`.
 
-    The defaults describe a model without parameter uncertainty, whose ranks share nothing.
+    The defaults describe a model whose error is not known, and whose ranks share nothing. A subclass that knows its
+    error implements `unknowns` and `vary`.
     """
 
     @abstractmethod
@@ -110,14 +130,23 @@ class StepTimeModel(ABC):
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`."""
+        return ()
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        """See `StepTime.vary`."""
+        return self
+
     @property
     def can_draw(self) -> bool:
         """See `StepTime.can_draw`."""
-        return False
+        return bool(self.unknowns())
 
     def draw(self, rng: np.random.Generator) -> StepTime:
         """See `StepTime.draw`."""
-        return self
+        unknowns = self.unknowns()
+        return self.vary(draw_scores(unknowns, rng)) if unknowns else self
 
     def outside(self) -> Mapping[str, float]:
         """See `StepTime.outside`."""
@@ -129,4 +158,8 @@ class StepTimeModel(ABC):
 
     def measured_deployment(self) -> MeasuredDeployment | None:
         """See `StepTime.measured_deployment`."""
+        return None
+
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
+        """See `StepTime.kv_tokens`."""
         return None

@@ -13,18 +13,29 @@ from workloads.errors import BadInput
 
 
 class GroupedQueryAttention(Strict):
-    """Grouped queries (GQA; MHA has as many KV heads as heads). `qk_norm`: queries and keys are normed head by head."""
+    """Grouped queries (GQA; MHA has as many KV heads as heads).
+
+    Attributes:
+        qk_norm: queries and keys are normed head by head.
+        window, windowed_layers: tokens that a query attends to at most, in so many of the model's layers. The step-time
+            source roofline and its memory know of windows; AFD rooflines count every layer as one of full attention.
+    """
 
     kind: Literal["gqa"]
     heads: PositiveInt
     kv_heads: PositiveInt
     head_dim: PositiveInt
     qk_norm: bool = False
+    window: NonNegativeInt = 0
+    windowed_layers: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _whole_groups(self) -> GroupedQueryAttention:
         if self.heads % self.kv_heads:
             raise BadInput(f"expected a divisor of heads ({self.heads})", field="kv_heads", value=self.kv_heads)
+        if (self.window > 0) != (self.windowed_layers > 0):
+            expected = "expected both or neither of window and windowed_layers"
+            raise BadInput(expected, field="windowed_layers", value=self.windowed_layers)
         return self
 
     @property
@@ -140,7 +151,15 @@ class Model(Strict):
         if self._dense_layers > self.layers:
             expected = f"expected at most the layers there are ({self.layers})"
             raise BadInput(expected, field="ffn.dense_layers", value=self._dense_layers)
+        if self.windowed_layers > self.layers:
+            expected = f"expected at most the layers there are ({self.layers})"
+            raise BadInput(expected, field="attention.windowed_layers", value=self.windowed_layers)
         return self
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers whose attention has a window."""
+        return self.attention.windowed_layers if isinstance(self.attention, GroupedQueryAttention) else 0
 
     @property
     def embedding_parameters(self) -> int:

@@ -43,6 +43,14 @@ class BrokenLine(Strict):
             return values[i] + max(slope, 0.0) * (x - knots[i])
         return before_y + slope * (x - before_x)
 
+    def scaled(self, factor: float, beyond: float = 1.0) -> BrokenLine:
+        """The line times a factor; its slope beyond the last knot, up to 1000 times as far, times `beyond` as well."""
+        if not self.knots:
+            return self
+        far = 1000 * self.knots[-1]
+        end = self.values[-1] + beyond * (self.at(far) - self.values[-1])
+        return BrokenLine(knots=[*self.knots, far], values=[factor * value for value in (*self.values, end)])
+
 
 def choose_knots(column: Floats, support: int, dense: int) -> list[int]:
     """Sizes at which a broken line may bend: every number up to `dense`, then 1, 2, 3, 4, 6, 8, 12, …

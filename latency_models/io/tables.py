@@ -1,4 +1,4 @@
-"""CSV tables, plain or gzipped: columns by name, and errors with file and line."""
+"""Tables in CSV files, plain or gzipped, or in Parquet files: columns by name, and errors with file and line."""
 
 from __future__ import annotations
 
@@ -58,6 +58,9 @@ class Columns:
         Raises:
             BadInput: there is no such column, or a cell holds something else.
         """
+        whole = _all_wholes(self.text(name))
+        if whole is not None and min(whole) >= low:
+            return whole
         numbers = self.numbers(name, blank=None if blank is None else float(blank))
         if min(numbers) >= low and all(map(float.is_integer, numbers)):
             return list(map(int, numbers))
@@ -74,32 +77,61 @@ class Columns:
 
 
 def read_columns(path: Path) -> Columns:
-    """A CSV file with a header, gzipped or not. Blank lines are passed over.
+    """A CSV file with a header, gzipped or not, whose blank lines are passed over; or a file that ends in .parquet.
 
     Raises:
-        BadInput: a file that cannot be read, a broken gzip or CSV file, a column twice, a row of more or fewer cells
-            than there are columns, or no row at all.
+        BadInput: a file that cannot be read, a broken gzip, CSV or Parquet file, a column twice, a row of more or fewer
+            cells than there are columns, or no row at all.
     """
+    if path.suffix == ".parquet":
+        return _parquet_columns(path)
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    rows: list[list[str]] = []
-    lines: list[int] = []
     try:
         header = [name.strip() for name in next(reader, [])]
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(reader.line_num)
+        rows = list(reader)
     except csv.Error as error:
         raise BadInput(f"expected a CSV file: {error}", file=path, line=reader.line_num) from None
     for name in header:
         if header.count(name) > 1:
             raise BadInput("expected each column once", value=name, file=path, line=1)
-    for row, line in zip(rows, lines, strict=True):
-        if len(row) != len(header):
-            raise BadInput(f"expected {len(header)} cells, one a column", value=len(row), file=path, line=line)
+    lines: Sequence[int] = range(2, len(rows) + 2)
+    if set(map(len, rows)) != {len(header)} or reader.line_num > len(rows) + 1:
+        rows, lines = _numbered(path, header)
+    return Columns(path, header, rows, lines)
+
+
+def _numbered(path: Path, header: Sequence[str]) -> tuple[list[list[str]], list[int]]:
+    """The rows of a file that has blank lines, cells of several lines or faults, and the lines on which they end."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    next(reader, None)
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    for row in reader:
+        if len(row) not in (0, len(header)):
+            expected = f"expected {len(header)} cells, one a column"
+            raise BadInput(expected, value=len(row), file=path, line=reader.line_num)
+        if row:
+            rows.append(row)
+            lines.append(reader.line_num)
     if not rows:
         raise BadInput("expected a header and rows below it", file=path)
-    return Columns(path, header, rows, lines)
+    return rows, lines
+
+
+def _parquet_columns(path: Path) -> Columns:
+    """The columns of a Parquet file, each cell as text; a number's is the shortest that reads as the same number."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.read_table(path)
+    except OSError as error:
+        raise BadInput(f"expected a readable Parquet file: {error}", file=path) from None
+    except ArrowException as error:
+        raise BadInput(f"expected a Parquet file: {error}", file=path) from None
+    if not table.num_rows:
+        raise BadInput("expected a row", file=path)
+    cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
+    return Columns(path, table.column_names, list(zip(*cells, strict=True)), range(1, table.num_rows + 1))
 
 
 def _text(path: Path) -> str:
@@ -123,6 +155,14 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return math.nan
+
+
+def _all_wholes(cells: Sequence[str]) -> list[int] | None:
+    """The cells as whole numbers; None where one is written otherwise."""
+    try:
+        return list(map(int, cells))
+    except ValueError:
+        return None
 
 
 def _all_numbers(cells: Sequence[str]) -> list[float] | None:

@@ -3,6 +3,7 @@
     linear             coefficients stated in the scenario
     kernel_tables      kernel microbenchmarks in LLMServingSim's format
     aiconfigurator     kernel tables of NVIDIA's aiconfigurator
+    roofline           data sheets, and what kernels reach of them
     vllm_step_log      a regression on logged steps of vLLM
     engine_regression  a regression on timed steps of the live engine (`twin validate`)
     ec_tables          4-bit models with error compensators (SPEAR 4.3)

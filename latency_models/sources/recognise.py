@@ -8,7 +8,7 @@ KERNEL_TABLES = "kernel_tables"
 AICONFIGURATOR = "aiconfigurator"
 
 _FILES = {
-    AICONFIGURATOR: "*_perf.txt*",
+    AICONFIGURATOR: "*_perf.[tp]*",
     KERNEL_TABLES: "attention.csv*",
     "measured_steps": "*steps.csv*",
     "engine_steps": "engine-steps*.yaml",

@@ -14,6 +14,8 @@ from latency_models.deployment.hardware import Efficiency, Hardware, Network
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
 from latency_models.deployment.roofline import Deployment, Overhead
 from latency_models.sources.registry import built_in_sources
+from latency_models.sources.roofline.efficiency import Efficiency as KernelEfficiency
+from latency_models.sources.roofline.efficiency import EngineTime, Reached
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WALK = DOCS / "explanation" / "from-microbenchmark-to-step-time.md"
@@ -57,6 +59,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "### `ffn` with `kind: moe`": ExpertFFN,
     "## The deployment": Deployment,
     "### `overhead`": Overhead,
+    "## The file of efficiencies": KernelEfficiency,
+    "### One fit": Reached,
+    "### The engine's own time": EngineTime,
 }
 
 

@@ -124,7 +124,9 @@ def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_pa
     other = r"the folder looks like one of source"
     with pytest.raises(BadInput, match=rf"expected a file dense.csv or dense.csv.gz; {other} aiconfigurator$"):
         read_kernel_tables(tables)
-    with pytest.raises(BadInput, match=rf"expected a file gemm_perf.txt or gemm_perf.txt.gz; {other} kernel_tables$"):
+    with pytest.raises(
+        BadInput, match=rf"expected a file gemm_perf.parquet, gemm_perf.txt or gemm_perf.txt.gz; {other} kernel_tables$"
+    ):
         read_tables(profile)
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"expected a file dense.csv or dense.csv.gz$"):

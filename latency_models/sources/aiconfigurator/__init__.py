@@ -1,6 +1,8 @@
 """Step times and served latency from the kernel tables that ai-dynamo/aiconfigurator publishes.
 
-    tables       a folder of kernel timings
+    layout       the files of a set of tables
+    tables       kernel timings
+    model_format the format of a model's weights
     kernels      one model's kernels on one rank, as curves
     step_time    a step from these curves
     closed_loop  TTFT and TPOT of a client that keeps a number of requests in flight

@@ -75,15 +75,26 @@ def closed_loop(
     before = min(max(ahead, 0.0), others)
     decoding = max(round(residents), 1)
     for _ in range(ROUNDS):
-        kv = round(decoding * mean_kv)
-        step = step_time.decode_seconds(decoding, kv, round(isl + osl), 1)[0]
-        prompt = _prompt_seconds(step_time, decoding, kv, round(isl), max_batched_tokens)
+        step, prompt = step_and_prompt(step_time, decoding, isl, osl, max_batched_tokens)
         ttft = step + (1 + before) * prompt
         tpot = step + (others - before) * prompt / (osl - 1)
         life = ttft + (osl - 1) * tpot
         decoding = max(round(residents * (1 - ttft / life)), 1)
     waiting = (concurrency - residents) / residents * life
     return ClosedLoop(ttft + waiting, tpot, step, prompt, residents, decoding)
+
+
+def step_and_prompt(
+    step_time: StepTime, decoding: int, isl: float, osl: float, max_batched_tokens: int
+) -> tuple[float, float]:
+    """D and P, seconds, while `decoding` requests are past their first token.
+
+    Raises:
+        BadInput: a step too small for the decodes.
+    """
+    kv = round(decoding * (isl + osl / 2))
+    step = step_time.decode_seconds(decoding, kv, round(isl + osl), 1)[0]
+    return step, _prompt_seconds(step_time, decoding, kv, round(isl), max_batched_tokens)
 
 
 def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_batched_tokens: int) -> float:

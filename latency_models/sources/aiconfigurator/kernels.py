@@ -6,7 +6,7 @@ one curve. Prompt attention, decode attention and the output head are separate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ NO_BANDWIDTH = (
 )
 
 SCHEMA = "twin.kernels/1"
+
+GEMMS, EXPERTS, COLLECTIVES = "gemms", "experts", "collectives"
+"""Kinds of kernels whose time depends on rows alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ class ModelKernels:
 
     Attributes:
         layers: transformer layers, for overheads that each of them has.
-        rows: all linear layers and all-reduces, by rows.
+        rows: all linear layers, experts and all-reduces, by rows.
+        experts, collectives: the share of `rows` that these take; None for a model or a split without them, and in
+            files of earlier versions.
         head: the output head, by sequences that sample.
         context: attention of one prompt by its tokens.
         generation: attention of decodes, by their number and the cached tokens of each.
@@ -90,6 +95,8 @@ class ModelKernels:
     context: Curve
     generation: Surface
     kv_token: float = 0.0
+    experts: Curve | None = None
+    collectives: Curve | None = None
     notes: tuple[str, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
@@ -104,6 +111,7 @@ class ModelKernels:
             "context": self.context.document(),
             "generation": self.generation.document(),
             "kv_token": self.kv_token,
+            **{name: curve.document() for name in (EXPERTS, COLLECTIVES) if (curve := getattr(self, name)) is not None},
             "notes": list(self.notes),
         }
 
@@ -124,6 +132,7 @@ class ModelKernels:
                 context=Curve.from_document(document["context"]),
                 generation=Surface.from_document(document["generation"]),
                 kv_token=document["kv_token"],
+                **{name: Curve.from_document(document[name]) for name in (EXPERTS, COLLECTIVES) if name in document},
                 notes=tuple(document["notes"]),
                 origin=Origin.from_document(document.get("origin", {})),
             )
@@ -132,7 +141,7 @@ class ModelKernels:
 
     @classmethod
     def load(cls, folder: Path, model: Model, placement: Placement) -> ModelKernels:
-        """Call `compose` on a folder of tables."""
+        """Call `compose` on the tables in a folder."""
         return compose(read_tables(folder), model, placement)
 
 
@@ -155,16 +164,19 @@ def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKe
     )
     # Decode kernels were timed computing in 16 bits whatever the cache.
     decode = AttentionKind("float16", placement.cache, compute.heads, kv_heads, attention.head_dim)
-    notes: list[str] = []
+    notes = list(tables.notes)
     head, measured = tables.gemm(HEAD_FORMAT, model.vocabulary // width, model.hidden_size)
     if not measured:
         notes.append(_stretched("output head", model.vocabulary // width, model.hidden_size))
     if tables.device is None:
         notes.append(NO_BANDWIDTH)
+    parts = list(_row_parts(tables, model, placement, notes))
     cached_bytes = 2 * kv_heads * attention.head_dim * ELEMENT_BYTES[placement.cache]
     return ModelKernels(
         layers=model.layers,
-        rows=weighted_sum(_row_parts(tables, model, placement, notes)),
+        rows=weighted_sum((times, curve) for _, times, curve in parts),
+        experts=_part(parts, EXPERTS),
+        collectives=_part(parts, COLLECTIVES),
         head=head,
         context=weighted_sum([(model.layers, tables.context_attention(compute))]),
         generation=_times(tables.generation_attention(decode), model.layers),
@@ -195,6 +207,8 @@ def _check(model: Model, placement: Placement) -> None:
     attention, width = model.attention, placement.tensor_parallel
     if not isinstance(attention, GroupedQueryAttention):
         raise BadInput("expected a model with grouped-query attention", field="model", value=model.name)
+    if model.windowed_layers:
+        raise BadInput("expected a model without attention windows", field="model", value=model.name)
     if placement.cache not in ELEMENT_BYTES:
         raise BadInput(f"expected one of {', '.join(ELEMENT_BYTES)}", field="cache", value=placement.cache)
     if width < 1 or attention.heads % width:
@@ -207,16 +221,16 @@ def _check(model: Model, placement: Placement) -> None:
 
 def _row_parts(
     tables: KernelTables, model: Model, placement: Placement, notes: list[str]
-) -> Iterator[tuple[float, Curve]]:
-    """Parts that depend on rows alone: (times a step, seconds by rows)."""
+) -> Iterator[tuple[str, float, Curve]]:
+    """Parts that depend on rows alone: (kind, times a step, seconds by rows)."""
     attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
     assert isinstance(attention, GroupedQueryAttention)
 
-    def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[float, Curve]:
+    def gemm(times: int, name: str, n: int, k: int, weights: str = placement.weights) -> tuple[str, float, Curve]:
         curve, measured = tables.gemm(weights, n, k)
         if not measured:
             notes.append(_stretched(name, n, k))
-        return times, curve
+        return GEMMS, times, curve
 
     heads, kv_heads = attention.heads // width, max(attention.kv_heads // width, 1)
     yield gemm(model.layers, "qkv", (heads + 2 * kv_heads) * attention.head_dim, hidden)
@@ -225,7 +239,7 @@ def _row_parts(
     if isinstance(ffn, ExpertFFN):
         sparse, ranks = model.layers - ffn.dense_layers, placement.expert_ranks
         yield gemm(sparse, "router", ffn.experts, hidden, HEAD_FORMAT)
-        yield sparse, _experts(tables, ffn, hidden, placement)
+        yield EXPERTS, sparse, _experts(tables, ffn, hidden, placement)
         if ffn.shared_experts:
             shared = ffn.shared_experts * ffn.intermediate_size // width
             yield gemm(sparse, "shared gate_up", 2 * shared, hidden)
@@ -237,7 +251,13 @@ def _row_parts(
         yield gemm(dense, "down", hidden, inner // width)
     for devices, rows in ((width, 1), (ranks, ranks // width)):
         if devices > 1:
-            yield model.layers, _per_row(tables.reduction(devices), hidden * rows)
+            yield COLLECTIVES, model.layers, _per_row(tables.reduction(devices), hidden * rows)
+
+
+def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
+    """The sum of the parts of one kind; None where a step has none."""
+    known = [(times, curve) for each, times, curve in parts if each == kind]
+    return weighted_sum(known) if known else None
 
 
 def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Placement) -> Curve:

@@ -1,30 +1,46 @@
 """Corrections for times that kernel tables leave out of served latency, fitted to measured TPOT.
 
-A row's decode and prefill factors are products of a factor of all rows, of its backend, of its model (and precision) on
-that backend, and of its group, the model's split over devices. A prior holds each near 1. So a group with few rows
-resembles its model, and a model without measurements resembles its backend.
+Each kind of kernel has a factor of its own: linear layers, attention, collectives and experts of decodes, and prompts.
+A row's factor is a product of one of all rows, of its tables (a system and an engine), of its model (and precision) on
+them, and of its group, the model's split over devices. A prior holds each near 1; the first is the widest, so that most
+is learnt for configurations that no row has. A group with few rows resembles its model, and a system without
+measurements resembles the others. Decision 0042 has the errors of what was tried, at configurations, models and systems
+that were left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
-from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
+from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop, step_and_prompt
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, compose, kv_capacity
 from latency_models.sources.aiconfigurator.silicon import SiliconRow
-from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.step_time import STATED, AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import KernelTables, read_tables
 
-DEVIATIONS = (0.2, 0.2, 0.15, 0.1)
-"""Prior deviations of the logarithms of factors: common, of a backend, of a model, of a group."""
+GROUP = (0.02, 0.08)
+"""Prior deviation of the logarithms of a group's factors: for configurations that are not among the rows, so that what
+several groups share is learnt as common, and for those that are."""
+
+DEVIATIONS = {
+    "decode": (0.3, 0.05, 0.05),
+    "attention": (0.3, 0.05, 0.05),
+    "collectives": (1.0, 0.1, 0.05),
+    "experts": (0.4, 0.1, 0.05),
+    "prefill": (0.4, 0.05, 0.1),
+}
+"""Prior deviations of the logarithms of factors: of all rows, of their tables, of a model."""
+
+STEP_PER_LAYER = (3e-5, 3e-5)
+"""Prior mean and deviation, seconds: gaps between the kernels of a layer, in a graph."""
 
 PROMPT_STEP_PER_LAYER = (1e-4, 6e-5)
 """Prior mean and deviation, seconds: without a graph, a layer launches about ten kernels."""
@@ -36,19 +52,52 @@ AHEAD = ((1.0, 1.0), (0.07, 0.03))
 """Prior mean and deviation of the prompts before one: a constant, and a slope over requests in flight. The slope is due
 to the start, when all requests wait at once: half of them, divided by the rounds of a benchmark (about seven)."""
 
-TOLERANCE = 0.02
+HOSTS = {
+    "step": STEP_PER_LAYER,
+    "prompt_step": PROMPT_STEP_PER_LAYER,
+    "per_sequence": PER_SEQUENCE,
+    "ahead": AHEAD[0],
+    "ahead_each": AHEAD[1],
+}
+"""Prior means and deviations by kind."""
+
+SCATTER = 0.02
+"""Deviation of measured TPOT among neighbouring rows of one configuration."""
+
+TOLERANCE = 0.05
 """Relative error of a row up to which errors count by their square. Larger errors count by their size, so that a few
 unusual rows do not decide."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Corrections by the names of their owners.
+
+    Attributes:
+        factors: by kind, the logarithms of factors by level (`levels`).
+        hosts: by kind (`step`, `prompt_step`, `per_sequence`; `ahead`, `ahead_each`: prompts that go before one, a
+            constant and a slope over requests in flight), values by tables: seconds, those of steps for each layer.
+    """
+
+    factors: Mapping[str, Mapping[str, float]]
+    hosts: Mapping[str, Mapping[str, float]]
+
+    def factor(self, kind: str, row: SiliconRow) -> float:
+        """The factor of a row's group, or of the closest known level."""
+        known = self.factors[kind]
+        return math.exp(sum(known.get(level, 0.0) for level in levels(row)))
+
+    def host(self, kind: str, row: SiliconRow) -> float:
+        """The value of a row's tables; the prior's mean for tables that were not among the rows."""
+        return self.hosts[kind].get(row.tables, HOSTS[kind][0])
 
 
 class SiliconRegression(Estimator):
     """TPOT of closed-loop serving from kernel tables, with corrections fitted by maximum a posteriori.
 
-    `fit` sets, keyed by the `levels` of a row:
-        decode_, prefill_: logarithms of factors on decode kernels, and on the time that prompts add.
-        prompt_step_: further seconds a layer of a step with prompts, by model.
-        per_sequence_: seconds of the host for a decode, by model.
-        ahead_, ahead_each_: prompts that go before one, by backend: a constant, and a slope over requests in flight.
+    `fit` sets:
+        known_, new_: corrections of groups that are among the rows, and of others.
+        groups_: names of the first.
         points_: number of rows.
 
     Args:
@@ -57,18 +106,18 @@ class SiliconRegression(Estimator):
         max_batched_tokens: rows of a step.
     """
 
-    decode_: dict[str, float]
-    prefill_: dict[str, float]
-    prompt_step_: dict[str, float]
-    per_sequence_: dict[str, float]
-    ahead_: dict[str, float]
-    ahead_each_: dict[str, float]
+    known_: Learnt
+    new_: Learnt
+    groups_: frozenset[str]
 
     def __init__(self, *, tables: Path = Path(), expert_rows: int = 256, max_batched_tokens: int = 8192) -> None:
         self.tables, self.expert_rows, self.max_batched_tokens = tables, expert_rows, max_batched_tokens
 
-    def fit(self, rows: Sequence[SiliconRow]) -> Self:
+    def fit(self, rows: Sequence[SiliconRow], library: Library | None = None) -> Self:
         """Fit the corrections.
+
+        Args:
+            library: of another fit with the same settings, whose tables are not read again.
 
         Raises:
             CannotFit: fewer than 8 rows.
@@ -76,16 +125,11 @@ class SiliconRegression(Estimator):
         """
         if len(rows) < 8:
             raise CannotFit("expected at least 8 rows", field="rows", value=len(rows))
-        library = _Library(self.tables, self.expert_rows)
-        bare = [self._loop(row, library, Corrections()) for row in rows]
-        layers = [library.engine(row)[0].layers for row in rows]
-        steps = [
-            math.ceil(row.isl / (self.max_batched_tokens - loop.decoding)) for row, loop in zip(rows, bare, strict=True)
-        ]
-        posterior = _Posterior(rows, bare, np.array(steps) * np.array(layers))
+        library = library or Library(self.tables, self.expert_rows)
+        parts = [library.known(row, self._parts) for row in rows]
+        self.new_, self.known_ = (Posterior(rows, parts, group).most_probable() for group in GROUP)
         self.library_, self.points_ = library, len(rows)
-        for name, values in posterior.name(posterior.most_probable()).items():
-            setattr(self, name, values)
+        self.groups_ = frozenset(levels(row)[-1] for row in rows)
         return self
 
     def predict(self, rows: Sequence[SiliconRow]) -> Floats:
@@ -97,16 +141,33 @@ class SiliconRegression(Estimator):
         """
         return np.array([self.loop(row).tpot for row in rows], dtype=np.float64)
 
-    def loop(self, row: SiliconRow) -> ClosedLoop:
-        """The steady state in which a row was measured. Raises as `predict` does."""
-        self._require_fit()
-        ahead = _of(self.ahead_, row.backend) + _of(self.ahead_each_, row.backend) * row.concurrency
-        return self._loop(row, self.library_, self.corrections(row), ahead)
+    def loop(self, row: SiliconRow, scores: Mapping[str, float] | None = None) -> ClosedLoop:
+        """The steady state in which a row was measured. Raises as `predict` does.
+
+        Args:
+            scores: of the unknowns of its engine; None: the estimates.
+        """
+        learnt = self._learnt(row)
+        ahead = learnt.host("ahead", row) + learnt.host("ahead_each", row) * row.concurrency
+        engine = self.step_time(row)
+        return self._loop(row, self.library_, engine.vary(scores) if scores else engine, ahead)
+
+    def deviation(self, row: SiliconRow) -> float:
+        """Standard deviation of the logarithm of a measured TPOT around the prediction. Raises as `predict` does.
+
+        The unknowns of the engine, each alone, and the scatter of equal rows.
+        """
+        variance = SCATTER**2
+        for unknown in self.step_time(row).unknowns():
+            low, high = (self.loop(row, {unknown.name: score}).tpot for score in (-1.0, 1.0))
+            variance += (math.log(high / low) / 2) ** 2
+        return math.sqrt(variance)
 
     def step_time(self, row: SiliconRow) -> AiconfiguratorStepTime:
-        """The engine that served a row. Raises as `predict` does."""
+        """The engine that served a row, with the unknowns of its group. Raises as `predict` does."""
         self._require_fit()
-        return AiconfiguratorStepTime(self.library_.engine(row)[0], self.corrections(row))
+        share = STATED if levels(row)[-1] in self.groups_ else 1.0
+        return AiconfiguratorStepTime(self.library_.engine(row)[0], self.corrections(row), share)
 
     def corrections(self, row: SiliconRow) -> Corrections:
         """Corrections of a row's group, or of the closest known level.
@@ -114,18 +175,29 @@ class SiliconRegression(Estimator):
         Raises:
             NotFitted: before `fit`.
         """
-        self._require_fit()
+        learnt, layers = self._learnt(row), self.library_.engine(row)[0].layers
+        decode = learnt.factor("decode", row)
         return Corrections(
-            decode=float(np.exp(sum(self.decode_.get(level, 0.0) for level in levels(row)))),
-            prefill=float(np.exp(sum(self.prefill_.get(level, 0.0) for level in levels(row)))),
-            prompt_step=_of(self.prompt_step_, _model(row)) * self.library_.engine(row)[0].layers,
-            per_sequence=_of(self.per_sequence_, _model(row)),
+            decode=decode,
+            prefill=learnt.factor("prefill", row),
+            prompt_step=learnt.host("prompt_step", row) * layers,
+            per_sequence=learnt.host("per_sequence", row),
+            attention=learnt.factor("attention", row) / decode,
+            collectives=learnt.factor("collectives", row) / decode,
+            experts=learnt.factor("experts", row) / decode,
+            step=learnt.host("step", row) * layers,
         )
 
-    def _loop(self, row: SiliconRow, library: _Library, corrections: Corrections, ahead: float = 0.0) -> ClosedLoop:
-        kernels, capacity = library.engine(row)
+    def _learnt(self, row: SiliconRow) -> Learnt:
+        self._require_fit()
+        return self.known_ if levels(row)[-1] in self.groups_ else self.new_
+
+    def _loop(
+        self, row: SiliconRow, library: Library, engine: AiconfiguratorStepTime, ahead: float = 0.0
+    ) -> ClosedLoop:
+        _, capacity = library.engine(row)
         return closed_loop(
-            AiconfiguratorStepTime(kernels, corrections),
+            engine,
             row.concurrency,
             row.isl,
             row.osl,
@@ -134,14 +206,41 @@ class SiliconRegression(Estimator):
             kv_capacity=capacity,
         )
 
+    def _parts(self, row: SiliconRow, library: Library) -> Parts:
+        """The steady state of a row by kernels alone, kind by kind: what is missing without one is its share."""
+        kernels = library.engine(row)[0]
+        bare = self._loop(row, library, AiconfiguratorStepTime(kernels))
+
+        def without(**kind: float) -> tuple[float, float]:
+            model = AiconfiguratorStepTime(kernels, Corrections(**kind))
+            return step_and_prompt(model, bare.decoding, row.isl, row.osl, self.max_batched_tokens)
+
+        step, prompt = without()
+        attention = step - without(attention=0.0)[0]
+        of_step, of_prompt = without(collectives=0.0)
+        experts = step - without(experts=0.0)[0]
+        collectives = step - of_step
+        return Parts(
+            decode=step - attention - collectives - experts,
+            attention=attention,
+            collectives=collectives,
+            experts=experts,
+            prompt=of_prompt,
+            prompt_collectives=prompt - of_prompt,
+            layers=kernels.layers,
+            chunks=math.ceil(row.isl / (self.max_batched_tokens - bare.decoding)),
+            residents=bare.residents,
+            decoding=bare.decoding,
+        )
+
 
 def levels(row: SiliconRow) -> tuple[str, str, str, str]:
     """Names under which a row shares its factors, from all rows to its own group."""
-    return "all", row.backend, _model(row), _group(row)
+    return "all", row.tables, _model(row), _group(row)
 
 
 def _model(row: SiliconRow) -> str:
-    return f"{row.backend} {row.model} {row.precision}"
+    return f"{row.tables} {row.model} {row.precision}"
 
 
 def _group(row: SiliconRow) -> str:
@@ -149,17 +248,18 @@ def _group(row: SiliconRow) -> str:
     return f"{_model(row)} tp{row.tensor_parallel} experts {experts}"
 
 
-class _Library:
-    """The engines of the rows: kernels and memory, each read and composed once."""
+class Library:
+    """The engines of rows: kernels and memory, each read and composed once."""
 
     def __init__(self, folder: Path, expert_rows: int) -> None:
         self._folder, self._expert_rows = folder, expert_rows
         self._tables: dict[str, KernelTables] = {}
-        self._engines: dict[tuple[str, str], tuple[ModelKernels, float | None]] = {}
+        self._engines: dict[str, tuple[ModelKernels, float | None]] = {}
+        self._parts: dict[SiliconRow, Parts] = {}
 
     def engine(self, row: SiliconRow) -> tuple[ModelKernels, float | None]:
         """The kernels, and the tokens that the KV cache holds; None if the memory is unknown."""
-        key = (row.tables, _group(row))
+        key = _group(row)
         if key not in self._engines:
             if row.tables not in self._tables:
                 self._tables[row.tables] = read_tables(self._folder / row.tables)
@@ -169,55 +269,71 @@ class _Library:
             self._engines[key] = (compose(tables, model, placement), capacity)
         return self._engines[key]
 
+    def known(self, row: SiliconRow, compute: Callable[[SiliconRow, Library], Parts]) -> Parts:
+        """The parts of a row, computed once."""
+        if row not in self._parts:
+            self._parts[row] = compute(row, self)
+        return self._parts[row]
 
-class _Posterior:
-    """The corrections as one vector, in prior deviations.
 
-    `bare` are the rows' steady states by kernels alone, `prompt_layers` how many layers run for one prompt (all of them
-    for each of its chunks). Corrections change how many requests decode at once too little to iterate at each trial.
+@dataclass(frozen=True)
+class Parts:
+    """The steady state of one row by kernels alone: kernel seconds of a decode step and of a prompt, by kind.
+
+    Attributes:
+        layers, chunks: of the model, and of a prompt.
+        residents, decoding: as in `ClosedLoop`.
     """
 
-    def __init__(
-        self, rows: Sequence[SiliconRow], bare: Sequence[ClosedLoop], prompt_layers: NDArray[np.int64]
-    ) -> None:
+    decode: float
+    attention: float
+    collectives: float
+    experts: float
+    prompt: float
+    prompt_collectives: float
+    layers: int
+    chunks: int
+    residents: float
+    decoding: int
+
+
+class Posterior:
+    """The corrections as one vector, in prior deviations.
+
+    Corrections change how many requests decode at once too little to iterate at each trial.
+
+    Args:
+        rows, parts: what was measured, and the kernels of it.
+        group: prior deviation of a group's factors.
+    """
+
+    def __init__(self, rows: Sequence[SiliconRow], parts: Sequence[Parts], group: float) -> None:
         self._levels = sorted({(depth, name) for row in rows for depth, name in enumerate(levels(row))})
-        self._models = sorted({_model(row) for row in rows})
-        self._backends = sorted({row.backend for row in rows})
+        self._tables = sorted({row.tables for row in rows})
         self._shares = np.array([[float(levels(row)[depth] == name) for depth, name in self._levels] for row in rows])
-        self._model = np.array([self._models.index(_model(row)) for row in rows])
-        self._backend = np.array([self._backends.index(row.backend) for row in rows])
-        self._step, self._prompt, self._residents, self._decoding = (
-            np.array([getattr(loop, name) for loop in bare])
-            for name in ("decode_step", "prompt", "residents", "decoding")
-        )
+        self._of_tables = np.array([self._tables.index(row.tables) for row in rows])
+        self._parts = {field.name: np.array([getattr(part, field.name) for part in parts]) for field in fields(Parts)}
         self._in_flight = np.array([row.concurrency for row in rows])
         self._later_tokens = np.array([row.osl - 1 for row in rows])
-        self._prompt_layers = prompt_layers
         self._log_measured = np.log([row.tpot for row in rows])
-        factors = [(0.0, DEVIATIONS[depth]) for depth, _ in self._levels]
-        blocks = [factors, factors, *([prior] * len(self._models) for prior in (PROMPT_STEP_PER_LAYER, PER_SEQUENCE))]
-        blocks += [[prior] * len(self._backends) for prior in AHEAD]
+        blocks = [[(0.0, (*prior, group)[depth]) for depth, _ in self._levels] for prior in DEVIATIONS.values()]
+        blocks += [[prior] * len(self._tables) for prior in HOSTS.values()]
         self._ends = np.cumsum([len(block) for block in blocks])[:-1]
         self._mean, self._deviation = np.array([prior for block in blocks for prior in block]).T
-        signed = np.arange(len(self._mean)) < 2 * len(factors)
+        signed = np.arange(len(self._mean)) < len(DEVIATIONS) * len(self._levels)
         self._least = np.where(signed, -np.inf, -self._mean / self._deviation)
 
-    def most_probable(self) -> list[Floats]:
-        """The blocks of corrections of highest density."""
+    def most_probable(self) -> Learnt:
+        """The corrections of highest density."""
         from scipy.optimize import least_squares  # slow to import, and only a fit needs it
 
         start = np.maximum(np.zeros(len(self._mean)), self._least + 1e-3)
-        return self._blocks(least_squares(self._misfit, start, bounds=(self._least, np.inf)).x)
-
-    def name(self, blocks: list[Floats]) -> dict[str, dict[str, float]]:
-        """The fitted values of each block, by name."""
-        of_levels = [name for _, name in self._levels]
-        owners = (of_levels, of_levels, self._models, self._models, self._backends, self._backends)
-        kinds = ("decode_", "prefill_", "prompt_step_", "per_sequence_", "ahead_", "ahead_each_")
-        return {
-            kind: dict(zip(names, block.tolist(), strict=True))
-            for kind, names, block in zip(kinds, owners, blocks, strict=True)
-        }
+        blocks = iter(self._blocks(least_squares(self._misfit, start, bounds=(self._least, np.inf), max_nfev=30).x))
+        names = [name for _, name in self._levels]
+        return Learnt(
+            {kind: dict(zip(names, next(blocks).tolist(), strict=True)) for kind in DEVIATIONS},
+            {kind: dict(zip(self._tables, next(blocks).tolist(), strict=True)) for kind in HOSTS},
+        )
 
     def _blocks(self, deviations: Floats) -> list[Floats]:
         return np.split(self._mean + self._deviation * deviations, self._ends)
@@ -228,18 +344,19 @@ class _Posterior:
         softened = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
         return np.concatenate([softened, deviations])
 
-    def _tpot(
-        self, decode: Floats, prefill: Floats, prompt_step: Floats, per_sequence: Floats, base: Floats, each: Floats
-    ) -> Floats:
+    def _tpot(self, *blocks: Floats) -> Floats:
         """The TPOT of `closed_loop`."""
-        step = np.exp(self._shares @ decode) * self._step + per_sequence[self._model] * self._decoding
-        prompt = np.exp(self._shares @ prefill) * self._prompt + prompt_step[self._model] * self._prompt_layers
-        others = self._residents - 1
-        ahead = np.minimum(base[self._backend] + each[self._backend] * self._in_flight, others)
+        factors = dict(zip(DEVIATIONS, (np.exp(self._shares @ block) for block in blocks), strict=False))
+        hosts = dict(zip(HOSTS, (block[self._of_tables] for block in blocks[len(factors) :]), strict=True))
+        parts = self._parts
+        step = hosts["step"] * parts["layers"] + hosts["per_sequence"] * parts["decoding"]
+        for kind in ("decode", "attention", "collectives", "experts"):
+            step = step + factors[kind] * parts[kind]
+        # A step's all-reduces have one correction, beside the decodes' linear layers or the prompts'.
+        of_collectives = factors["collectives"] / factors["decode"] * parts["prompt_collectives"]
+        prompt = factors["prefill"] * (parts["prompt"] + of_collectives)
+        prompt = prompt + hosts["prompt_step"] * parts["layers"] * parts["chunks"]
+        others = parts["residents"] - 1
+        ahead = np.minimum(hosts["ahead"] + hosts["ahead_each"] * self._in_flight, others)
         tpot: Floats = step + (others - ahead) * prompt / self._later_tokens
         return tpot
-
-
-def _of(known: Mapping[str, float], name: str) -> float:
-    """The fitted value of a name; the mean of all for a name that was not among the rows."""
-    return known.get(name, sum(known.values()) / len(known))

@@ -22,8 +22,10 @@ class AiconfiguratorSpec(SourceSpec):
         decode: factor on the kernels of decodes.
         prefill: factor on the time that prompts add.
         prompt_step: further seconds of a step with prompts.
-        per_sequence: seconds of the host for each decode. `latency_models.sources.aiconfigurator.regression` fits all
-            four to closed-loop measurements.
+        per_sequence: seconds of the host for each decode.
+        attention, expert_layers, collectives: further factors on these kernels.
+        step: further seconds of a step with decodes. `latency_models.sources.aiconfigurator.regression` fits all
+            corrections to closed-loop measurements.
     """
 
     source: Literal["aiconfigurator"]
@@ -32,6 +34,10 @@ class AiconfiguratorSpec(SourceSpec):
     prefill: PositiveFloat = 1.0
     prompt_step: NonNegativeFloat = 0.0
     per_sequence: NonNegativeFloat = 0.0
+    attention: PositiveFloat = 1.0
+    collectives: PositiveFloat = 1.0
+    expert_layers: PositiveFloat = 1.0
+    step: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> StepTime:
         """See `SourceSpec.build`."""
@@ -42,7 +48,8 @@ class AiconfiguratorSpec(SourceSpec):
         if path.is_dir():
             raise BadInput("expected the file that twin calibrate import makes of this folder", file=path)
         kernels = ModelKernels.from_document(read_yaml(path))
-        return AiconfiguratorStepTime(kernels, Corrections(**self.model_dump(exclude={"source", "path"})))
+        stated = self.model_dump(exclude={"source", "path", "expert_layers"})
+        return AiconfiguratorStepTime(kernels, Corrections(**stated, experts=self.expert_layers))
 
     def provenance(self) -> dict[str, Any]:
         """See `SourceSpec.provenance`."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from latency_models.interpolation import Curve, blend
 from latency_models.origin import MeasuredDeployment
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.step_time import StepTimeModel
+from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
 
@@ -21,12 +23,37 @@ class Corrections:
         prefill: factor on the kernel time that prompts add. Above 1 where sustained GEMMs lower the clock.
         prompt_step: further seconds of a step with prompts, which runs without a full CUDA graph.
         per_sequence: seconds of the host for each decode: sampling, detokenising, answering.
+        attention, experts: further factors on these kernels of decodes.
+        collectives: further factor on all-reduces, of prompts too. Tables time them alone, engines overlap and fuse
+            them.
+        step: further seconds of a step with decodes.
     """
 
     decode: float = 1.0
     prefill: float = 1.0
     prompt_step: float = 0.0
     per_sequence: float = 0.0
+    attention: float = 1.0
+    collectives: float = 1.0
+    experts: float = 1.0
+    step: float = 0.0
+
+
+UNKNOWNS = {
+    "decode": Unknown("decode", "linear layers of decodes in an engine", "assumed", 0.12, "TPOT at a low load"),
+    "attention": Unknown("attention", "attention of decodes in an engine", "assumed", 0.15, "TPOT of long contexts"),
+    "collectives": Unknown("collectives", "all-reduces beside other kernels", "assumed", 0.5, "TPOT on more devices"),
+    "experts": Unknown("experts", "experts under uneven load", "assumed", 0.2, "TPOT at two loads"),
+    "prefill": Unknown("prefill", "kernels of prompts in an engine", "assumed", 0.2, "TTFT at a low load"),
+    "host": Unknown("host", "the host: launches of steps, and each answer", "assumed", 0.7, "the engine's step log"),
+}
+"""Deviations of the corrections of a configuration that was left out of the fits of `regression`."""
+
+STATED = 0.4
+"""Share of these deviations that is left where a scenario states corrections, for example fitted ones."""
+
+STEP_PER_LAYER, PROMPT_STEP_PER_LAYER, PER_SEQUENCE = 1e-5, 1e-4, 2e-5
+"""Seconds at a score of +1 where a scenario states none."""
 
 
 class AiconfiguratorStepTime(StepTimeModel):
@@ -35,10 +62,18 @@ class AiconfiguratorStepTime(StepTimeModel):
     A step takes the time of its decodes plus the time that prompts add. Decodes of uneven lengths count as decodes of
     their mean length. A later chunk of a prompt costs attention over all tokens so far, less that over earlier tokens.
     Decode attention is never faster than the memory: some tables were measured with the KV cache in L2.
+
+    Args:
+        kernels: of one rank.
+        corrections: none by default.
+        share: of the deviations of `UNKNOWNS`; by default all of them without corrections, else `STATED`.
     """
 
-    def __init__(self, kernels: ModelKernels, corrections: Corrections | None = None) -> None:
+    def __init__(
+        self, kernels: ModelKernels, corrections: Corrections | None = None, share: float | None = None
+    ) -> None:
         self.kernels, self.corrections = kernels, corrections or Corrections()
+        self.share = (1.0 if self.corrections == Corrections() else STATED) if share is None else share
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 
     def measured_deployment(self) -> MeasuredDeployment:
@@ -58,6 +93,33 @@ class AiconfiguratorStepTime(StepTimeModel):
         """See `StepTime.decode_seconds`."""
         return [self._decode(decodes, tokens) for tokens in range(kv, kv + decodes * steps, decodes)]
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: corrections of the kernels that a step has, and of the host."""
+        absent = {name for name in ("experts", "collectives") if getattr(self.kernels, name) is None}
+        found = (unknown for name, unknown in UNKNOWNS.items() if name not in absent)
+        if self.share == 1.0:
+            return tuple(found)
+        return tuple(
+            replace(unknown, basis="stated", deviation=self.share * unknown.deviation)  # type: ignore[operator]
+            for unknown in found
+        )
+
+    def vary(self, scores: Mapping[str, float]) -> AiconfiguratorStepTime:
+        """See `StepTime.vary`."""
+        centre, layers = self.corrections, self.kernels.layers
+        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
+        changed = {name: getattr(centre, name) * factor for name, factor in factors.items() if name != "host"}
+        # What other kernels cost beside linear layers has unknowns of its own.
+        for name in ("attention", "experts", "collectives"):
+            changed[name] = changed.get(name, 1.0) / factors["decode"]
+        missing = {
+            "step": STEP_PER_LAYER * layers, "prompt_step": PROMPT_STEP_PER_LAYER * layers, "per_sequence": PER_SEQUENCE
+        }  # fmt: skip
+        for name, seconds in missing.items():
+            stated, further = getattr(centre, name), seconds * max(scores.get("host", 0.0), 0.0)
+            changed[name] = stated * factors["host"] if stated else further
+        return AiconfiguratorStepTime(self.kernels, replace(centre, **changed))
+
     def in_range(self, batch: Batch) -> bool:
         """True if the tables cover every kernel of a step: its rows, contexts and decodes."""
         kernels, decodes = self.kernels, batch.n_decodes
@@ -70,16 +132,27 @@ class AiconfiguratorStepTime(StepTimeModel):
         """Seconds of a step of decodes alone."""
         known = self._by_decodes.get(decodes)
         if known is None:
-            linear = self.kernels.rows.at(decodes) + self.kernels.head.at(decodes)
+            linear = self._rows(decodes, self.corrections.experts) + self.kernels.head.at(decodes)
             known = self._by_decodes[decodes] = (linear, *self.kernels.generation.between(decodes))
         linear, low, high, share = known
         attention = max(blend(low, high, share, kv / decodes), self.kernels.kv_token * kv)
-        return self.corrections.decode * (linear + attention) + self.corrections.per_sequence * decodes
+        corrections = self.corrections
+        kernels = corrections.decode * (linear + corrections.attention * attention)
+        return kernels + corrections.step + corrections.per_sequence * decodes
+
+    def _rows(self, rows: int, experts: float = 1.0) -> float:
+        """Kernel seconds that depend on rows alone."""
+        kernels, seconds = self.kernels, self.kernels.rows.at(rows)
+        if kernels.experts is not None:
+            seconds += (experts - 1.0) * kernels.experts.at(rows)
+        if kernels.collectives is not None:
+            seconds += (self.corrections.collectives - 1.0) * kernels.collectives.at(rows)
+        return seconds
 
     def _prompts(self, batch: Batch) -> float:
         """Kernel seconds that the prompts of a batch add to its decodes."""
         kernels, decodes = self.kernels, batch.n_decodes
-        added = kernels.rows.at(batch.tokens) - (kernels.rows.at(decodes) if decodes else 0.0)
+        added = self._rows(batch.tokens) - (self._rows(decodes) if decodes else 0.0)
         if batch.outputs > decodes:
             added += kernels.head.at(batch.outputs) - (kernels.head.at(decodes) if decodes else 0.0)
         context = kernels.context

@@ -1,7 +1,8 @@
-"""A folder of kernel timings, as aiconfigurator publishes them for a device, a backend and its version.
+"""Kernel timings, as aiconfigurator publishes them for a device, a backend and its version.
 
-Each table is a gzipped CSV file of kernels timed one by one, in milliseconds; here times are in seconds. Heads are
-those of one rank. `data/kernel_tables/aiconfigurator/SOURCE.txt` describes the files and their columns.
+Each table has kernels timed one by one, in milliseconds; here times are in seconds. Heads are those of one rank. 16-bit
+formats are called float16, whichever of the two a table names: kernels take the same time with both.
+`data/kernel_tables/aiconfigurator/SOURCE.txt` describes the columns, `layout.py` the files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from latency_models.interpolation import Curve, Surface, bracket, weighted_sum
 from latency_models.io.config_io import read_yaml
 from latency_models.io.tables import Columns, read_columns
 from latency_models.origin import Origin
+from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables
 from latency_models.sources.recognise import AICONFIGURATOR, other_source
 from workloads.errors import BadInput
 
@@ -72,6 +74,7 @@ class KernelTables:
         all_reduce: by devices: seconds by elements of two bytes.
         device: None where no system file is beside the folder.
         origin: GPU, engine and its version, as far as the GEMM table says.
+        notes: on tables of another version.
     """
 
     folder: Path
@@ -82,6 +85,7 @@ class KernelTables:
     all_reduce: Mapping[int, Curve] = field(default_factory=dict)
     device: Device | None = None
     origin: Origin = field(default_factory=Origin)
+    notes: tuple[str, ...] = ()
 
     def gemm(self, weights: str, n: int, k: int) -> tuple[Curve, bool]:
         """Seconds of a GEMM by its rows, and whether its shape was measured or is a straight line between others.
@@ -142,34 +146,46 @@ class KernelTables:
         return table[key]
 
 
-def read_tables(folder: Path) -> KernelTables:
-    """Read the tables in a folder. Those of experts and of all-reduces may be missing.
+def read_tables(source: Path | TableFiles) -> KernelTables:
+    """Read a folder of tables, or those that were found. Those of experts and of all-reduces may be missing.
 
     Raises:
         BadInput: a file that cannot be read, a missing column, or a cell that is not a number, with file, line and
             column.
     """
-    path = _file(folder, "gemm")
-    if folder.is_dir() and not path.exists():
-        expected = f"expected a file gemm_perf.txt or {path.name}{other_source(folder, AICONFIGURATOR)}"
+    files = flat_tables(source) if isinstance(source, Path) else source
+    folder = files.folder
+    if files.path("gemm") is None and folder.is_dir():
+        name = _file(folder, "gemm").name
+        expected = f"expected a file gemm_perf.parquet, gemm_perf.txt or {name}{other_source(folder, AICONFIGURATOR)}"
         raise BadInput(expected, file=folder)
-    gemms = read_columns(path)
+    gemms = read_columns(_required(files, "gemm"))
     return KernelTables(
         folder=folder,
         gemms=_gemms(gemms),
-        context=_read_context(folder),
-        generation=_read_generation(folder),
-        experts=_read_experts(folder),
-        all_reduce=_read_all_reduce(folder),
-        device=_read_device(folder),
+        context=_read_context(_required(files, "context_attention")),
+        generation=_read_generation(_required(files, "generation_attention")),
+        experts=_read_experts(files.path("moe")),
+        all_reduce=_read_all_reduce(files.path("custom_allreduce")),
+        device=_read_device(files.system_file),
         origin=Origin(_single(gemms, "device"), _single(gemms, "framework").lower(), _single(gemms, "version")),
+        notes=files.notes,
     )
+
+
+def _required(files: TableFiles, name: str) -> Path:
+    """A table's file; where it is missing, a path whose reading says so."""
+    return files.path(name) or _file(files.folder, name)
 
 
 def _file(folder: Path, name: str) -> Path:
     """A table's file, gzipped or not; the gzipped one where neither is there."""
     plain = folder / f"{name}_perf.txt"
     return plain if plain.is_file() else folder / f"{name}_perf.txt.gz"
+
+
+def _formats(table: Columns, name: str) -> list[str]:
+    return ["float16" if text == "bfloat16" else text for text in table.text(name)]
 
 
 def _latency(table: Columns) -> list[float]:
@@ -191,7 +207,7 @@ def _single(table: Columns, name: str) -> str:
 
 def _gemms(table: Columns) -> dict[str, dict[tuple[int, int], Curve]]:
     m, n, k = (table.wholes(name, low=1) for name in ("m", "n", "k"))
-    keys = zip(table.text("gemm_dtype"), n, k, strict=True)
+    keys = zip(_formats(table, "gemm_dtype"), n, k, strict=True)
     shapes: dict[str, dict[tuple[int, int], Curve]] = defaultdict(dict)
     for (weights, columns, inner), curve in _grouped(keys, zip(m, _latency(table), strict=True)).items():
         shapes[weights][columns, inner] = curve
@@ -201,46 +217,56 @@ def _gemms(table: Columns) -> dict[str, dict[tuple[int, int], Curve]]:
 def _attention_kinds(table: Columns) -> list[AttentionKind]:
     counts = (table.wholes(name, low=1) for name in ("num_heads", "num_key_value_heads", "head_dim"))
     return list(
-        map(AttentionKind, table.text("attn_dtype"), table.text("kv_cache_dtype"), *counts),
+        map(AttentionKind, _formats(table, "attn_dtype"), _formats(table, "kv_cache_dtype"), *counts),
     )
 
 
-def _read_context(folder: Path) -> dict[AttentionKind, Curve]:
-    """Attention of single prompts without cached tokens. The table's batches of equal prompts are ignored."""
-    table = read_columns(_file(folder, "context_attention"))
+def _windows(table: Columns) -> list[int]:
+    """The attention window of each row; 0 is none."""
+    return table.wholes("window_size", low=0) if "window_size" in table.names else [0] * len(table)
+
+
+def _read_context(path: Path) -> dict[AttentionKind, Curve]:
+    """Attention of single prompts without cached tokens. Batches of equal prompts are ignored, and so are windows."""
+    table = read_columns(path)
     batch, cached, tokens = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("step", 0), ("isl", 1)))
-    rows = zip(_attention_kinds(table), batch, cached, tokens, _latency(table), strict=True)
-    single = [(kind, (float(size), seconds)) for kind, of, before, size, seconds in rows if (of, before) == (1, 0)]
+    rows = zip(
+        _attention_kinds(table), zip(batch, cached, _windows(table), strict=True), tokens, _latency(table), strict=True
+    )
+    single = [(kind, (float(size), seconds)) for kind, case, size, seconds in rows if case == (1, 0, 0)]
     return _grouped((kind for kind, _ in single), (point for _, point in single))
 
 
-def _read_generation(folder: Path) -> dict[AttentionKind, Surface]:
-    """Decode attention. Cached tokens of each sequence are `isl` + `step`, including its new one."""
-    table = read_columns(_file(folder, "generation_attention"))
+def _read_generation(path: Path) -> dict[AttentionKind, Surface]:
+    """Decode attention without a window. Cached tokens of each sequence are `isl` + `step`, its new one included."""
+    table = read_columns(path)
     batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
-    cached = [float(one + more) for one, more in zip(first, later, strict=True)]
-    keys = zip(_attention_kinds(table), batch, strict=True)
+    columns = zip(_attention_kinds(table), batch, first, later, _latency(table), _windows(table), strict=True)
+    rows = [
+        (kind, count, float(one + more), seconds) for kind, count, one, more, seconds, window in columns if not window
+    ]
     curves: dict[AttentionKind, dict[int, Curve]] = defaultdict(dict)
-    for (kind, count), curve in _grouped(keys, zip(cached, _latency(table), strict=True)).items():
+    by_count = _grouped(
+        ((kind, count) for kind, count, *_ in rows), ((cached, seconds) for *_, cached, seconds in rows)
+    )
+    for (kind, count), curve in by_count.items():
         curves[kind][count] = curve
     return {kind: Surface(by_count) for kind, by_count in curves.items()}
 
 
-def _read_experts(folder: Path) -> dict[ExpertKind, Curve]:
-    path = _file(folder, "moe")
-    if not path.exists():
+def _read_experts(path: Path | None) -> dict[ExpertKind, Curve]:
+    if path is None:
         return {}
     table = read_columns(path)
     names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     counts = (table.wholes(name, low=1) for name in names)
-    keys = map(ExpertKind, table.text("moe_dtype"), *counts, table.text("distribution"))
+    keys = map(ExpertKind, _formats(table, "moe_dtype"), *counts, table.text("distribution"))
     return _grouped(keys, zip(table.wholes("num_tokens", low=1), _latency(table), strict=True))
 
 
-def _read_all_reduce(folder: Path) -> dict[int, Curve]:
+def _read_all_reduce(path: Path | None) -> dict[int, Curve]:
     """All-reduces inside a CUDA graph, where eager ones were timed too."""
-    path = _file(folder, "custom_allreduce")
-    if not path.exists():
+    if path is None:
         return {}
     table = read_columns(path)
     how = table.text("backend") if "backend" in table.names else [""] * len(table)
@@ -249,17 +275,16 @@ def _read_all_reduce(folder: Path) -> dict[int, Curve]:
     return _grouped((row[1] for row in kept), ((float(row[2]), row[3]) for row in kept))
 
 
-def _read_device(folder: Path) -> Device | None:
-    """The device of the system file whose name begins the folder's name."""
-    for path in sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem)):
-        if folder.name.startswith(f"{path.stem}_"):
-            document = read_yaml(path)
-            return Device(
-                _positive(document, path, "gpu", "mem_bw"),
-                _positive(document, path, "gpu", "mem_capacity"),
-                _positive(document, path, "misc", "other_mem"),
-            )
-    return None
+def _read_device(path: Path | None) -> Device | None:
+    """The device of a system file."""
+    if path is None:
+        return None
+    document = read_yaml(path)
+    return Device(
+        _positive(document, path, "gpu", "mem_bw"),
+        _positive(document, path, "gpu", "mem_capacity"),
+        _positive(document, path, "misc", "other_mem"),
+    )
 
 
 def _positive(document: dict[str, Any], path: Path, section: str, name: str) -> float:

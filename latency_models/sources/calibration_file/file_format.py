@@ -142,7 +142,7 @@ class MeasuredCalibration(Strict):
             time_scale=self.overhead.factor,
             row_tile=self.row_tile,
         )
-        return KernelTableStepTime(self.tables, settings, self.model)
+        return KernelTableStepTime(self.tables, settings, self.model, self.overhead.median_error)
 
     def lines(self) -> Calibration:
         """The lines α and β of a decode step, for an AFD scenario.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.paths import FilePath
 from latency_models.sources.ec_tables.step_time import EcTables, Passes
@@ -20,7 +20,7 @@ class EcTablesSpec(SourceSpec):
     Attributes:
         path, tables: the latency tables, in a file or in the scenario; one of the two.
         selection: which modules carry a compensator.
-        passes, pad_to: as for `EcTables`.
+        passes, pad_to, spread: as for `EcTables`.
     """
 
     source: Literal["ec_tables"]
@@ -29,6 +29,7 @@ class EcTablesSpec(SourceSpec):
     selection: Selection
     passes: Passes = "separate"
     pad_to: int = Field(default=0, ge=0)
+    spread: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> EcTablesSpec:
@@ -42,7 +43,7 @@ class EcTablesSpec(SourceSpec):
         if tables is None:
             assert self.path is not None
             tables = read_layer_tables(base / self.path)
-        return EcTables(tables, self.selection, self.passes, self.pad_to)
+        return EcTables(tables, self.selection, self.passes, self.pad_to, self.spread)
 
     def provenance(self) -> dict[str, Any]:
         """See `SourceSpec.provenance`."""

@@ -10,11 +10,13 @@ linear between the measured M. All tables share their M, so that T_S is such a t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from latency_models.sources.ec_tables.tables import LayerTables, Selection
 from latency_models.step_time import StepTimeModel
+from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from schedulers.chunking import interpolate
 from workloads.errors import BadInput
@@ -33,19 +35,28 @@ class EcTables(StepTimeModel):
         selection: S.
         passes: whether prompt tokens run in a pass of their own beside a step's decodes.
         pad_to: tokens to which a pass with prompt tokens is padded ("regular chunked prefill", SPEAR 4.3); 0: none.
+        spread: relative uncertainty of T_S; None: unknown.
 
     Raises:
         BadInput: a selection of layers that the model does not have.
     """
 
-    def __init__(self, tables: LayerTables, selection: Selection, passes: Passes = "separate", pad_to: int = 0) -> None:
+    def __init__(
+        self,
+        tables: LayerTables,
+        selection: Selection,
+        passes: Passes = "separate",
+        pad_to: int = 0,
+        spread: float | None = None,
+    ) -> None:
         self.tables, self.selection, self.passes, self.pad_to = tables, selection, passes, pad_to
+        self.spread = spread
         self._outside: dict[str, float] = {}
         self._tokens, self._seconds = tables.tokens, tables.iteration(selection)
 
     def select(self, selection: Selection) -> EcTables:
         """The same tables with another selection."""
-        return EcTables(self.tables, selection, self.passes, self.pad_to)
+        return EcTables(self.tables, selection, self.passes, self.pad_to, self.spread)
 
     def at(self, tokens: int) -> float:
         """The time T_S(tokens), seconds; T_S(0) = 0."""
@@ -64,6 +75,20 @@ class EcTables(StepTimeModel):
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
         return [self.at(decodes)] * steps
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: all times by one factor, where its spread is stated."""
+        if self.spread is None:
+            return ()
+        return (Unknown("tables", "all times of the tables", "stated", self.spread, "steps of the engine"),)
+
+    def vary(self, scores: Mapping[str, float]) -> EcTables:
+        """See `StepTime.vary`."""
+        varied = EcTables(self.tables, self.selection, self.passes, self.pad_to)
+        for unknown in self.unknowns():
+            factor = unknown.factor(scores.get(unknown.name, 0.0))
+            varied._seconds = [seconds * factor for seconds in self._seconds]
+        return varied
 
     def outside(self) -> dict[str, float]:
         """See `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""

@@ -13,6 +13,7 @@ The model includes the host's time. It is valid for the engine, the model and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from latency_models.sources.engine_regression.file_format import (
 )
 from latency_models.sources.engine_regression.step import Step, describe, whole_blocks
 from latency_models.step_time import StepTimeModel
+from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
 LINES = ("rows", "decode_attention", "chunk_attention")
@@ -36,6 +38,15 @@ SLOPES = ("decodes", "chunks", "outputs")
 
 DENSE_ROWS = 32
 """Largest number of rows with a level of its own, for numbers that were timed often enough."""
+
+
+MACHINE = 0.015
+"""Deviation of a machine's speed between its profile and a run: forecasts of mean TPOT by CPU time are off by 1.7 %."""
+
+BEYOND = 0.4
+"""Deviation of the logarithm of slopes beyond the largest steps: a cache that overflows doubles one."""
+
+MORE_STEPS = "more profiling rounds"
 
 
 class EngineRegression(Estimator, StepTimeModel):
@@ -46,6 +57,9 @@ class EngineRegression(Estimator, StepTimeModel):
         largest_: the largest measured value of each feature.
         points_: number of steps.
 
+    `from_file` sets, too:
+        heldout_error_, repeat_spread_: the median error of held-out steps, and the deviation among equal steps.
+
     Args:
         block_size: tokens of a KV block.
         support: minimum number of steps for each piece of a broken line.
@@ -54,6 +68,8 @@ class EngineRegression(Estimator, StepTimeModel):
 
     overhead_: float
     slopes_: dict[str, float]
+    heldout_error_: float | None = None
+    repeat_spread_: float = 0.0
     lines_: dict[str, BrokenLine]
 
     def __init__(self, block_size: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
@@ -126,6 +142,35 @@ class EngineRegression(Estimator, StepTimeModel):
             durations.append(known[seen])
         return durations
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: parts of a step by the error of held-out steps; none for a model without a file."""
+        if self.heldout_error_ is None:
+            return ()
+        # Half of normal errors are below 0.674 deviations. Scatter of equal steps is no error of the model.
+        systematic = math.sqrt(max((self.heldout_error_ / 0.674) ** 2 - self.repeat_spread_**2, 0.0))
+        each = max(systematic, 0.5 * self.heldout_error_, 0.002)
+        return (
+            Unknown("machine", "speed of the machine since it was profiled", "assumed", MACHINE, "a profile beside it"),
+            Unknown("fixed", "time of a step that does not depend on its rows", "held out", each, MORE_STEPS),
+            *(Unknown(name, f"time by {name.replace('_', ' ')}", "held out", each, MORE_STEPS) for name in LINES),
+            Unknown("beyond", "slopes beyond the largest steps", "extrapolated", BEYOND, "larger steps"),
+        )
+
+    def vary(self, scores: Mapping[str, float]) -> EngineRegression:
+        """See `StepTime.vary`."""
+        self._require_fit()
+        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
+        machine, beyond = factors.get("machine", 1.0), factors.get("beyond", 1.0)
+        fixed = machine * factors.get("fixed", 1.0)
+        other = EngineRegression(**self.get_params())
+        vars(other).update(vars(self))
+        other.heldout_error_, other.overhead_ = None, self.overhead_ * fixed
+        other.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
+        other.lines_ = {
+            name: line.scaled(machine * factors.get(name, 1.0), beyond) for name, line in self.lines_.items()
+        }
+        return other
+
     def in_range(self, batch: Batch) -> bool:
         """True if every feature of the batch is within its measured range."""
         step = describe(batch, self.block_size)
@@ -187,6 +232,7 @@ class EngineRegression(Estimator, StepTimeModel):
         model = cls(file.block_size)
         model.overhead_, model.slopes_, model.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
         model.largest_, model.points_ = dict(file.largest), file.points
+        model.heldout_error_, model.repeat_spread_ = file.heldout_median_error, file.repeat_spread
         return model
 
 

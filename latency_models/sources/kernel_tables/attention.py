@@ -20,6 +20,7 @@ kernel lays out for every sequence. The other chunks add what they add to a step
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import pairwise
 from math import inf
 
@@ -105,7 +106,7 @@ class AttentionTimes:
     """
 
     def __init__(self, table: AttentionTable, skew: SkewFit | None, scale: float, flag: Flag) -> None:
-        regimes = table.regimes()
+        regimes = table.regimes
         self._decode = make_grid(regimes.decode, scale)
         self._prefill = make_grid(regimes.prefill, scale)
         self._mixed = make_grid(regimes.mixed, scale)
@@ -249,44 +250,28 @@ class AttentionTimes:
         within = self._within
         if tokens > within[0] or context > within[1] or decodes > within[2] or top > within[3]:
             self._report(self._mixed, (tokens, context, decodes, top), _MIXED)
-        sizes, _, _, starts = self._starts
-        histories = self._mixed.axes[3]
+        sizes, contexts, _, histories = self._mixed.axes
+        starts = self._starts
         k, w, alphas = self._counts.get(decodes) or self._count(decodes)
-        i = bisect_right(sizes, tokens) - 1
-        a = bisect_right(starts, mean) - 1
-        b = bisect_right(starts, top) - 1
+        i = bisect_right(starts[0], tokens) - 1
+        a = bisect_right(starts[3], mean) - 1
+        b = bisect_right(starts[3], top) - 1
+        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
         f = (mean - histories[a]) / (histories[a + 1] - histories[a])
         g = (top - histories[b]) / (histories[b + 1] - histories[b])
-        even = worst = 0.0
-        for weight, row in self._corners(i, tokens, context, k, w):
-            at_mean, at_top = row[a], row[b]
-            even += weight * (at_mean + (row[a + 1] - at_mean) * f)
-            worst += weight * (at_top + (row[b + 1] - at_top) * g)
+        low, high = self._mixed.times[i : i + 2]
+        if context:
+            j, v = bracket(contexts, context)
+            planes = (((1.0 - v) * (1.0 - u), low[j]), (v * (1.0 - u), low[j + 1]),
+                      ((1.0 - v) * u, high[j]), (v * u, high[j + 1]))  # fmt: skip
+            even, worst = _over_planes(planes, k, w, a, f, b, g)
+        else:
+            even, worst = _over_fresh_prompts(u, low[0], high[0], k, w, a, f, b, g)
         if top <= mean:
             return even
         uneven = 1.0 - mean / top
         i = bisect_right(alphas.starts, uneven) - 1
         return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
-
-    def _corners(self, i: int, tokens: int, context: int, k: int, w: float) -> list[tuple[float, list[float]]]:
-        """Rows of the grid by history around a chunk and a number of decodes, with their weights.
-
-        Corners of weight 0 are left out: those at the next context of a fresh prompt, and those at the next number of
-        decodes where the number itself was measured.
-        """
-        sizes, contexts = self._mixed.axes[:2]
-        low, high = self._mixed.times[i], self._mixed.times[i + 1]
-        u = (tokens - sizes[i]) / (sizes[i + 1] - sizes[i])
-        if context:
-            j, v = bracket(contexts, context)
-            planes = [((1.0 - v) * (1.0 - u), low[j]), (v * (1.0 - u), low[j + 1]),
-                      ((1.0 - v) * u, high[j]), (v * u, high[j + 1])]  # fmt: skip
-        else:
-            planes = [(1.0 - u, low[0]), (u, high[0])]
-        if not w:
-            return [(weight, rows[k]) for weight, rows in planes]
-        return [corner for weight, rows in planes
-                for corner in (((1.0 - w) * weight, rows[k]), (w * weight, rows[k + 1]))]  # fmt: skip
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -313,6 +298,50 @@ class AttentionTimes:
             reach = [block[k] for block in reach for k in ((i, i + 1) if share else (i,))]
         if point[-1] > min(reach):
             self._flag(f"attention.{names[-1]}", point[-1])
+
+
+Plane = list[list[float]]
+"""Seconds by the number of decodes and by their history, at one chunk and context."""
+
+
+def _over_planes(
+    planes: Iterable[tuple[float, Plane]], k: int, w: float, a: int, f: float, b: int, g: float
+) -> tuple[float, float]:
+    """Sums over the planes around a chunk, weighted: at the mean history and at the longest.
+
+    Args:
+        k, a, b: intervals of the number of decodes, of the mean and of the longest history.
+        w, f, g: the shares of the way through them.
+    """
+    even = worst = 0.0
+    for weight, plane in planes:
+        for part, row in (((1.0 - w) * weight, plane[k]), (w * weight, plane[k + 1])):
+            at_mean, at_top = row[a], row[b]
+            even += part * (at_mean + (row[a + 1] - at_mean) * f)
+            worst += part * (at_top + (row[b + 1] - at_top) * g)
+    return even, worst
+
+
+def _over_fresh_prompts(
+    u: float, low: Plane, high: Plane, k: int, w: float, a: int, f: float, b: int, g: float
+) -> tuple[float, float]:
+    """The values of `_over_planes` for a chunk without context, written out: most prompts are computed in one step.
+
+    Args:
+        u: the share of the way from the chunk of `low` to that of `high`.
+    """
+    one, two, three, four = low[k], low[k + 1], high[k], high[k + 1]
+    others, rest = 1.0 - w, 1.0 - u
+    p, q, r, s = others * rest, w * rest, others * u, w * u
+    even = p * (one[a] + (one[a + 1] - one[a]) * f)
+    even += q * (two[a] + (two[a + 1] - two[a]) * f)
+    even += r * (three[a] + (three[a + 1] - three[a]) * f)
+    even += s * (four[a] + (four[a + 1] - four[a]) * f)
+    worst = p * (one[b] + (one[b + 1] - one[b]) * g)
+    worst += q * (two[b] + (two[b + 1] - two[b]) * g)
+    worst += r * (three[b] + (three[b + 1] - three[b]) * g)
+    worst += s * (four[b] + (four[b + 1] - four[b]) * g)
+    return even, worst
 
 
 NOTHING: Point = (-1.0, -1.0, -1.0, -1.0)

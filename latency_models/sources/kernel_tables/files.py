@@ -44,14 +44,14 @@ def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
     """Read kernel tables from a profiler's folder, or from a YAML file that `twin calibrate import` wrote.
 
     Args:
-        describe: also compute the ranges and held-out errors of a folder, which takes a second; a file contains them.
+        describe: also compute the ranges and held-out errors of a folder, which takes seconds; a file contains them.
 
     Raises:
         BadInput: a file that is missing or cannot be read, a missing column, a cell that is not the number it should
             be, or a repeated point; with file, line, column, value and what was expected.
     """
     if path.is_dir():
-        tables = _read_folder(path)
+        tables = _read_folder(path, describe=describe)
         if describe:
             tables = tables.model_copy(update={"ranges": tables.measured_ranges(), "held_out": held_out_errors(tables)})
         return tables
@@ -60,13 +60,13 @@ def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
     raise BadInput("expected a folder of kernel tables, or a YAML file made of one", file=path)
 
 
-def _read_folder(folder: Path) -> KernelTables:
+def _read_folder(folder: Path, *, describe: bool) -> KernelTables:
     used: dict[str, str] = {}
     dense = _curves(_open(folder, "dense", used), "tokens")
     per_sequence = _curves(_open(folder, "per_sequence", used), "sequences")
     attention = _attention(_open(folder, "attention", used))
     moe = _experts(_open(folder, "moe", used)) if _find(folder, "moe") else None
-    skew = _skew(_open(folder, "skew", used)) if _find(folder, "skew") else None
+    skew = _skew(_open(folder, "skew", used), errors=describe) if _find(folder, "skew") else None
     return KernelTables(
         schema="twin.step-time/1",
         kind="kernel-tables",
@@ -132,7 +132,7 @@ def _experts(columns: Columns) -> ExpertTable:
     return ExpertTable(ep=tuple(ep), tokens=tuple(tokens), activated_experts=tuple(experts), time_us=times)
 
 
-def _skew(columns: Columns) -> SkewFit | None:
+def _skew(columns: Columns, *, errors: bool) -> SkewFit | None:
     regimes = columns.text("regime")
     for row, regime in enumerate(regimes):
         if regime not in ("pure", "mixed"):
@@ -147,7 +147,7 @@ def _skew(columns: Columns) -> SkewFit | None:
         at_longest=np.array(columns.numbers("t_max_us", above=0.0)),
         time=np.array(columns.numbers("t_skew_us", above=0.0)),
     )
-    return fit_skew(shots)
+    return fit_skew(shots, errors=errors)
 
 
 def _refuse_repeats(columns: Columns, keys: Sequence[Hashable], name: str) -> None:

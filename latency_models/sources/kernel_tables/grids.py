@@ -49,10 +49,10 @@ class Grid:
 
 def make_grid(points: Mapping[Point, float], scale: float) -> Grid:
     """A grid from its measured points, times multiplied by `scale`."""
-    axes = [np.unique(values).astype(np.float64) for values in zip(*points, strict=True)]
+    columns = list(zip(*points, strict=True))
+    axes = [np.array(sorted(set(column)), dtype=np.float64) for column in columns]  # np.unique would load numpy.ma
     times = np.full([len(axis) for axis in axes], math.nan)
-    keys = np.array(list(points))
-    places = tuple(np.searchsorted(axis, keys[:, i]) for i, axis in enumerate(axes))
+    places = tuple(np.searchsorted(axis, column) for axis, column in zip(axes, columns, strict=True))
     times[places] = list(points.values())
     limits = tuple(float(axis[-1]) for axis in axes)
     times = _filled(times, axes)
@@ -86,13 +86,11 @@ def _filled(times: Floats, axes: Sequence[Floats]) -> Floats:
     """Fill holes between measured points, those with the closest neighbours first."""
     times = times.copy()
     spans = [np.log2(np.maximum(axis, _half_of_smallest(axis))) for axis in axes]
+    gaps, values = _between(times, axes, spans)
     for widest in (0.6, 1.1, 1.7, 2.1, 3.1, 5.1, math.inf):
-        while True:
+        while (near := np.isfinite(values) & (gaps <= widest)).any():
+            times[near] = values[near]
             gaps, values = _between(times, axes, spans)
-            holes = np.isnan(times) & (gaps <= widest) & np.isfinite(values)
-            if not holes.any():
-                break
-            times[holes] = values[holes]
     return times
 
 
@@ -102,20 +100,23 @@ def _half_of_smallest(axis: Floats) -> float:
 
 
 def _between(times: Floats, axes: Sequence[Floats], spans: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """The smallest distance of neighbours around each hole (powers of two), and the value between them."""
+    """The smallest distance of neighbours around each hole (powers of two), and the value between them.
+
+    Where no axis has a neighbour on either side, they are infinite and NaN.
+    """
     best, values = np.full(times.shape, math.inf), np.full(times.shape, math.nan)
     for i, (axis, span) in enumerate(zip(axes, spans, strict=True)):
         lanes = np.moveaxis(times, i, -1)
         before, after = _neighbours(lanes)
-        enclosed = np.isnan(lanes) & (before >= 0) & (after < len(axis))
-        low, high = np.maximum(before, 0), np.minimum(after, len(axis) - 1)
-        at_low, at_high = np.take_along_axis(lanes, low, -1), np.take_along_axis(lanes, high, -1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            value = at_low + (at_high - at_low) * (axis - axis[low]) / (axis[high] - axis[low])
-        gap = np.moveaxis(np.where(enclosed, span[high] - span[low], math.inf), -1, i)
-        closer = gap < best
-        best = np.where(closer, gap, best)
-        values = np.where(closer, np.moveaxis(value, -1, i), values)
+        *lane, place = enclosed = np.nonzero(np.isnan(lanes) & (before >= 0) & (after < len(axis)))
+        low, high = before[enclosed], after[enclosed]
+        at_low, at_high = lanes[(*lane, low)], lanes[(*lane, high)]
+        value = at_low + (at_high - at_low) * (axis[place] - axis[low]) / (axis[high] - axis[low])
+        gap = span[high] - span[low]
+        best_of_lanes, values_of_lanes = np.moveaxis(best, i, -1), np.moveaxis(values, i, -1)  # views
+        closer = gap < best_of_lanes[enclosed]
+        cells = tuple(index[closer] for index in enclosed)
+        best_of_lanes[cells], values_of_lanes[cells] = gap[closer], value[closer]
     return best, values
 
 

@@ -33,7 +33,7 @@ def held_out_errors(tables: KernelTables) -> dict[str, HeldOut]:
 
     `dense` and `per_sequence` are judged by the sum of their layers, each counted once.
     """
-    regimes = tables.attention.regimes()
+    regimes = tables.attention.regimes
     errors = {
         "dense.tokens": _along(_sum_of_layers(tables.dense), 0),
         "per_sequence.sequences": _along(_sum_of_layers(tables.per_sequence), 0),

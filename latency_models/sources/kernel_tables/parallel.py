@@ -22,12 +22,14 @@ class Communication(Strict):
         bandwidth: bytes/s that a rank sends while it receives as many.
         element_bytes: of one activation; 2 for bf16.
         source: origin of the two figures.
+        spread: their relative uncertainty. 0.35 is what data sheets are off by; a measured link may state less.
     """
 
     latency: NonNegativeFloat
     bandwidth: PositiveFloat
     element_bytes: PositiveFloat = 2.0
     source: Annotated[str, Field(min_length=1)]
+    spread: PositiveFloat = 0.35
 
     def all_reduce(self, ranks: int, elements: float) -> float:
         """Seconds of an all-reduce: each element crosses a link 2(N - 1)/N times."""

@@ -23,7 +23,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from latency_models.fitting.estimator import Floats
 from latency_models.io.config_io import Strict
@@ -60,7 +60,7 @@ class SkewLevels(Strict):
 
 
 class SkewFit(Strict):
-    """The fitted α, and relative errors of the times that it predicts.
+    """The fitted α, and relative errors of the times that it predicts, where they were computed.
 
     Each shot's error comes from a fit without the shots of the same short length (`kvs`).
     """
@@ -68,10 +68,10 @@ class SkewFit(Strict):
     pure: SkewLevels | None = None
     mixed: SkewLevels | None = None
     shots: PositiveInt
-    heldout_median_error: Annotated[float, Field(ge=0)]
-    heldout_p90_error: Annotated[float, Field(ge=0)]
-    uncorrected_median_error: Annotated[float, Field(ge=0)]
-    uncorrected_p90_error: Annotated[float, Field(ge=0)]
+    heldout_median_error: NonNegativeFloat | None = None
+    heldout_p90_error: NonNegativeFloat | None = None
+    uncorrected_median_error: NonNegativeFloat | None = None
+    uncorrected_p90_error: NonNegativeFloat | None = None
 
     def alphas(self, regime: str, decodes: int) -> list[float]:
         """The values of α at `KNOTS` for a number of decodes: linear in its logarithm, constant outside the data."""
@@ -116,28 +116,39 @@ class SkewShots:
         return 1 - self.mean / self.longest
 
 
-def fit_skew(shots: SkewShots) -> SkewFit | None:
-    """Fit α to shots; None where no shot has a longest history above its mean."""
+def fit_skew(shots: SkewShots, *, errors: bool = False) -> SkewFit | None:
+    """Fit α to shots; None where no shot has a longest history above its mean.
+
+    Args:
+        errors: compute the errors too, which takes as many fits as there are short lengths.
+    """
     shots = shots.where((shots.at_longest > shots.at_mean) & (shots.longest > shots.mean))
     if not len(shots):
         return None
+    return SkewFit(
+        pure=_levels(shots.where(~shots.mixed)),
+        mixed=_levels(shots.where(shots.mixed)),
+        shots=len(shots),
+        **(_errors(shots) if errors else {}),
+    )
+
+
+def _errors(shots: SkewShots) -> dict[str, float]:
+    """The errors of a `SkewFit`, by name."""
     predicted = np.array(shots.at_mean)
     for short in np.unique(shots.short):
         held = shots.short == short
         others = shots.where(~held)
         levels = {False: _levels(others.where(~others.mixed)), True: _levels(others.where(others.mixed))}
         predicted[held] = _predict(shots.where(held), levels)
-    errors = np.abs(predicted - shots.time) / shots.time
-    without = np.abs(shots.at_mean - shots.time) / shots.time
-    return SkewFit(
-        pure=_levels(shots.where(~shots.mixed)),
-        mixed=_levels(shots.where(shots.mixed)),
-        shots=len(shots),
-        heldout_median_error=float(np.median(errors)),
-        heldout_p90_error=float(np.percentile(errors, 90)),
-        uncorrected_median_error=float(np.median(without)),
-        uncorrected_p90_error=float(np.percentile(without, 90)),
-    )
+    heldout = np.abs(predicted - shots.time) / shots.time
+    uncorrected = np.abs(shots.at_mean - shots.time) / shots.time
+    return {
+        "heldout_median_error": float(np.median(heldout)),
+        "heldout_p90_error": float(np.percentile(heldout, 90)),
+        "uncorrected_median_error": float(np.median(uncorrected)),
+        "uncorrected_p90_error": float(np.percentile(uncorrected, 90)),
+    }
 
 
 def _levels(shots: SkewShots) -> SkewLevels | None:
@@ -148,14 +159,14 @@ def _levels(shots: SkewShots) -> SkewLevels | None:
     knots = np.array(KNOTS)
     nearest = np.abs(shots.skewness[:, None] - knots).argmin(axis=1)
     counts, rows = [], []
-    for decodes in np.unique(shots.decodes):
+    for decodes in sorted(set(shots.decodes.tolist())):  # np.unique would load numpy.ma
         here = shots.decodes == decodes
         cells = [here & (nearest == knot) for knot in range(len(knots))]
         known = [knot for knot, cell in enumerate(cells) if cell.sum() >= MIN_SHOTS]
         if known:
             medians = [_weighted_median(alpha[cells[knot]], weight[cells[knot]]) for knot in known]
             rows.append(tuple(np.interp(knots, knots[known], medians).tolist()))
-            counts.append(int(decodes))
+            counts.append(decodes)
     return SkewLevels(n_decode=tuple(counts), alpha=tuple(rows)) if rows else None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from latency_models.deployment.models import Model, load_model
@@ -11,7 +14,9 @@ from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
-from latency_models.step_time import StepTimeModel
+from latency_models.sources.kernel_tables.varied import Factors, settings_at, unknowns_of
+from latency_models.step_time import StepTime, StepTimeModel
+from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from workloads.errors import BadInput
 
@@ -29,12 +34,15 @@ class KernelTableStepTime(StepTimeModel):
         tables: kernel timings of one rank.
         settings: of the deployment.
         model: the measured model.
+        composed_error: relative error of composed steps on the measured engine; None where there were none.
 
     Raises:
         BadInput: tables of another degree of tensor parallelism, or without what the model needs.
     """
 
-    def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model) -> None:
+    def __init__(
+        self, tables: KernelTables, settings: KernelTableSettings, model: Model, composed_error: float | None = None
+    ) -> None:
         if tables.tensor_parallel != settings.tensor_parallel:
             expected = f"expected {tables.tensor_parallel}, for which the tables were measured"
             raise BadInput(
@@ -46,9 +54,10 @@ class KernelTableStepTime(StepTimeModel):
         self._attention = AttentionTimes(tables.attention, tables.skew, scale, self._flag)
         self._rows = linear_layers(tables, settings, model, self._flag)
         self._head = head(tables, settings, model, self._flag)
-        self._experts = ExpertTimes(tables, settings, model, self._flag) if moe_layers(model) else None
-        self._overhead = settings.overhead + settings.kernel_gap * kernels_a_step(tables, model)
+        self._experts = self._expert_times()
+        self._overhead = self._between_kernels()
         self._peers = settings.data_parallel
+        self._composed_error = composed_error
 
     def measured_deployment(self) -> MeasuredDeployment:
         """See `StepTime.measured_deployment`."""
@@ -83,6 +92,25 @@ class KernelTableStepTime(StepTimeModel):
         """See `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
         return dict(self._outside)
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: `varied.unknowns_of` lists them."""
+        return self._known_unknowns
+
+    @cached_property
+    def _known_unknowns(self) -> tuple[Unknown, ...]:
+        return unknowns_of(self.tables, self.settings, self._experts is not None, self._composed_error)
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        """See `StepTime.vary`."""
+        return VariedKernelTables(self, scores)
+
+    def _expert_times(self) -> ExpertTimes | None:
+        return ExpertTimes(self.tables, self.settings, self.model, self._flag) if moe_layers(self.model) else None
+
+    def _between_kernels(self) -> float:
+        """Seconds of a step without a kernel."""
+        return self.settings.overhead + self.settings.kernel_gap * kernels_a_step(self.tables, self.model)
+
     def _rest(self, rows: int, sequences: int, gathered: int) -> float:
         """Seconds of everything except attention."""
         try:
@@ -94,6 +122,63 @@ class KernelTableStepTime(StepTimeModel):
     def _flag(self, axis: str, value: float) -> None:
         if value > self._outside.get(axis, 0.0):
             self._outside[axis] = float(value)
+
+
+class VariedKernelTables(KernelTableStepTime):
+    """Another model's tables at other values of its unknowns. It shares the other's record of what lay outside.
+
+    Args:
+        centre: the model at its estimates.
+        scores: of its unknowns, by name.
+    """
+
+    def __init__(self, centre: KernelTableStepTime, scores: Mapping[str, float]) -> None:
+        vars(self).update(vars(centre))
+        unknowns = {unknown.name: unknown for unknown in centre.unknowns()}
+        self.settings = settings_at(centre.settings, unknowns, scores)
+        if self.settings.communication != centre.settings.communication:
+            self._rows = linear_layers(self.tables, self.settings, self.model, self._flag)
+            self._head = head(self.tables, self.settings, self.model, self._flag)
+            self._experts = self._expert_times()
+        self._overhead = self._between_kernels()
+        self._factors = Factors.at(unknowns, scores)
+        self._longest = float(max(self.tables.attention.kv_decode))
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """No unknowns: this is one of the models that the other's unknowns allow."""
+        return ()
+
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        """See `StepTimeModel.rank_seconds`."""
+        if batch is None:
+            return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
+        rows, chunks = batch.n_decodes + batch.prefill_tokens, batch.chunks
+        kernels = self._kernels(rows, batch.n_decodes + len(chunks), gathered)
+        if chunks:
+            attention = self._factors.prompt_attention * self._attention.mixed(batch)
+        else:
+            alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+            attention = self._factors.decode_attention * alone
+        return self._step(kernels, attention, rows, batch.longest_decode)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        """See `StepTimeModel.rank_decode_seconds`."""
+        if not decodes:
+            return [self.rank_seconds(None, gathered)] * steps
+        kernels, factor = self._kernels(decodes, decodes, gathered), self._factors.decode_attention
+        attention = self._attention.decode_run(decodes, kv, longest, steps, 0.0)
+        return [self._step(kernels, factor * alone, decodes, longest + i) for i, alone in enumerate(attention)]
+
+    def _kernels(self, rows: int, sequences: int, gathered: int) -> float:
+        """Seconds of the kernels except attention."""
+        factors = self._factors
+        seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
+        return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
+
+    def _step(self, kernels: float, attention: float, rows: int, longest: int) -> float:
+        """Seconds of a step from its parts."""
+        beyond = max(rows / (len(self._rows.seconds) - 1), longest / self._longest, 1.0)
+        return self._overhead + (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
 
 
 def load_kernel_tables(

@@ -8,6 +8,7 @@ numbers takes seconds to read.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -90,11 +91,12 @@ class AttentionTable(Strict):
     @model_validator(mode="after")
     def _agrees(self) -> AttentionTable:
         _check_columns({name: getattr(self, name) for name in ATTENTION_AXES}, self.time_us)
-        for regime, points in self.regimes()._asdict().items():
+        for regime, points in self.regimes._asdict().items():
             if not points:
                 raise BadInput(f"expected points of {_REGIMES[regime]}", field="n_decode")
         return self
 
+    @cached_property
     def regimes(self) -> Regimes:
         """The points, each in the regime of the kernels that ran."""
         decode: dict[tuple[float, ...], float] = {}
@@ -231,6 +233,9 @@ class KernelTables(Strict):
 
 def first_repeat(keys: Iterable[Hashable]) -> int | None:
     """Place of the first key that has occurred before; None if there is none."""
+    keys = list(keys)
+    if len(set(keys)) == len(keys):
+        return None
     seen: set[Hashable] = set()
     for place, key in enumerate(keys):
         if key in seen:

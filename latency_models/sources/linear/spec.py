@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from latency_models.sources.linear.step_time import LinearStepTime
 from latency_models.sources.specification import SourceSpec, register
@@ -20,6 +20,7 @@ class LinearSpec(SourceSpec):
         per_token: seconds a row (a prompt token or a decode).
         per_kv_token: seconds a cached token that a decode attends to.
         per_prefill_kv_token: seconds a cached token that a prompt token attends to.
+        spread: relative uncertainty of each coefficient, from which `--draws` draws. Without it the error is unknown.
     """
 
     source: Literal["linear"]
@@ -27,10 +28,13 @@ class LinearSpec(SourceSpec):
     per_token: NonNegativeFloat = 0.0
     per_kv_token: NonNegativeFloat = 0.0
     per_prefill_kv_token: NonNegativeFloat = 0.0
+    spread: PositiveFloat | None = None
 
     def build(self, base: Path) -> LinearStepTime:
         """See `SourceSpec.build`."""
-        return LinearStepTime(self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token)
+        return LinearStepTime(
+            self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token, spread=self.spread
+        )
 
     def provenance(self) -> dict[str, Any]:
         """See `SourceSpec.provenance`."""

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from latency_models.step_time import StepTimeModel
+from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
+
+COEFFICIENTS = {
+    "overhead": "seconds of every step",
+    "per_token": "seconds a row",
+    "per_kv_token": "seconds a cached token of a decode",
+    "per_prefill_kv_token": "seconds a cached token of a prompt token",
+}
 
 
 class LinearStepTime(StepTimeModel):
@@ -14,13 +24,21 @@ class LinearStepTime(StepTimeModel):
         per_token: α_token, seconds a row of the linear layers.
         per_kv_token: α_kv, seconds a cached token that a decode attends to.
         per_prefill_kv_token: seconds a cached token that one prompt token attends to; makes long prompts quadratic.
+        spread: relative uncertainty of each coefficient; None: unknown.
     """
 
     def __init__(
-        self, overhead: float, per_token: float, per_kv_token: float = 0.0, per_prefill_kv_token: float = 0.0
+        self,
+        overhead: float,
+        per_token: float,
+        per_kv_token: float = 0.0,
+        per_prefill_kv_token: float = 0.0,
+        *,
+        spread: float | None = None,
     ) -> None:
         self.overhead, self.per_token = overhead, per_token
         self.per_kv_token, self.per_prefill_kv_token = per_kv_token, per_prefill_kv_token
+        self.spread = spread
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds."""
@@ -35,6 +53,21 @@ class LinearStepTime(StepTimeModel):
         """See `StepTime.decode_seconds`."""
         fixed, slope = self.overhead + self.per_token * decodes, self.per_kv_token
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: coefficients above 0, where their spread is stated."""
+        if self.spread is None:
+            return ()
+        return tuple(
+            Unknown(name, about, "stated", self.spread, "steps of the engine")
+            for name, about in COEFFICIENTS.items()
+            if getattr(self, name)
+        )
+
+    def vary(self, scores: Mapping[str, float]) -> LinearStepTime:
+        """See `StepTime.vary`."""
+        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
+        return LinearStepTime(*(getattr(self, name) * factors.get(name, 1.0) for name in COEFFICIENTS))
 
 
 def attended(batch: Batch) -> float:

@@ -13,12 +13,17 @@ from latency_models.io.builtin_files import FOLDER, builtin_names
 from latency_models.io.config_io import read_yaml
 from workloads.errors import BadInput
 
-# As the datasheets print them: TFLOP/s (with 2:4 sparsity where `sparse`), TB/s, GB, NVLink GB/s both ways.
+# As the datasheets print them: TFLOP/s (with 2:4 sparsity where `sparse`), TB/s, GB, and GB/s both ways of NVLink, of
+# Infinity Fabric, of PCIe where there is neither, or of UB.
 SHEETS: dict[str, tuple[dict[Precision, float], bool, float, float, float]] = {
     "a100-sxm-80gb": ({"bf16": 312, "int8": 624}, False, 2.039, 80, 600),
     "h100-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 3.35, 80, 900),
     "h200-sxm": ({"bf16": 1979, "fp8": 3958, "int8": 3958}, True, 4.8, 141, 900),
     "gb200": ({"bf16": 5000, "fp8": 10000, "int8": 10000, "fp4": 20000}, True, 8.0, 186, 1800),
+    "l40s": ({"bf16": 362.05, "fp8": 733, "int8": 733}, False, 0.864, 48, 64),
+    "rtx-pro-6000": ({"bf16": 1007.6, "fp8": 2015.2, "int8": 2015.2, "fp4": 4030.4}, True, 1.792, 96, 128),
+    "mi300x": ({"bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9}, False, 5.3, 192, 896),
+    "ascend-910c": ({"bf16": 752, "int8": 1504}, False, 3.2, 128, 784),
     "b200-sxm": ({"bf16": 4500, "fp8": 9000, "int8": 9000, "fp4": 18000}, True, 8.0, 180, 1800),
 }
 

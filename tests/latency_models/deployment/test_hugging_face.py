@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from latency_models.deployment.hugging_face import model_from_config
-from latency_models.deployment.models import DenseFFN, GroupedQueryAttention
+from latency_models.deployment.hugging_face import any_model, model_from_config
+from latency_models.deployment.models import DenseFFN, GroupedQueryAttention, load_model
 from workloads.errors import BadInput
 
 TINY = Path(__file__).resolve().parents[3] / "examples" / "models" / "tiny-llama.json"
@@ -74,3 +74,57 @@ def test_json_that_python_cannot_hold_is_refused_in_one_line(text: str, expected
     path.write_text(text)
     with pytest.raises(BadInput, match=rf"config\.json: expected JSON {expected}"):
         model_from_config(path)
+
+
+# The fields of public config.json files that shapes depend on.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "vocab_size": 32000, "tie_word_embeddings": False, "sliding_window": None,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048,
+        "intermediate_size": 6144, "mlp_only_layers": [], "moe_intermediate_size": 768, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "tie_word_embeddings": False, "vocab_size": 151936,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "head_dim": 64, "hidden_size": 2880, "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * 12, "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "sliding_window": 128, "tie_word_embeddings": False, "vocab_size": 201088, "attention_bias": True,
+    },
+    "minimax-m2.5": {
+        "model_type": "minimax_m2", "num_hidden_layers": 62, "hidden_size": 3072, "num_attention_heads": 48,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 1536, "vocab_size": 200064,
+        "num_experts_per_tok": 8, "num_local_experts": 256, "tie_word_embeddings": False,
+    },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3", "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tie_word_embeddings": False, "v_head_dim": 128,
+        "vocab_size": 129280,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_mixture_of_experts_is_its_built_in_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    apart = {"name", "source", "published_parameters", "mtp_depth"}
+    found, known = any_model("config.json", tmp_path), load_model(name)
+    assert found.model_dump(exclude=apart) == known.model_dump(exclude=apart)
+
+
+def test_any_model_is_a_name_a_file_or_a_config(tmp_path: Path) -> None:
+    assert any_model("llama-3.1-8b") == load_model("llama-3.1-8b")
+    assert any_model(TINY) == model_from_config(TINY)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["qwen3-30b-a3b"] | {"mlp_only_layers": [0]}))
+    with pytest.raises(BadInput, match=r"mlp_only_layers: got .*dense layers among mixtures of experts"):
+        any_model(path)
+    path.write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(BadInput, match=r"model_type: got 'mamba', expected one of llama, .*deepseek_v3"):
+        any_model(path)

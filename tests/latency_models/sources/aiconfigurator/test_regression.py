@@ -13,7 +13,7 @@ from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import CannotFit, Floats, NotFitted, clone
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.aiconfigurator.kernels import compose
-from latency_models.sources.aiconfigurator.regression import SiliconRegression, levels
+from latency_models.sources.aiconfigurator.regression import HOSTS, SiliconRegression, levels
 from latency_models.sources.aiconfigurator.silicon import SiliconRow, read_silicon_rows
 from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import read_tables
@@ -68,7 +68,7 @@ def test_an_engine_with_corrections_is_learnt(library: Path) -> None:
         engine.decode_seconds(16, 16_000, 1000, 1), rel=0.02
     )
     prompt = MixedBatch([Chunk(Sequence(Request(0, 0.0, 2048, 1), 0, False), 2048, 0, True)], ())
-    assert learnt.seconds(prompt) == pytest.approx(engine.seconds(prompt), rel=0.15)  # what is launch, what kernel?
+    assert learnt.seconds(prompt) == pytest.approx(engine.seconds(prompt), rel=0.2)  # what is launch, what kernel?
     assert model.points_ == len(fitted)
 
 
@@ -94,22 +94,23 @@ def test_a_group_with_one_row_takes_after_its_model(library: Path) -> None:
     model = SiliconRegression(tables=library).fit([*points(library), wide[0]])
     assert np.median(errors(model, wide)) < 0.03
     assert levels(wide[0])[:3] == levels(POINT)[:3]
-    assert levels(wide[0])[3] == "vllm llama-3.1-8b bf16 tp2 experts 1x1"
+    assert levels(wide[0])[3] == "lab_a llama-3.1-8b bf16 tp2 experts 1x1"
 
 
-def test_a_group_and_a_backend_never_seen_take_after_what_is_common(library: Path) -> None:
-    model = SiliconRegression(tables=library).fit(points(library))
-    elsewhere = replace(POINT, backend="sglang", tensor_parallel=2)
-    known, guessed = model.corrections(POINT), model.corrections(elsewhere)
-    assert 1 < guessed.decode < known.decode
-    assert guessed.prompt_step == known.prompt_step
-    assert model.predict([elsewhere])[0] > 0
+def test_a_system_never_seen_takes_after_what_is_common(library: Path) -> None:
+    make_tables(library / "lab_b", heads=((32, 8, 128), (16, 4, 128)))
+    model, rows = SiliconRegression(tables=library).fit(points(library)), points(library)
+    elsewhere = [replace(row, tables="lab_b") for row in rows[:1]]
+    guessed = model.corrections(elsewhere[0])
+    assert 1.05 < guessed.decode * guessed.attention < 1.25  # what takes most of these steps: 1.15
+    assert guessed.per_sequence == HOSTS["per_sequence"][0]
+    assert model.deviation(elsewhere[0]) > 1.5 * model.deviation(rows[0])
 
 
 def test_the_step_time_is_the_one_that_predicts(library: Path) -> None:
     model = SiliconRegression(tables=library).fit(points(library))
     row = points(library)[4]
-    ahead = model.ahead_["vllm"] + model.ahead_each_["vllm"] * row.concurrency
+    ahead = model.known_.host("ahead", row) + model.known_.host("ahead_each", row) * row.concurrency
     again = closed_loop(
         model.step_time(row), row.concurrency, row.isl, row.osl, ahead=ahead, kv_capacity=model.library_.engine(row)[1]
     )
@@ -140,11 +141,23 @@ def test_too_few_rows_and_missing_tables_are_told(library: Path) -> None:
 
 
 def test_measured_tpot_is_predicted_for_points_that_were_not_fitted(real_rows: Path, real_tables: Path) -> None:
-    """Of the dev rows, in the median: 2.4 % when this was written; TRT-LLM 1.9 %, vLLM 3.2 %."""
+    """Of the dev rows, in the median: 2.3 % when this was written."""
     rows = read_silicon_rows(real_rows)
     model = SiliconRegression(tables=real_tables).fit([row for row in rows if row.split == "calib"])
     dev = [row for row in rows if row.split == "dev"]
     found = errors(model, dev)
-    assert np.median(found) < 0.035
+    assert np.median(found) < 0.025
     for backend in ("trtllm", "vllm"):
         assert np.median(found[[row.backend == backend for row in dev]]) < 0.05
+
+
+def test_a_configuration_that_was_left_out(real_rows: Path, real_tables: Path) -> None:
+    """Qwen3-32B on two GPUs, known on one, four and eight: 5 % off when this was written, within what it expects."""
+    group = "h100_sxm_trtllm_1.0.0rc3 qwen3-32b fp8 tp{} experts 1x1"
+    rows = [row for row in read_silicon_rows(real_rows) if row.model == "qwen3-32b" and row.backend == "trtllm"]
+    left = [row for row in rows if levels(row)[-1] == group.format(2)][::4]
+    model = SiliconRegression(tables=real_tables).fit([row for row in rows if levels(row)[-1] != group.format(2)])
+    assert model.groups_ == {group.format(ranks) for ranks in (1, 4, 8)}
+    assert np.median(errors(model, left)) < 0.08
+    inside = [abs(np.log(model.loop(row).tpot / row.tpot)) < 1.645 * model.deviation(row) for row in left]
+    assert np.mean(inside) > 0.85

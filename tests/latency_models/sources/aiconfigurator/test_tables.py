@@ -110,7 +110,9 @@ def test_a_missing_file_and_a_missing_column_are_told(tables: Path) -> None:
     with pytest.raises(BadInput, match=r"gemm_perf.txt.gz:1: k: expected this column, found gemm_dtype, m, n, latency"):
         read_tables(tables)
     (tables / "gemm_perf.txt.gz").unlink()
-    with pytest.raises(BadInput, match=r"lab_engine_1.0: expected a file gemm_perf.txt or gemm_perf.txt.gz$"):
+    with pytest.raises(
+        BadInput, match=r"lab_engine_1.0: expected a file gemm_perf.parquet, gemm_perf.txt or gemm_perf.txt.gz$"
+    ):
         read_tables(tables)
 
 

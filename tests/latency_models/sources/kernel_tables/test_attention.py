@@ -204,7 +204,7 @@ def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, told: Tol
     """Inside the table, between its points and beyond its end."""
     table = read_kernel_tables(folder).attention
     attention = AttentionTimes(table, None, 1.0, told)
-    regimes = table.regimes()
+    regimes = table.regimes
     source = random.Random(7)
     for _ in range(200):
         chunk, context = source.randint(2, 600), source.choice([0, source.randint(1, 900)])

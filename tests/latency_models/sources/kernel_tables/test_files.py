@@ -40,7 +40,7 @@ def test_what_is_read(folder: Path) -> None:
     tables = read_kernel_tables(add_experts(add_skew(folder)))
     assert tables.tensor_parallel == 1
     assert tables.dense["qkv_proj"].points()[0] == (1, 10.3)
-    regimes = tables.attention.regimes()
+    regimes = tables.attention.regimes
     assert regimes.decode[4, 128] == decode_time(4, 128)
     assert regimes.prefill[64, 512] == prefill_time(64, 512)
     assert regimes.mixed[64, 512, 4, 128] == mixed_time(64, 512, 4, 128)

@@ -27,7 +27,7 @@ def test_every_measured_point_comes_back(real_tables: KernelTables) -> None:
     """One prompt or none, even decodes: nothing to interpolate."""
     flagged: list[str] = []
     attention = AttentionTimes(real_tables.attention, None, 1.0, lambda axis, value: flagged.append(axis))
-    decode, prefill, mixed = real_tables.attention.regimes()
+    decode, prefill, mixed = real_tables.attention.regimes
     for (count, history), measured in decode.items():
         count, length = int(count), int(history) + 1
         assert attention.decode(count, count * length, length) == pytest.approx(measured)

@@ -33,7 +33,7 @@ def joined(*parts: SkewShots) -> SkewShots:
 
 
 def test_alpha_is_found_by_regime_and_number_of_decodes() -> None:
-    fit = fit_skew(joined(shots(0.1), shots(0.3, decodes=32), shots(0.6, mixed=True)))
+    fit = fit_skew(joined(shots(0.1), shots(0.3, decodes=32), shots(0.6, mixed=True)), errors=True)
     assert fit is not None
     assert fit.alphas("pure", 8) == pytest.approx([0.1] * 6)
     assert fit.alphas("pure", 16) == pytest.approx([0.2] * 6)
@@ -41,13 +41,15 @@ def test_alpha_is_found_by_regime_and_number_of_decodes() -> None:
     assert fit.alphas("pure", 100) == pytest.approx([0.3] * 6)
     assert fit.alphas("mixed", 8) == pytest.approx([0.6] * 6)
     assert fit.heldout_p90_error == pytest.approx(0.0, abs=1e-12)
+    assert fit.uncorrected_median_error is not None
     assert fit.uncorrected_median_error > 0.05
 
 
 def test_errors_are_of_lengths_that_were_left_out() -> None:
     """Each length has an α of its own: predicted by the other's, every shot is wrong by the same share of its gap."""
-    fit = fit_skew(joined(shots(0.0, shorts=(100,)), shots(1.0, shorts=(200,))))
+    fit = fit_skew(joined(shots(0.0, shorts=(100,)), shots(1.0, shorts=(200,))), errors=True)
     assert fit is not None
+    assert fit.heldout_median_error is not None
     assert fit.heldout_median_error > 0.3
 
 

@@ -18,13 +18,14 @@ from latency_models.fitting.estimator import CannotFit, NotFitted, clone
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.sources.vllm_step_log.step_time import COEFFICIENTS, StepRegression
 from latency_models.step_time import StepTime
+from latency_models.unknowns import draw_scores
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput
 from workloads.request import Request
 
 PUBLISHED = Path(__file__).resolve().parents[5] / "shared/data/measured/vllm_0.15.1_h100_llama2_70b_steps.csv.gz"
-TRUE = (15e-3, 45e-6, 15e-6, 4e-8)
+TRUE = (15e-3, 1.5e-3, 45e-6, 4e-8)
 
 HEADER = (
     "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.num_decode_reqs,batch.prefill_tokens,"
@@ -49,14 +50,18 @@ def padded(rows: int) -> int:
     return next((size for size in GRAPH_SIZES if size >= rows), rows)
 
 
+def curve(rows: int) -> float:
+    return float(np.log2(1 + padded(min(rows, 512)) / 8))
+
+
 def made_up(count: int = 400, noise: float = 0.0, seed: int = 1) -> StepLog:
     """Steps that follow TRUE, prompts included, of a log that is not late."""
     rng = np.random.default_rng(seed)
     decodes, prompts = rng.integers(1, 600, count), np.where(rng.random(count) < 0.3, rng.integers(1, 900, count), 0)
     kv = decodes * rng.integers(100, 2000, count)
-    overhead, per_row, per_decode, per_kv = TRUE
-    rows = np.array([padded(row) for row in (decodes + prompts).tolist()])
-    seconds = overhead + per_row * rows + per_decode * decodes + per_kv * kv
+    overhead, per_doubling, per_prompt_token, per_kv = TRUE
+    doublings = np.array([curve(row) for row in (decodes + prompts).tolist()])
+    seconds = overhead + per_doubling * doublings + per_prompt_token * prompts + per_kv * kv
     seconds = seconds * (1 + noise * rng.standard_normal(count))
     return steps(
         seconds=seconds, decodes=decodes, prompts=(prompts > 0).astype(np.int64), prompt_tokens=prompts, kv_tokens=kv
@@ -73,7 +78,7 @@ def coefficients(model: StepRegression) -> list[float]:
     return [getattr(model, f"{name}_") for name in COEFFICIENTS]
 
 
-def test_a_line_with_stairs_is_found_exactly() -> None:
+def test_a_curve_with_stairs_is_found_exactly() -> None:
     model = StepRegression(late=False).fit(made_up())
     assert coefficients(model) == pytest.approx(TRUE, rel=1e-6)
     assert np.abs(model.errors(made_up(seed=2))).max() < 1e-9
@@ -88,11 +93,11 @@ def test_stalled_steps_do_not_bend_the_line() -> None:
 
 def test_steps_pad_to_the_sizes_that_graphs_were_captured_for() -> None:
     model = StepRegression(late=False).fit(made_up())
-    stairs = [model.seconds(batch(n, 0)) - TRUE[2] * n for n in (1, 3, 4, 5, 8, 9, 250, 257, 511, 513)]
-    sizes = [1, 4, 4, 8, 8, 16, 256, 272, 512, 513]
-    assert stairs == pytest.approx([TRUE[0] + TRUE[1] * size for size in sizes], rel=1e-6)
+    stairs = [model.seconds(batch(n, 0)) for n in (1, 3, 4, 5, 8, 9, 250, 257, 511, 513)]
+    sizes = [1, 4, 4, 8, 8, 16, 256, 272, 512, 512]
+    assert stairs == pytest.approx([TRUE[0] + TRUE[1] * np.log2(1 + size / 8) for size in sizes], rel=1e-6)
     plain = StepRegression(late=False, graph_sizes=()).fit(made_up())
-    assert plain.padding_ == (0,)
+    assert plain.curve_[9] == pytest.approx(np.log2(1 + 9 / 8))
 
 
 def test_the_covariance_is_what_repeated_fits_show() -> None:
@@ -104,13 +109,40 @@ def test_the_covariance_is_what_repeated_fits_show() -> None:
 
 def test_draws_scatter_as_the_covariance_says_and_stay_physical() -> None:
     model, rng = StepRegression(late=False).fit(made_up(noise=0.01)), np.random.default_rng(3)
-    drawn = np.array([coefficients(model.draw(rng)) for _ in range(400)])
+    drawn = np.array([coefficients(model.vary(of_the_fit(model, rng))) for _ in range(400)])
     centre, deviation = np.array(coefficients(model)), np.sqrt(np.diag(model.covariance_))
     assert (np.abs(drawn.mean(axis=0) - centre) < 4 * deviation / 20).all()
     assert drawn.std(axis=0) / deviation == pytest.approx(1, abs=0.15)
     assert (drawn >= 0).all()
     again = StepRegression(late=False).fit(made_up(noise=0.01)).draw(np.random.default_rng(3))
-    assert coefficients(again) == drawn[0].tolist()
+    assert coefficients(again) == coefficients(model.draw(np.random.default_rng(3))) != coefficients(model)
+
+
+def of_the_fit(model: StepRegression, rng: np.random.Generator) -> dict[str, float]:
+    return {name: score for name, score in draw_scores(model.unknowns(), rng).items() if name.startswith("fit.")}
+
+
+def test_draws_are_wider_in_another_workload_and_beyond_the_log() -> None:
+    """Within the log the covariance says per mille; a workload is off by 1.5 %, and each doubling beyond by 5 %."""
+    model, rng = StepRegression(late=False).fit(made_up(noise=0.01)), np.random.default_rng(5)
+    draws = [model.draw(rng) for _ in range(200)]
+    inside, beyond = batch(300, 300_000), batch(300, 4 * model.max_kv_tokens_)
+    assert np.std([np.log(draw.seconds(inside)) for draw in draws]) == pytest.approx(0.015, rel=0.25)
+    assert np.std([np.log(draw.seconds(beyond)) for draw in draws]) == pytest.approx(np.hypot(0.015, 2 * 0.05), rel=0.2)
+    for draw in draws[:3]:
+        one_by_one = [draw.seconds(batch(300, 4 * model.max_kv_tokens_ + 300 * i)) for i in range(4)]
+        assert draw.decode_seconds(300, 4 * model.max_kv_tokens_, 10**6, 4) == one_by_one
+
+
+def test_prompts_that_were_never_logged_cost_a_row_give_or_take_a_factor_of_two() -> None:
+    log = made_up(noise=0.01)
+    model = StepRegression(late=False).fit(log.where(log.decode_only))
+    assert not model.prompts_known_
+    decodes = float(log.decodes[log.decode_only].mean())
+    assert model.per_prompt_token_ == pytest.approx(model.per_doubling_ / (np.log(2) * (8 + decodes)))
+    assert [unknown.name for unknown in model.unknowns()][-1] == "prompts"
+    twice = model.vary({"prompts": 1.0})
+    assert twice.per_prompt_token_ / model.per_prompt_token_ == pytest.approx(np.exp(0.7))
 
 
 def test_a_draw_predicts_like_any_other_and_leaves_its_origin_alone() -> None:

@@ -1,0 +1,129 @@
+"""Errors and coverage of predictions where nothing of the predicted thing was fitted.
+
+Closed-loop rows of aiconfigurator by configuration, model and system that were left out; logged engine steps by
+workload. An interval of 90 % is the prediction times exp(± 1.645 σ), with σ from the unknowns of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latency_models.sources.aiconfigurator.regression import Library, SiliconRegression, levels
+from latency_models.sources.aiconfigurator.silicon import SiliconRow
+from latency_models.sources.vllm_step_log.step_log import StepLog
+from latency_models.sources.vllm_step_log.step_time import StepRegression
+from latency_models.unknowns import draw_scores
+
+REACH = 1.6449
+"""Half a 90 % interval of a normal distribution, in deviations."""
+
+DRAWS = 200
+
+
+@dataclass
+class Comparison:
+    """Predicted beside measured values, and the deviation of the logarithm that the model expects.
+
+    Attributes:
+        name: of what was predicted, and what was left out.
+        fitted: whether anything of the configuration was fitted.
+    """
+
+    name: str
+    fitted: bool
+    measured: list[float] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+    deviation: list[float] = field(default_factory=list)
+
+    def add(self, measured: float, predicted: float, deviation: float) -> None:
+        """Add one value."""
+        self.measured.append(measured)
+        self.predicted.append(predicted)
+        self.deviation.append(deviation)
+
+    def summary(self) -> dict[str, Any]:
+        """Errors, coverage, sharpness (mean width) and mean interval score (Gneiting and Raftery 2007) of logarithms.
+
+        The score is the width, and 2/α = 20 times the distance by which a measured value is missed.
+        """
+        error = np.log(np.array(self.predicted) / np.array(self.measured))
+        half = REACH * np.array(self.deviation)
+        score = 2 * half + 20 * np.maximum(np.abs(error) - half, 0.0)
+        relative = np.abs(np.expm1(error))
+        return {
+            "values": len(error),
+            "fitted": self.fitted,
+            "bias": float(np.expm1(np.median(error))),
+            "median": float(np.median(relative)),
+            "p90": float(np.quantile(relative, 0.9)),
+            "coverage": float((np.abs(error) <= half).mean()),
+            "width": float(2 * half.mean()),
+            "score": float(score.mean()),
+        }
+
+
+LEFT_OUT: dict[str, Callable[[SiliconRow], str]] = {
+    "configuration": lambda row: levels(row)[-1],
+    "model": lambda row: row.model,
+    "system": lambda row: row.tables,
+}
+
+
+def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Comparison]:
+    """TPOT of closed-loop rows: dev rows by a fit to calib rows, then every row by fits that leave its like out."""
+    library = Library(tables, SiliconRegression().expert_rows)
+    calib = [row for row in rows if row.split == "calib"]
+    found = [Comparison("TPOT of dev rows, configuration in calib", fitted=True)]
+    model = SiliconRegression(tables=tables).fit(calib, library)
+    for row in rows:
+        if row.split == "dev" and levels(row)[-1] in model.groups_:
+            found[0].add(row.tpot, model.loop(row).tpot, model.deviation(row))
+    for what, key in LEFT_OUT.items():
+        every = Comparison(f"TPOT, {what} left out", fitted=False)
+        experts = Comparison(f"TPOT of mixtures of experts, {what} left out", fitted=False)
+        for name in sorted({key(row) for row in rows}):
+            model = SiliconRegression(tables=tables).fit([row for row in rows if key(row) != name], library)
+            for row in rows:
+                if key(row) == name:
+                    value = row.tpot, model.loop(row).tpot, model.deviation(row)
+                    every.add(*value)
+                    if row.expert_tensor_parallel * row.expert_parallel > 1 and "a22b" in row.model:
+                        experts.add(*value)
+        found += [every, experts] if what == "configuration" else [every]
+    return found
+
+
+def logged_steps(log: StepLog) -> list[Comparison]:
+    """Steps of each workload by a fit to the others, and the rest of each by a fit to the first tenth of it."""
+    across, after = Comparison("steps, workload left out", False), Comparison("steps after the first tenth", True)
+    for workload in sorted(set(log.workload.tolist())):
+        own = log.where(log.workload == workload)
+        early, late = own.split(0.1)
+        _compare(across, StepRegression().fit(log.where(log.workload != workload)), own, {})
+        _compare(after, StepRegression().fit(early), late, {"workload": 0.0})
+    return [across, after]
+
+
+def pooled(comparisons: Sequence[Comparison]) -> Comparison:
+    """All values of some comparisons, as one."""
+    found = Comparison("all of it: the run, steps by workload, TPOT by configuration", fitted=False)
+    for each in comparisons:
+        for values in zip(each.measured, each.predicted, each.deviation, strict=True):
+            found.add(*values)
+    return found
+
+
+def _compare(comparison: Comparison, model: StepRegression, log: StepLog, known: Mapping[str, float]) -> None:
+    """Add the steps of a log. `known`: scores of what the fit knows because the workload is the fitted one."""
+    ran = log.executed()
+    predicted, rng = model.predict(ran), np.random.default_rng(0)
+    scores = [{**draw_scores(model.unknowns(), rng), **known} for _ in range(DRAWS)]
+    draws = np.log([model.vary(each).predict(ran) for each in scores])
+    deviation = np.hypot(draws.std(axis=0), model.noise_ / predicted)
+    for values in zip(ran.seconds.tolist(), predicted.tolist(), deviation.tolist(), strict=True):
+        comparison.add(*values)

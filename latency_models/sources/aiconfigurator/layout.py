@@ -1,0 +1,166 @@
+"""The files of a set of kernel tables: one folder of them, or the data that aiconfigurator installs.
+
+Three layouts are known, each with files `<table>_perf` that end in .parquet, .txt or .txt.gz:
+
+    FOLDER                                             tables beside each other, as one engine's were once published
+    DATA/<system>/<backend>/<version>                  such folders, as aiconfigurator had them up to 0.8
+    DATA/<system>/<family>/<backend>/<version>         a folder for each family of kernels, as it has them since
+
+In the last, a family may lack a version. Its newest earlier version is used then, as aiconfigurator does, with a note.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from workloads.errors import BadInput
+
+FAMILIES = {
+    "gemm": "gemm",
+    "context_attention": "attention",
+    "generation_attention": "attention",
+    "moe": "moe",
+    "custom_allreduce": "comm",
+    "context_mla": "mla",
+    "generation_mla": "mla",
+}
+"""The tables that are read, and the family of each."""
+
+ENDINGS = (".parquet", ".txt", ".txt.gz")
+
+PACKAGES = ("aiconfigurator_core", "aiconfigurator")
+"""Packages that install tables, in `systems/data`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """The tables of one engine on one device.
+
+    Attributes:
+        folder: the folder that was named, or the data of a package.
+        files: by table, of those that are there. notes: tables of another version.
+        system, backend, version: as the folders are named; "" for a folder of tables beside each other.
+        system_file: the device's figures, if there are any.
+    """
+
+    folder: Path
+    files: Mapping[str, Path]
+    system: str = ""
+    backend: str = ""
+    version: str = ""
+    system_file: Path | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def path(self, table: str) -> Path | None:
+        """The file of a table; None if there is none."""
+        return self.files.get(table)
+
+
+def flat_tables(folder: Path) -> TableFiles:
+    """The tables in one folder."""
+    found = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
+    systems = sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem))
+    system = next((path for path in systems if folder.name.startswith(f"{path.stem}_")), None)
+    return TableFiles(folder, found, system_file=system)
+
+
+def installed_data() -> Path:
+    """The data of an installed aiconfigurator.
+
+    Raises:
+        BadInput: none is installed.
+    """
+    for package in PACKAGES:
+        found = find_spec(package)
+        for place in found.submodule_search_locations or () if found else ():
+            if (data := Path(place) / "systems" / "data").is_dir():
+                return data
+    expected = "expected aiconfigurator-core to be installed here (pip install aiconfigurator-core), or a folder"
+    raise BadInput(expected, field="--aiconfigurator")
+
+
+def data_folder(folder: Path) -> Path | None:
+    """The folder whose children are systems, of a package, its `systems`, or itself; None if it is another folder."""
+    for candidate in (folder, folder / "data", folder / "systems" / "data"):
+        if any(_versions(system) for system in _folders(candidate)):
+            return candidate
+    return None
+
+
+def systems(data: Path) -> dict[str, dict[str, list[str]]]:
+    """Versions by system and backend of what `data` holds, newest last."""
+    found = {system.name: _versions(system) for system in _folders(data)}
+    return {name: versions for name, versions in found.items() if versions}
+
+
+def packaged_tables(data: Path, system: str, backend: str, version: str | None = None) -> TableFiles:
+    """The tables of one system and backend, by default of its newest version of GEMMs.
+
+    Raises:
+        BadInput: no such system, backend or version.
+    """
+    known = systems(data)
+    for name, value, choices in (("--system", system, known), ("--backend", backend, known.get(system, {}))):
+        if value not in choices:
+            raise BadInput(f"expected one of {', '.join(sorted(choices))}", field=name, value=value)
+    versions = known[system][backend]
+    if version is not None and version not in versions:
+        raise BadInput(f"expected one of {', '.join(versions)}", field="--version", value=version)
+    chosen = version or versions[-1]
+    files: dict[str, Path] = {}
+    notes: list[str] = []
+    for table, family in FAMILIES.items():
+        place = _place(data / system, family, backend, chosen, table)
+        if place is None:
+            continue
+        path, found = place
+        files[table] = path
+        if found != chosen:
+            notes.append(f"{table}: of {backend} {found}, since {chosen} has no such table")
+    system_file = data.parent / f"{system}.yaml"
+    return TableFiles(
+        data, files, system, backend, chosen, system_file if system_file.is_file() else None, tuple(notes)
+    )
+
+
+def _place(system: Path, family: str, backend: str, version: str, table: str) -> tuple[Path, str] | None:
+    """A table's file and its version: the one asked for, else the newest before it."""
+    whole = _table(system / backend / version, table)
+    if whole is not None:
+        return whole, version
+    known = sorted((folder.name for folder in _folders(system / family / backend)), key=version_key)
+    for name in reversed([name for name in known if version_key(name) <= version_key(version)]):
+        path = _table(system / family / backend / name, table)
+        if path is not None:
+            return path, name
+    return None
+
+
+def _versions(system: Path) -> dict[str, list[str]]:
+    """Versions by backend that have GEMMs, oldest first."""
+    found: dict[str, set[str]] = {}
+    for family in (system, system / "gemm"):
+        for backend in _folders(family):
+            for version in _folders(backend):
+                if _table(version, "gemm") is not None:
+                    found.setdefault(backend.name, set()).add(version.name)
+    return {backend: sorted(versions, key=version_key) for backend, versions in sorted(found.items())}
+
+
+def version_key(version: str) -> list[tuple[int, int | str]]:
+    """A key by which versions sort: numbers by value, and 1.3.0rc20 before 1.3.0."""
+    parts = re.findall(r"\d+|[a-z]+", version.lower())
+    return [(2, int(part)) if part.isdigit() else (0, part) for part in parts] + [(1, "")]
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    return iter(sorted(child for child in path.iterdir() if child.is_dir())) if path.is_dir() else iter(())
+
+
+def _table(folder: Path, name: str) -> Path | None:
+    paths = (folder / f"{name}_perf{ending}" for ending in ENDINGS)
+    return next((path for path in paths if path.is_file()), None)

@@ -1,0 +1,130 @@
+"""Kernel-table step times at other values of what is not known: factors on their parts, and other overheads.
+
+Tables say how long kernels take alone. What they do not say is listed by `unknowns_of`, each entry with the deviation
+that measured engines suggest: on an RTX PRO 6000 decode steps of one run are 3 % shorter than the sum of their kernels
+and gaps, steps with prompts 5 % longer; on an RTX 4090 all steps 6 % shorter. Interpolation errors are those of points
+that were left out of the tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from latency_models.sources.kernel_tables.held_out import held_out_errors
+from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.tables import KernelTables
+from latency_models.unknowns import Unknown
+
+IN_ENGINE = Unknown(
+    "engine", "kernels in an engine against kernels alone: clocks under load, fusion, caches", "assumed", 0.04,
+    "a minute of the engine's own steps",
+)  # fmt: skip
+BEYOND = Unknown(
+    "beyond", "batches beyond the tables: an exponent on how far", "extrapolated", None, "kernels at larger batches"
+)
+BEYOND_DEVIATION = 0.3
+"""Deviation of the exponent: twice as far as the tables, a step is within 23 % of what their last slope says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Factors on the parts of a step, and the exponent on how far a batch lies beyond the tables."""
+
+    beyond: float
+    dense: float
+    head: float
+    decode_attention: float
+    prompt_attention: float
+    experts: float
+
+    @classmethod
+    def at(cls, unknowns: Mapping[str, Unknown], scores: Mapping[str, float]) -> Factors:
+        """The factors at these scores. `engine` is a factor on all kernels."""
+        engine = unknowns["engine"].factor(scores.get("engine", 0.0))
+        names = ("dense", "head", "decode_attention", "prompt_attention", "experts")
+        parts = [
+            engine * unknowns[name].factor(scores.get(name, 0.0)) if name in unknowns else engine for name in names
+        ]
+        return cls(BEYOND_DEVIATION * scores.get("beyond", 0.0), *parts)
+
+
+OVERHEAD_MISSING, GAP_MISSING = 300e-6, 1.3e-6
+"""Seconds at a score of +1 where a scenario states none: an asynchronous scheduler needs 0.15 ms between two steps, a
+synchronous one up to milliseconds."""
+
+
+def unknowns_of(
+    tables: KernelTables, settings: KernelTableSettings, experts: bool, composed_error: float | None = None
+) -> tuple[Unknown, ...]:
+    """The unknowns of a model from these tables.
+
+    Args:
+        experts: whether the model has any.
+        composed_error: as in `KernelTableStepTime`. It takes the place of the prior for kernels in an engine.
+    """
+    errors = {name: found.median for name, found in (tables.held_out or held_out_errors(tables)).items()}
+
+    def from_tables(prefix: str, besides: float) -> float:
+        """The deviation of interpolation between points, and what no table says besides."""
+        interpolated = max((error for name, error in errors.items() if name.startswith(prefix)), default=0.0)
+        return math.hypot(interpolated, besides)
+
+    skew = tables.skew.heldout_median_error if tables.skew else None
+    in_engine = IN_ENGINE
+    if composed_error is not None:
+        in_engine = replace(IN_ENGINE, basis="held out", deviation=max(1.5 * composed_error, 0.01))
+    found = [
+        in_engine,
+        Unknown("dense", "linear layers, as interpolated", "held out", from_tables("dense", 0.02), "kernels of layers"),
+        Unknown(
+            "decode_attention", "attention of decodes of uneven lengths", "held out",
+            from_tables("attention.decode", 0.1 if skew is None else max(0.03, skew)),
+            "kernels of attention",
+        ),
+        Unknown(
+            "prompt_attention", "attention of prompts, alone and beside decodes", "held out",
+            from_tables("attention.mixed", 0.05), "kernels of attention",
+        ),
+        Unknown("head", "LM head and sampler", "held out", from_tables("per_sequence", 0.05), "kernels of the head"),
+        _stated("overhead", "host time between two steps", settings.overhead, "the engine's step log"),
+        _stated("kernel_gap", "time between two kernels", settings.kernel_gap, "a profile of one step"),
+        BEYOND,
+    ]  # fmt: skip
+    if experts:
+        besides = math.hypot(from_tables("moe", 0.05), 0.15)
+        found.append(Unknown("experts", "uneven load of experts, which tables spread evenly", "assumed", besides,
+                             "the load of experts in the engine"))  # fmt: skip
+    if settings.communication is not None and settings.ranks > 1:
+        found.append(Unknown("link", f"collectives ({settings.communication.source})", "assumed",
+                             settings.communication.spread, "an all-reduce of this size on this machine"))  # fmt: skip
+    return tuple(found)
+
+
+def settings_at(settings: KernelTableSettings, unknowns: Mapping[str, Unknown], scores: Mapping[str, float],
+                ) -> KernelTableSettings:  # fmt: skip
+    """The settings at these scores: overhead, gap and link."""
+    changed: dict[str, object] = {
+        "overhead": _moved(settings.overhead, OVERHEAD_MISSING, unknowns["overhead"], scores),
+        "kernel_gap": _moved(settings.kernel_gap, GAP_MISSING, unknowns["kernel_gap"], scores),
+    }
+    link = settings.communication
+    if link is not None and "link" in unknowns:
+        factor = unknowns["link"].factor(scores.get("link", 0.0))
+        changed["communication"] = link.model_copy(
+            update={"latency": link.latency * factor, "bandwidth": link.bandwidth / factor}
+        )
+    return settings.model_copy(update=changed)
+
+
+def _stated(name: str, about: str, seconds: float, measure: str) -> Unknown:
+    if seconds:
+        return Unknown(name, f"{about}, as the scenario states it", "stated", 0.3, measure)
+    return Unknown(name, f"{about}, which the scenario leaves out", "assumed", None, measure)
+
+
+def _moved(seconds: float, missing: float, unknown: Unknown, scores: Mapping[str, float]) -> float:
+    """Seconds at a score. Time that was left out can only be longer than 0."""
+    score = scores.get(unknown.name, 0.0)
+    return seconds * unknown.factor(score) if unknown.deviation is not None else missing * max(score, 0.0)

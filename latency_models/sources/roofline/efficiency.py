@@ -1,0 +1,114 @@
+"""Shares of a device's peaks that kernels reach.
+
+A kernel takes launch + max(FLOPs / (peak · compute), bytes / (bandwidth · memory)).
+
+The built-in file is fitted by `python -m benchmarks.roofline_efficiency` to tables of measured kernels. It has, for
+each kind of kernel, a fit for each device that was measured, and one for any other, which is their geometric mean.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from latency_models.deployment.hardware import Hardware
+from latency_models.io.builtin_files import FOLDER
+from latency_models.io.config_io import Strict, checked, read_yaml
+
+BUILT_IN = FOLDER / "efficiency" / "kernels.yaml"
+
+Kind: TypeAlias = Literal[
+    "linear_bf16", "linear_fp8", "linear_fp4",
+    "experts_bf16", "experts_fp8", "experts_fp4", "experts_mxfp4",
+    "prompt_attention_bf16", "prompt_attention_fp8", "decode_attention_bf16", "decode_attention_fp8",
+    "prompt_latent", "decode_latent", "elementwise", "all_reduce", "all_reduce_pcie",
+]  # fmt: skip
+"""Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe."""
+
+PCIE = 1e11
+"""Bytes/s below which the network in a node is PCIe: 16 lanes of generation 5 have 64 GB/s in one direction."""
+
+
+def all_reduce_kind(hardware: Hardware) -> Kind:
+    """The kind of all-reduces in a node of this device."""
+    return "all_reduce_pcie" if hardware.network.intra_node < PCIE else "all_reduce"
+
+
+class Reached(Strict):
+    """One fit.
+
+    Attributes:
+        launch: seconds of a kernel that does nothing.
+        each_device: seconds more for each device beyond two (all-reduces).
+        compute, memory: shares of the peak FLOP/s and of the memory's or link's bandwidth. A share may be above 1: the
+            fit is of times, and caches beat the memory.
+        padding: cached tokens that each decode attends to beside its own.
+        spread: standard deviation of the logarithm of measured over fitted time from one shape of kernel to another;
+            for a device that was not measured, also from one device to another.
+        error: median of |fitted − measured| / measured; for `any`, on devices that were left out of its fit.
+        kernels: number of timings.
+    """
+
+    launch: NonNegativeFloat
+    each_device: NonNegativeFloat = 0.0
+    compute: PositiveFloat | None = None
+    memory: PositiveFloat
+    padding: NonNegativeFloat = 0.0
+    spread: NonNegativeFloat
+    error: NonNegativeFloat
+    kernels: PositiveInt
+
+
+class KindOfKernel(Strict):
+    """Fits of one kind: of any device, and of those that were measured, by the name of their hardware file."""
+
+    any: Reached
+    devices: dict[str, Reached]
+
+    def of(self, device: str) -> Reached:
+        """The fit for a device."""
+        return self.devices.get(device, self.any)
+
+
+class EngineTime(Strict):
+    """Time of a step that no kernel table has, fitted to served TPOT.
+
+    Attributes:
+        step: seconds of every step. per_sequence: seconds of the host for each output token.
+        prompt_layer: seconds of each layer in a step with prompts, which runs without a full CUDA graph.
+        spread: standard deviation of the logarithm of measured over predicted TPOT. rows: number of measurements.
+    """
+
+    step: NonNegativeFloat
+    per_sequence: NonNegativeFloat
+    prompt_layer: NonNegativeFloat
+    spread: NonNegativeFloat
+    error: NonNegativeFloat
+    rows: PositiveInt
+
+
+class Efficiency(Strict):
+    """The file."""
+
+    schema_: Literal["twin.kernel-efficiency/1"] = Field(alias="schema")
+    sources: list[str]
+    kernels: dict[Kind, KindOfKernel]
+    engine: EngineTime
+
+
+@cache
+def built_in_efficiency() -> Efficiency:
+    """The fits that come with the package."""
+    return load_efficiency(BUILT_IN)
+
+
+def load_efficiency(path: Path) -> Efficiency:
+    """Read a file of fits.
+
+    Raises:
+        BadInput: a file that cannot be read or breaks the schema.
+    """
+    return checked(Efficiency, read_yaml(path), path)

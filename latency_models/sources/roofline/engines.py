@@ -1,0 +1,152 @@
+"""One engine as a planner sees it: its step times, memory and KV cache, or the reason why it cannot be had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import ExpertFFN, Model
+from latency_models.sources.roofline.memory import DeviceMemory, device_memory
+from latency_models.sources.roofline.placement import WEIGHT_BYTES, Cache, Placement, Weights, check_placement
+from workloads.errors import BadInput
+
+BLOCK_SIZE = 16
+"""Tokens of a KV block, as vLLM has it by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOption:
+    """One engine that can be had.
+
+    Attributes:
+        devices: that it takes. step_time: the `step_time` section of a scenario.
+        memory: of its fullest device, bytes.
+        num_gpu_blocks: KV blocks of one attention replica, of BLOCK_SIZE tokens.
+        data_parallel: its attention replicas, as `engine.data_parallel_size`.
+    """
+
+    devices: int
+    step_time: dict[str, Any]
+    memory: DeviceMemory
+    num_gpu_blocks: int
+    data_parallel: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV caches of all its attention replicas hold."""
+        return self.num_gpu_blocks * BLOCK_SIZE * self.data_parallel
+
+    def engine(self) -> dict[str, Any]:
+        """The fields that this option gives an `engine` section."""
+        ranks = {"data_parallel_size": self.data_parallel} if self.data_parallel > 1 else {}
+        return {"num_gpu_blocks": self.num_gpu_blocks, "block_size": BLOCK_SIZE, **ranks}
+
+
+@dataclass(frozen=True, slots=True)
+class NoEngine:
+    """One engine that cannot be had, and why: a line for a ledger. `fits`: memory is not the reason."""
+
+    reason: str
+    fits: bool = True
+
+
+def engine_option(
+    model: str | Path,
+    hardware: str | Path,
+    placement: Placement,
+    *,
+    base: Path = Path(),
+    gpu_memory_utilization: float = 0.9,
+    max_num_seqs: int = 256,
+    max_model_len: int = 0,
+) -> EngineOption | NoEngine:
+    """The engine of a model on a device, or the reason why there is none.
+
+    Args:
+        model, hardware: names or files, as a scenario has them; relative paths start from `base`.
+        max_model_len: tokens that the KV cache must hold at least, those of the longest request.
+
+    Raises:
+        BadInput: an unknown name, or a file that cannot be read.
+    """
+    shapes, device = any_model(model, base), load_hardware(hardware, base)
+    try:
+        check_placement(shapes, device, placement)
+    except BadInput as error:
+        return NoEngine(f"{error.field} {error.value}: {error.expected}")
+    memory = device_memory(shapes, device, placement, gpu_memory_utilization, max_num_seqs)
+    if memory.free <= 0:
+        return NoEngine(_too_large(shapes, device, placement, memory, gpu_memory_utilization), fits=False)
+    tokens = int(memory.kv_tokens)
+    if tokens < max(max_model_len, BLOCK_SIZE):
+        reason = f"the KV cache holds {tokens:,} tokens, and a request has up to {max(max_model_len, BLOCK_SIZE):,}"
+        return NoEngine(reason, fits=False)
+    return EngineOption(
+        devices=placement.devices,
+        step_time=step_time_section(model, hardware, placement),
+        memory=memory,
+        num_gpu_blocks=tokens // BLOCK_SIZE,
+        data_parallel=placement.data_parallel,
+    )
+
+
+def step_time_section(model: str | Path, hardware: str | Path, placement: Placement) -> dict[str, Any]:
+    """The `step_time` section of a placement, without the fields that have their defaults."""
+    section: dict[str, Any] = {"source": "roofline", "model": str(model), "hardware": str(hardware)}
+    usual = Placement(experts=placement.weights)
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "weights", "experts", "cache")
+    return section | {
+        name: getattr(placement, name) for name in names if getattr(placement, name) != getattr(usual, name)
+    }
+
+
+def placements(
+    model: str | Path,
+    *,
+    weights: Weights = "bf16",
+    cache: Cache = "bf16",
+    most_devices: int = 8,
+    pipelines: bool = False,
+    base: Path = Path(),
+) -> list[Placement]:
+    """The parallelisms to try for a model, by devices: powers of two. `engine_option` refuses those that do not fit.
+
+    Experts are split over all devices (tensor parallel), or spread whole with as many attention replicas.
+
+    Raises:
+        BadInput: an unknown model, or a file that cannot be read.
+    """
+    shapes = any_model(model, base)
+    sparse = isinstance(shapes.ffn, ExpertFFN)
+    experts = usual_experts(shapes, weights)
+    found = []
+    devices = 1
+    while devices <= most_devices:
+        stages = 1
+        while stages <= (devices if pipelines else 1):
+            width = devices // stages
+            found.append(Placement(width, stages, 1, False, weights, experts, cache))
+            replicas = 2
+            while sparse and replicas <= width:
+                found.append(Placement(width // replicas, stages, replicas, True, weights, experts, cache))
+                replicas *= 2
+            stages *= 2
+        devices *= 2
+    return found
+
+
+def usual_experts(model: Model, weights: Weights) -> Weights:
+    """The format of a model's experts beside its other weights: gpt-oss is published with MXFP4 experts."""
+    return "mxfp4" if model.name.startswith("gpt-oss") and weights == "bf16" else weights
+
+
+def _too_large(model: Model, hardware: Hardware, placement: Placement, memory: DeviceMemory, share: float) -> str:
+    usable = hardware.memory_capacity * share - memory.reserved
+    return (
+        f"{model.name} in {placement.weights} ({WEIGHT_BYTES[placement.weights]:g} bytes a weight) puts "
+        f"{memory.weights / 1e9:.1f} GB on each of {placement.devices} {hardware.name}, which has "
+        f"{usable / 1e9:.1f} GB for weights and cache"
+    )

@@ -1,0 +1,93 @@
+"""Weights and KV cache on the devices of one engine, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from latency_models.deployment.hardware import Hardware
+from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
+from latency_models.sources.roofline.placement import CACHE_BYTES, WEIGHT_BYTES, Placement
+
+RESERVED = 2 * 2**30
+"""Bytes of a device that are neither weights nor KV cache: activations, buffers of collectives, the CUDA context.
+Assumed: engines measure it when they start."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of the fullest device of an engine.
+
+    Attributes:
+        capacity: bytes of the device. weights: bytes of weights on it. reserved: see RESERVED.
+        free: bytes for the KV cache; negative if the weights do not fit.
+        kv_bytes_per_token: bytes of one token in the cache on it, in layers of full attention.
+        kv_tokens: tokens that fit, for one attention replica.
+    """
+
+    capacity: float
+    weights: float
+    reserved: float
+    free: float
+    kv_bytes_per_token: float
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens that the cache holds; 0 if the weights do not fit."""
+        return max(self.free, 0.0) / self.kv_bytes_per_token
+
+
+def device_memory(
+    model: Model,
+    hardware: Hardware,
+    placement: Placement,
+    gpu_memory_utilization: float = 0.9,
+    max_num_seqs: int = 256,
+) -> DeviceMemory:
+    """The memory of the fullest device, which has the most layers and the output head.
+
+    Layers with a window cache no more of a sequence than that: it is set aside for `max_num_seqs` sequences.
+    """
+    layers = -(-model.layers // placement.pipeline_parallel)
+    cached = _cached_elements(model, placement) * CACHE_BYTES[placement.cache]
+    full = layers * (1 - model.windowed_layers / model.layers)
+    windows = 0.0
+    if isinstance(model.attention, GroupedQueryAttention):
+        windows = max_num_seqs * model.attention.window * cached * (layers - full)
+    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement)
+    usable = hardware.memory_capacity * gpu_memory_utilization
+    free = usable - weights - RESERVED - windows
+    return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, cached * full)
+
+
+def _cached_elements(model: Model, placement: Placement) -> float:
+    """Elements of one token in one layer. KV heads are split over devices down to one; a latent vector is not split."""
+    attention = model.attention
+    if isinstance(attention, GroupedQueryAttention):
+        return 2 * max(attention.kv_heads / placement.tensor_parallel, 1.0) * attention.head_dim
+    return attention.cached_elements
+
+
+def _layer_bytes(model: Model, placement: Placement) -> float:
+    """Weights of one layer on one device; the mean, where the first layers are dense."""
+    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
+    linear, expert = WEIGHT_BYTES[placement.weights], WEIGHT_BYTES[placement.experts]
+    if isinstance(attention, GroupedQueryAttention):
+        kv_heads = max(attention.kv_heads / width, 1.0)
+        projections = hidden * attention.head_dim * 2 * (attention.heads / width + kv_heads)
+    else:
+        shared = hidden * (attention.q_compressed + attention.cached_elements)
+        projections = shared + (attention.projection_weights(hidden) - shared) / width
+    size = projections * linear + (attention.norm_weights + 2 * hidden) * 2.0
+    if not isinstance(ffn, ExpertFFN):
+        return size + ffn.weights(hidden) / width * linear
+    sparse = (model.layers - ffn.dense_layers) / model.layers
+    routed = ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
+    beside = ffn.shared_experts * ffn.expert_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
+    dense = 3 * hidden * ffn.dense_intermediate_size / width * linear
+    return size + sparse * (routed + beside) + (1 - sparse) * dense
+
+
+def _embedding_bytes(model: Model, placement: Placement) -> float:
+    """Embedding and output head of a single stage, or the head alone of the last of several; both in bf16."""
+    matrices = 1 if model.tied_embeddings or placement.pipeline_parallel > 1 else 2
+    return matrices * model.vocabulary * model.hidden_size * 2.0 / placement.tensor_parallel

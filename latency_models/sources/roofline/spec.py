@@ -1,0 +1,81 @@
+"""The scenario section of `source: roofline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import PositiveInt
+
+from latency_models.io.paths import FilePath, NameOrFile
+from latency_models.sources.roofline.placement import Cache, Placement, Weights
+from latency_models.sources.specification import SourceSpec, register
+from latency_models.step_time import StepTime
+from workloads.errors import BadInput
+
+
+@register
+class RooflineSpec(SourceSpec):
+    """A model on a device, from data sheets and what kernels reach of them: nothing needs to be measured.
+
+    Attributes:
+        model: a built-in name, a model file, or a config.json. hardware: a built-in name or a hardware file.
+        tensor_parallel: devices that share each layer. pipeline_parallel: stages of an engine.
+        data_parallel: attention replicas that share experts, as `engine.data_parallel_size`.
+        expert_parallel: experts are spread whole over all devices of a stage, rather than each split over them.
+        weights: format of linear layers. experts: format of expert weights; default: that of `weights`.
+        cache: format of the KV cache.
+        link: network that all-reduces cross; default: intra_node while a stage's devices fit in a node.
+        efficiency: a file of fits in place of the built-in one.
+    """
+
+    source: Literal["roofline"]
+    model: NameOrFile
+    hardware: NameOrFile
+    tensor_parallel: PositiveInt = 1
+    pipeline_parallel: PositiveInt = 1
+    data_parallel: PositiveInt = 1
+    expert_parallel: bool = False
+    weights: Weights = "bf16"
+    experts: Weights | None = None
+    cache: Cache = "bf16"
+    link: Literal["intra_node", "inter_node"] | None = None
+    efficiency: FilePath | None = None
+
+    def placement(self) -> Placement:
+        """The model on its devices."""
+        return Placement(
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            data_parallel=self.data_parallel,
+            expert_parallel=self.expert_parallel,
+            weights=self.weights,
+            experts=self.experts or self.weights,
+            cache=self.cache,
+        )
+
+    def build(self, base: Path) -> StepTime:
+        """See `SourceSpec.build`."""
+        from latency_models.deployment.hardware import load_hardware
+        from latency_models.deployment.hugging_face import any_model
+        from latency_models.sources.roofline.efficiency import built_in_efficiency, load_efficiency
+        from latency_models.sources.roofline.placement import check_placement
+        from latency_models.sources.roofline.step_time import RooflineStepTime
+
+        model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
+        try:
+            check_placement(model, hardware, self.placement())
+        except BadInput as error:
+            raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
+        efficiency = load_efficiency(base / self.efficiency) if self.efficiency else built_in_efficiency()
+        return RooflineStepTime(model, hardware, self.placement(), efficiency, link=self.link)
+
+    def provenance(self) -> dict[str, Any]:
+        """See `SourceSpec.provenance`."""
+        return {"source": self.source, "model": self.model, "hardware": self.hardware}
+
+    def check_ranks(self, data_parallel: int) -> None:
+        """See `SourceSpec.check_ranks`."""
+        if data_parallel != self.data_parallel:
+            expected = f"expected {data_parallel}, as engine.data_parallel_size"
+            raise BadInput(expected, field="step_time.data_parallel", value=self.data_parallel)

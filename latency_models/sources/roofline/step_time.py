@@ -1,0 +1,324 @@
+"""Step times from FLOPs and bytes, and the shares of a device's peaks that kernels reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from latency_models.deployment.hardware import Hardware, Precision
+from latency_models.deployment.models import GroupedQueryAttention, Model
+from latency_models.origin import MeasuredDeployment, Origin
+from latency_models.sources.roofline.efficiency import Efficiency, Kind, Reached
+from latency_models.sources.roofline.memory import device_memory
+from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP, kinds_of_parts, linear_kind
+from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Placement
+from latency_models.sources.roofline.work import (
+    ACTIVATION_BYTES,
+    SMALL_KERNELS,
+    Matrix,
+    attention_shape,
+    elementwise_bytes,
+    head,
+    matrices,
+    routed_experts,
+)
+from latency_models.step_time import StepTimeModel
+from latency_models.unknowns import Unknown
+from schedulers.batches import Batch
+
+
+class RooflineStepTime(StepTimeModel):
+    """The sum over the kernels of a step of `launch + max(FLOPs / rate, bytes / bandwidth)`, and the engine's own time.
+
+    A step's kernels are linear layers by rows, routed experts by the experts that its rows reach, attention of prompts
+    and of decodes, elementwise kernels, all-reduces, and the output head by sequences that sample. Decodes of uneven
+    lengths count as decodes of their mean length.
+
+    Args:
+        scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        hardware: Hardware,
+        placement: Placement,
+        efficiency: Efficiency,
+        *,
+        link: Literal["intra_node", "inter_node"] | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        self.model, self.hardware, self.placement, self.efficiency = model, hardware, placement, efficiency
+        self.scales = dict.fromkeys((*ABOUT, WHOLE_STEP), 1.0) | dict(scales or {})
+        self._link: Literal["intra_node", "inter_node"] = link or (
+            "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
+        )
+        self._matrices, self._head = list(matrices(model, placement)), head(model, placement)
+        self._experts = routed_experts(model, placement)
+        self._small_bytes = elementwise_bytes(model, placement)
+        self.kinds = kinds_of_parts(model, hardware, placement)
+        self._prepare_attention()
+        self._by_rows: dict[int, float] = {}
+        self._by_outputs: dict[int, float] = {}
+        self._by_gathered: dict[int, float] = {}
+        self._by_decodes: dict[tuple[int, int], float] = {}
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    def seconds(self, batch: Batch) -> float:
+        """Duration of one step, seconds. Of attention replicas that share experts, all have as large a batch."""
+        return self.rank_seconds(batch, batch.tokens * self.placement.data_parallel)
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        """See `StepTime.decode_seconds`."""
+        return self.rank_decode_seconds(decodes, kv, longest, decodes * self.placement.data_parallel, steps)
+
+    def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
+        """See `StepTimeModel.rank_seconds`. An idle rank computes its share of the experts."""
+        if batch is None:
+            return self._rank_decode(0, 0, gathered)
+        decodes, engine = batch.n_decodes, self.efficiency.engine
+        if not batch.chunks:
+            return self._rank_decode(decodes, batch.decode_kv, gathered)
+        attention = self._prompt_attention(batch) + (
+            self._decode_attention(decodes, batch.decode_kv) if decodes else 0.0
+        )
+        host = engine.step + engine.per_sequence * batch.outputs + engine.prompt_layer * self.model.layers
+        shared = self._shared(batch.tokens) + self._routed(gathered)
+        return self.scales[WHOLE_STEP] * (shared + self._sampled(batch.outputs) + attention + host)
+
+    def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
+        """See `StepTimeModel.rank_decode_seconds`."""
+        if not decodes:
+            return [self._rank_decode(0, 0, gathered)] * steps
+        run = range(kv, kv + decodes * steps, decodes)
+        if self._window:
+            return [self._rank_decode(decodes, tokens, gathered) for tokens in run]
+        # As `_rank_decode`, to the last bit, with everything that stays the same before the loop.
+        whole, fixed, layers = self.scales[WHOLE_STEP], self._decode_fixed(decodes, gathered), self._full_layers
+        token = self._decode_token
+        return [whole * (fixed + token * (layers * tokens)) for tokens in run]
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: a factor for each kind of kernel, and one for the whole step.
+
+        The latter is the error of served TPOT on devices whose kernels were measured. It contains what kernels
+        contribute there, so that intervals are rather too wide than too narrow.
+        """
+        found = []
+        for part, kind in self.kinds.items():
+            fitted = self.efficiency.kernels[kind]
+            known = self.hardware.name in fitted.devices
+            about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if known else ", by those of other devices")
+            spread = fitted.of(self.hardware.name).spread
+            found.append(Unknown(part, about, "fitted" if known else "held out", spread, "kernel tables of the device"))
+        step = Unknown(
+            WHOLE_STEP, "steps of an engine against kernels alone", "fitted", self.efficiency.engine.spread, "TPOT"
+        )
+        return (*found, step)
+
+    def vary(self, scores: Mapping[str, float]) -> RooflineStepTime:
+        """See `StepTime.vary`."""
+        scales = {
+            unknown.name: self.scales[unknown.name] * unknown.factor(scores.get(unknown.name, 0.0))
+            for unknown in self.unknowns()
+        }
+        return RooflineStepTime(
+            self.model, self.hardware, self.placement, self.efficiency, link=self._link, scales=scales
+        )
+
+    def measured_deployment(self) -> MeasuredDeployment:
+        """See `StepTime.measured_deployment`. Nothing was measured, but the model and the devices are known."""
+        alone = self.placement.devices == self.placement.tensor_parallel
+        ranks = self.placement.tensor_parallel if alone else None
+        return MeasuredDeployment(
+            Origin(),
+            self.model,
+            ranks,
+            tuple(self.notes()),
+            measured=False,
+            device=self.hardware.name,
+            devices=self.placement.devices,
+        )
+
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
+        """See `StepTime.kv_tokens`."""
+        return device_memory(self.model, self.hardware, self.placement, gpu_memory_utilization, max_num_seqs).kv_tokens
+
+    # -- what is known of its error ----------------------------------------------------------------------------------
+
+    def notes(self) -> list[str]:
+        """Notes on the parts of the step that are extrapolated."""
+        name = self.hardware.name
+        foreign = [
+            ABOUT[part] for part, kind in self.kinds.items() if name not in self.efficiency.kernels[kind].devices
+        ]
+        notes = ["computed from data sheets and fitted efficiencies, not measured (source roofline)"]
+        if foreign:
+            notes.append(f"kernels of {name} were not measured, others' efficiencies are used: {', '.join(foreign)}")
+        if "int8" in (self.placement.weights, self.placement.experts):
+            notes.append("INT8 kernels are taken to reach the shares of their peak that FP8 kernels reach")
+        return notes
+
+    # -- kernels -----------------------------------------------------------------------------------------------------
+
+    def _reached(self, kind: Kind) -> Reached:
+        return self.efficiency.kernels[kind].of(self.hardware.name)
+
+    def _kernel(self, reached: Reached, flops: float, size: float, precision: Precision) -> float:
+        """Seconds of one kernel. Only kinds with a share of the FLOP/s are limited by them."""
+        memory = size / (self.hardware.memory_bandwidth * reached.memory)
+        if reached.compute is None:
+            return reached.launch + memory
+        return reached.launch + max(flops / (self.hardware.flops(precision) * reached.compute), memory)
+
+    def _linear(self, matrix: Matrix, rows: int) -> float:
+        reached = self._reached(linear_kind(matrix.weights))
+        weights = matrix.columns * matrix.inner
+        size = weights * WEIGHT_BYTES[matrix.weights] + rows * (matrix.columns + matrix.inner) * ACTIVATION_BYTES
+        return matrix.times * self._kernel(reached, 2.0 * rows * weights, size, COMPUTED_IN[matrix.weights])
+
+    def _shared(self, rows: int) -> float:
+        """Seconds of all kernels that depend on the rows of one rank: linear layers, elementwise ones, all-reduces."""
+        known = self._by_rows.get(rows)
+        if known is None:
+            known = self._by_rows[rows] = self._rows_seconds(rows) if rows else 0.0
+        return known
+
+    def _rows_seconds(self, rows: int) -> float:
+        layers, hidden, placement = self.model.layers, self.model.hidden_size, self.placement
+        linear = sum(self._linear(matrix, rows) for matrix in self._matrices)
+        small = self._reached("elementwise")
+        elementwise = layers * (
+            SMALL_KERNELS * small.launch + rows * self._small_bytes / (self.hardware.memory_bandwidth * small.memory)
+        )
+        # Behind attention, and behind a dense FFN; experts have their own.
+        reductions = layers * (1 if self._experts and placement.data_parallel > 1 else 2)
+        messages = reductions * self._all_reduce(placement.tensor_parallel, rows * hidden)
+        if placement.pipeline_parallel > 1:
+            messages += (placement.pipeline_parallel - 1) * self._send(rows * hidden)
+        scales = self.scales
+        return (
+            scales["linear_kernels"] * linear
+            + scales["elementwise_kernels"] * elementwise
+            + scales["all_reduce_kernels"] * messages
+        )
+
+    def _routed(self, gathered: int) -> float:
+        """Seconds of the routed experts of all layers, over the rows of all attention replicas together."""
+        if self._experts is None or not gathered:
+            return 0.0
+        known = self._by_gathered.get(gathered)
+        if known is None:
+            known = self._by_gathered[gathered] = self._experts_seconds(gathered)
+        return known
+
+    def _experts_seconds(self, gathered: int) -> float:
+        experts = self._experts
+        assert experts is not None
+        reached = self._reached(self.kinds["experts_kernels"])
+        weights = experts.columns * experts.hidden
+        rows = gathered * experts.chosen * experts.resident / experts.total
+        size = experts.touched(gathered) * weights * WEIGHT_BYTES[experts.weights]
+        size += 2 * gathered * experts.hidden * ACTIVATION_BYTES
+        compute = experts.times * self._kernel(reached, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])
+        messages = 0.0
+        if self.placement.data_parallel > 1:
+            messages = experts.times * self._all_reduce(self.placement.stage_devices, gathered * experts.hidden)
+        return self.scales["experts_kernels"] * compute + self.scales["all_reduce_kernels"] * messages
+
+    def _sampled(self, outputs: int) -> float:
+        """Seconds of the output head."""
+        known = self._by_outputs.get(outputs)
+        if known is None:
+            seconds = self.scales["linear_kernels"] * self._linear(self._head, outputs) if outputs else 0.0
+            known = self._by_outputs[outputs] = seconds
+        return known
+
+    def _all_reduce(self, devices: int, elements: float) -> float:
+        """Seconds of one all-reduce of activations."""
+        if devices == 1:
+            return 0.0
+        reached = self._reached(self.kinds["all_reduce_kernels"])
+        size = 2.0 * (devices - 1) / devices * elements * ACTIVATION_BYTES
+        rate = getattr(self.hardware.network, self._link) * reached.memory
+        return float(reached.launch + (devices - 2) * reached.each_device + size / rate)
+
+    def _send(self, elements: float) -> float:
+        """Seconds of a message to the next pipeline stage, one part from each device of a stage."""
+        reached, network = self._reached(self.kinds["all_reduce_kernels"]), self.hardware.network
+        within = self.placement.devices <= self.hardware.devices_per_node
+        rate = (network.intra_node if within else network.inter_node) * reached.memory
+        return reached.launch + elements * ACTIVATION_BYTES / self.placement.tensor_parallel / rate
+
+    # -- attention ---------------------------------------------------------------------------------------------------
+
+    def _prepare_attention(self) -> None:
+        """Seconds a token of decode attention, which runs in every simulated step."""
+        self._shape = shape = attention_shape(self.model, self.placement)
+        self._prompt_kernel = self._reached(self.kinds["prompt_attention_kernels"])
+        decode, hardware = self._reached(self.kinds["decode_attention_kernels"]), self.hardware
+        size = shape.cached * CACHE_BYTES[self.placement.cache]
+        token = size / (hardware.memory_bandwidth * decode.memory)
+        if decode.compute is not None:
+            token = max(token, shape.decode_flops / (hardware.flops("bf16") * decode.compute))
+        attention = self.model.attention
+        self._window = attention.window if isinstance(attention, GroupedQueryAttention) else 0
+        self._full_layers = self.model.layers - self.model.windowed_layers
+        scale = self.scales["decode_attention_kernels"]
+        self._decode_launch, self._decode_token = scale * decode.launch * self.model.layers, scale * token
+        self._decode_row = self._decode_token * decode.padding * self.model.layers
+
+    def _decode_attention(self, decodes: int, kv: int) -> float:
+        """Seconds of decode attention in all layers."""
+        attended = self._decode_token * self._attended(decodes, kv)
+        return self._decode_launch + self._decode_row * decodes + attended
+
+    def _prompt_attention(self, batch: Batch) -> float:
+        """Seconds of the attention of a batch's chunks in all layers: one kernel a layer."""
+        model = self.model
+        seconds = self._full_layers * self._prompt_layer(batch, 0)
+        if self._window:
+            seconds += model.windowed_layers * self._prompt_layer(batch, self._window)
+        return self.scales["prompt_attention_kernels"] * seconds
+
+    def _prompt_layer(self, batch: Batch, window: int) -> float:
+        """Seconds in one layer; a window of 0 is none."""
+        shape, element = self._shape, CACHE_BYTES[self.placement.cache]
+        pairs, size = 0.0, 0.0
+        for chunk in batch.chunks:
+            pairs += attended_pairs(chunk.tokens, chunk.context, window)
+            seen = chunk.context + chunk.tokens
+            size += (min(seen, window + chunk.tokens) if window else seen) * shape.cached * element
+            size += chunk.tokens * shape.query * ACTIVATION_BYTES
+        return self._kernel(self._prompt_kernel, pairs * shape.prompt_flops, size, "bf16")
+
+    def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
+        """Seconds of a step of decodes alone."""
+        if not decodes:
+            return self.scales[WHOLE_STEP] * (self._shared(0) + self._routed(gathered))
+        attended = self._decode_token * self._attended(decodes, kv)
+        return self.scales[WHOLE_STEP] * (self._decode_fixed(decodes, gathered) + attended)
+
+    def _decode_fixed(self, decodes: int, gathered: int) -> float:
+        """Seconds of a step of decodes, but for the cached tokens that they attend to."""
+        known = self._by_decodes.get((decodes, gathered))
+        if known is None:
+            host = self.efficiency.engine.step + self.efficiency.engine.per_sequence * decodes
+            linear = self._shared(decodes) + self._routed(gathered) + self._sampled(decodes)
+            known = linear + self._decode_launch + self._decode_row * decodes + host
+            self._by_decodes[decodes, gathered] = known
+        return known
+
+    def _attended(self, decodes: int, kv: int) -> int:
+        """Cached tokens that decodes attend to, over all layers."""
+        tokens = self._full_layers * kv
+        return tokens + self.model.windowed_layers * min(kv, decodes * self._window) if self._window else tokens
+
+
+def attended_pairs(tokens: int, context: int, window: int) -> float:
+    """Pairs of a query and a token that it attends to, of a chunk behind `context` tokens; a window of 0 is none."""
+    if not window or context + tokens <= window:
+        return tokens * (context + 0.5 * (tokens + 1))
+    rising = max(window - context, 0)  # queries that see fewer tokens than the window
+    return rising * (context + 0.5 * (rising + 1)) + (tokens - rising) * window

@@ -1,0 +1,153 @@
+"""FLOPs and bytes of the kernels of one forward pass on one device, for one transformer layer or a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, LatentAttention, Model
+from latency_models.sources.roofline.placement import Placement, Weights
+
+ACTIVATION_BYTES = 2.0
+"""Bytes of an activation element."""
+
+SMALL_KERNELS = 4
+"""Elementwise kernels of a layer: two norms, rotary positions, and the activation of the FFN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A linear layer: `times` in a forward pass, `columns` outputs of `inner` inputs, on one device."""
+
+    times: int
+    columns: float
+    inner: float
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer on one device.
+
+    Attributes:
+        times: layers that have them. resident: experts on the device, of `total`. chosen: experts of a token.
+        columns: weights of one expert's matrices on the device, over `hidden`.
+    """
+
+    times: int
+    resident: float
+    total: int
+    chosen: int
+    columns: float
+    hidden: int
+    weights: Weights
+
+    def touched(self, tokens: float) -> float:
+        """Mean number of resident experts that a batch of tokens chooses, if each is chosen as often as the others."""
+        missed: float = (1.0 - self.chosen / self.total) ** tokens
+        return self.resident * (1.0 - missed)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The attention of one layer on one device.
+
+    Attributes:
+        prompt_flops: FLOPs of one query for each token that it attends to, as prompts compute it.
+        decode_flops: the same of a decode. cached: elements of a token in the KV cache. query: elements of a query and
+            of its output, together.
+        latent: keys and values are cached compressed.
+    """
+
+    prompt_flops: float
+    decode_flops: float
+    cached: float
+    query: float
+    latent: bool
+
+
+def matrices(model: Model, placement: Placement) -> Iterator[Matrix]:
+    """The linear layers that all rows of a batch go through. The head, for sequences that sample, is not among them."""
+    attention, ffn, hidden, width = model.attention, model.ffn, model.hidden_size, placement.tensor_parallel
+    heads, weights = attention.heads / width, placement.weights
+    if isinstance(attention, GroupedQueryAttention):
+        kv_heads = max(attention.kv_heads / width, 1.0)
+        yield Matrix(model.layers, (heads + 2 * kv_heads) * attention.head_dim, hidden, weights)
+        yield Matrix(model.layers, hidden, heads * attention.head_dim, weights)
+    else:
+        assert isinstance(attention, LatentAttention)
+        yield Matrix(model.layers, attention.q_compressed + attention.cached_elements, hidden, weights)
+        yield Matrix(model.layers, heads * (attention.nope_dim + attention.rope_dim), attention.q_compressed, weights)
+        yield Matrix(model.layers, heads * (attention.nope_dim + attention.value_dim), attention.kv_compressed, weights)
+        yield Matrix(model.layers, hidden, heads * attention.value_dim, weights)
+    if isinstance(ffn, DenseFFN):
+        yield from _swiglu(model.layers, hidden, ffn.intermediate_size / width, weights)
+        return
+    sparse = model.layers - ffn.dense_layers
+    yield Matrix(sparse, ffn.experts, hidden, "bf16")
+    if ffn.shared_experts:
+        yield from _swiglu(sparse, hidden, ffn.shared_experts * ffn.intermediate_size / width, weights)
+    if ffn.dense_layers:
+        yield from _swiglu(ffn.dense_layers, hidden, ffn.dense_intermediate_size / width, weights)
+
+
+def _swiglu(times: int, hidden: int, inner: float, weights: Weights) -> Iterator[Matrix]:
+    yield Matrix(times, 2 * inner, hidden, weights)
+    yield Matrix(times, hidden, inner, weights)
+
+
+def head(model: Model, placement: Placement) -> Matrix:
+    """The output head."""
+    return Matrix(1, model.vocabulary / placement.tensor_parallel, model.hidden_size, "bf16")
+
+
+def routed_experts(model: Model, placement: Placement) -> Experts | None:
+    """The routed experts; None for a dense model."""
+    ffn, devices = model.ffn, placement.stage_devices
+    if not isinstance(ffn, ExpertFFN):
+        return None
+    whole = placement.expert_parallel
+    return Experts(
+        times=model.layers - ffn.dense_layers,
+        resident=ffn.experts / devices if whole else ffn.experts,
+        total=ffn.experts,
+        chosen=ffn.experts_per_token,
+        columns=3 * ffn.intermediate_size / (1 if whole else devices),
+        hidden=model.hidden_size,
+        weights=placement.experts,
+    )
+
+
+def attention_shape(model: Model, placement: Placement) -> AttentionShape:
+    """The attention of one layer. Decodes of latent attention work on the compressed cache itself."""
+    attention, width = model.attention, placement.tensor_parallel
+    heads = attention.heads / width
+    if isinstance(attention, GroupedQueryAttention):
+        flops, kv_heads = 4 * heads * attention.head_dim, max(attention.kv_heads / width, 1.0)
+        return AttentionShape(
+            flops, flops, 2 * kv_heads * attention.head_dim, 2 * heads * attention.head_dim, latent=False
+        )
+    key = attention.nope_dim + attention.rope_dim
+    return AttentionShape(
+        prompt_flops=2 * heads * (key + attention.value_dim),
+        decode_flops=2 * heads * (attention.cached_elements + attention.kv_compressed),
+        cached=attention.cached_elements,
+        query=heads * (key + attention.value_dim),
+        latent=True,
+    )
+
+
+def elementwise_bytes(model: Model, placement: Placement) -> float:
+    """Bytes that one row makes the elementwise kernels of a layer read and write.
+
+    These are norms, rotary positions, and the activation of a dense FFN; that of experts is within their kernel.
+    """
+    attention, ffn, width = model.attention, model.ffn, placement.tensor_parallel
+    elements = 2.0 * 4 * model.hidden_size  # a norm adds the residual: two in, two out
+    if isinstance(attention, GroupedQueryAttention):
+        elements += 2 * (attention.heads / width + max(attention.kv_heads / width, 1.0)) * attention.head_dim
+    else:
+        elements += 2 * attention.heads / width * attention.rope_dim
+    if isinstance(ffn, DenseFFN):
+        elements += 3 * ffn.intermediate_size / width
+    return elements * ACTIVATION_BYTES

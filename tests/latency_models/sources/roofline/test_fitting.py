@@ -1,0 +1,61 @@
+"""The fit finds parameters that made the timings, and the built-in file is what the data say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from latency_models.io.builtin_files import builtin_names
+from latency_models.sources.roofline.efficiency import built_in_efficiency
+from latency_models.sources.roofline.fitting import fit_kind
+from latency_models.sources.roofline.timings import Timings
+
+
+def made(device: str, launch: float, compute: float, memory: float, noise: float = 0.0, peak: float = 1e15) -> Timings:
+    """Linear layers whose times have these parameters."""
+    rows, inner = (axis.reshape(-1) for axis in np.meshgrid(2.0 ** np.arange(14), [1024.0, 4096.0, 16384.0]))
+    flops, size = 2 * rows * inner * inner, 2 * inner * inner + 4 * rows * inner
+    seconds = launch + np.maximum(flops / (peak * compute), size / (3e12 * memory))
+    seconds *= np.exp(noise * np.random.default_rng(0).normal(size=len(seconds)))
+    zero, shape = np.zeros(len(rows)), inner.astype(np.int64)
+    return Timings("linear_bf16", device, "made up", flops, size, seconds, zero, zero, shape, peak, 3e12)
+
+
+def test_the_fit_finds_what_made_the_timings() -> None:
+    found = fit_kind([made("one", 4e-6, 0.7, 0.8, noise=0.03)])
+    one = found.devices["one"]
+    assert one.launch == pytest.approx(4e-6, rel=0.1)
+    assert one.compute == pytest.approx(0.7, rel=0.05)
+    assert one.memory == pytest.approx(0.8, rel=0.05)
+    assert one.error == pytest.approx(0.02, abs=0.01)
+
+
+def test_another_device_is_the_geometric_mean_and_less_certain() -> None:
+    found = fit_kind([made("one", 4e-6, 0.9, 0.9), made("two", 4e-6, 0.4, 0.4)])
+    assert found.any.compute == pytest.approx(0.6, rel=0.02)
+    # Each is predicted by the other: 2.25 times too fast or too slow where not the launch decides.
+    assert found.any.spread > 0.5
+    assert found.devices["one"].spread < 0.01
+
+
+def test_devices_of_one_chip_are_left_out_together() -> None:
+    """Two Hopper devices agree with each other, and neither helps to predict the other."""
+    found = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.9), made("h200-sxm", 4e-6, 0.9, 0.9), made("l40s", 4e-6, 0.4, 0.4)])
+    assert found.any.compute == pytest.approx(0.6, rel=0.02)
+    assert found.any.spread > 0.5
+
+
+def test_one_chip_alone_says_nothing_of_others() -> None:
+    assert fit_kind([made("one", 4e-6, 0.7, 0.8)]).any.spread == 0.3
+
+
+def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:
+    known = built_in_efficiency()
+    for kind, fits in known.kernels.items():
+        assert fits.devices.keys() <= set(builtin_names("hardware")), kind
+        for reached in (fits.any, *fits.devices.values()):
+            assert reached.compute is None or 0.05 < reached.compute < 1
+            assert kind == "elementwise" or 0.05 < reached.memory <= 1, kind
+            assert 0 < reached.launch < 2e-4
+        assert fits.any.spread >= min(reached.spread for reached in fits.devices.values())
+    assert 0 < known.engine.step < 1e-3

@@ -1,0 +1,186 @@
+"""Roofline step times: sums by hand, equal runs, sizes that scale as they should, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.models import load_model
+from latency_models.io.config_io import checked
+from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
+from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP
+from latency_models.sources.roofline.placement import Placement
+from latency_models.sources.roofline.spec import RooflineSpec
+from latency_models.sources.roofline.step_time import RooflineStepTime, attended_pairs
+from schedulers.lockstep import GroupBatch
+from tests.latency_models.sources.kernel_tables.small_tables import batch
+from workloads.errors import BadInput
+
+ALL_KINDS = built_in_efficiency().kernels.keys()
+
+
+def perfect(**engine: float) -> Efficiency:
+    """Kernels that reach every peak, launched in no time, and an engine that adds `engine`."""
+    reached = {"launch": 0.0, "compute": 1.0, "memory": 1.0, "spread": 0.1, "error": 0.0, "kernels": 1}
+    time = {"step": 0.0, "per_sequence": 0.0, "prompt_layer": 0.0, "spread": 0.2, "error": 0.0, "rows": 1} | engine
+    document = {
+        "schema": "twin.kernel-efficiency/1",
+        "sources": [],
+        "kernels": {kind: {"any": reached, "devices": {}} for kind in ALL_KINDS},
+        "engine": time,
+    }
+    return checked(Efficiency, document, None)
+
+
+def model_of(name: str = "llama-3.1-8b", hardware: str = "h100-sxm", **placement: Any) -> RooflineStepTime:
+    return RooflineStepTime(load_model(name), load_hardware(hardware), Placement(**placement), perfect())
+
+
+def built(**section: Any) -> RooflineStepTime:
+    given = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"} | section
+    step_time = checked(RooflineSpec, given, None).build(Path())
+    assert isinstance(step_time, RooflineStepTime)
+    return step_time
+
+
+def test_a_single_decode_reads_the_weights_and_its_cache_once() -> None:
+    """With perfect kernels: all weights but the embedding's, activations, and 1,000 cached tokens, at 3.35 TB/s."""
+    model, bandwidth = load_model("llama-3.1-8b"), 3.35e12
+    weights = 2 * (model.parameters - model.vocabulary * model.hidden_size - 65 * model.hidden_size)
+    cached = 1000 * 2 * 8 * 128 * 2 * 32
+    (seconds,) = model_of().decode_seconds(1, 1000, 1000, 1)
+    assert seconds == pytest.approx((weights + cached) / bandwidth, rel=2e-3)  # the rest are activations
+    assert seconds > (weights + cached) / bandwidth
+
+
+def test_a_long_prompt_computes_at_the_peak() -> None:
+    """8,192 rows: 2 FLOPs a weight and row, 4·heads·dim for each pair in attention; the head for one row."""
+    model, peak, rows = load_model("llama-3.1-8b"), 9.894e14, 8192
+    linear = 2 * rows * (model.parameters - 2 * model.vocabulary * model.hidden_size - 65 * model.hidden_size)
+    attention = 32 * 4 * 32 * 128 * rows * (rows + 1) / 2
+    seconds = model_of().seconds(batch([(rows, 0)]))
+    assert seconds == pytest.approx((linear + attention) / peak, rel=0.12)  # norms and the head read memory
+    assert seconds > (linear + attention) / peak
+
+
+def test_chunks_of_a_prompt_attend_to_as_many_pairs_as_the_whole() -> None:
+    assert attended_pairs(1000, 0, 0) == attended_pairs(300, 0, 0) + attended_pairs(700, 300, 0)
+    assert attended_pairs(1000, 0, 128) == attended_pairs(300, 0, 128) + attended_pairs(700, 300, 128)
+    assert attended_pairs(1000, 0, 128) == sum(min(i, 128) for i in range(1, 1001))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
+def test_runs_of_decode_steps_are_equal_to_single_steps(name: str) -> None:
+    step_time = RooflineStepTime(
+        load_model(name), load_hardware("h200-sxm"), Placement(experts="bf16"), built_in_efficiency()
+    )
+    lengths = [100, 700, 3000]
+    run = step_time.decode_seconds(3, sum(lengths), 3000, 50)
+    assert run == [step_time.seconds(batch(lengths=[length + i for length in lengths])) for i in range(50)]
+
+
+def test_ranks_that_share_experts_step_as_their_slowest() -> None:
+    step_time = model_of("qwen3-30b-a3b", data_parallel=2, expert_parallel=True)
+    group = GroupBatch([batch(lengths=[10, 10]), None], 1)
+    assert step_time.group_decode_seconds([(2, 20, 10), (0, 0, 0)], 2)[0] == step_time.group_seconds(group)
+    # An idle rank computes its experts for the rows of the others.
+    assert step_time.rank_seconds(None, 2) > 0
+    # One batch stands for all replicas: each has as large a one.
+    assert step_time.seconds(group.ranks[0]) == step_time.rank_seconds(group.ranks[0], 4)
+
+
+def test_a_batch_of_tokens_reaches_few_experts_and_then_all() -> None:
+    """Decodes of a mixture of experts slow down until every expert's weights are read, and little beyond."""
+    step_time = model_of("qwen3-30b-a3b")
+    times = [step_time.decode_seconds(n, n, 1, 1)[0] for n in (1, 16, 256, 512)]
+    assert times[1] / times[0] > 4
+    assert times[3] / times[2] < 1.2
+
+
+def test_windows_bound_the_attention_of_long_contexts() -> None:
+    short, long = (model_of("gpt-oss-20b").decode_seconds(8, 8 * kv, kv, 1)[0] for kv in (100, 100_000))
+    layer = 99_900 * 8 * 2 * 8 * 64 * 2 / 3.35e12
+    assert long - short == pytest.approx(12 * layer + 12 * layer * 28 / 99_900)
+
+
+def test_devices_share_weights_and_pay_for_all_reduces() -> None:
+    one, four = model_of(), model_of(tensor_parallel=4)
+    alone, shared = (model.decode_seconds(1, 1, 1, 1)[0] for model in (one, four))
+    assert alone / 4 < shared < alone / 3.9
+    slow = model_of(hardware="l40s", tensor_parallel=4)
+    chunk = batch([(4096, 0)])
+    message = 2 * 32 * 1.5 * 4096 * 4096 * 2 / 3.2e10
+    assert slow.seconds(chunk) > message
+
+
+def test_pipeline_stages_add_messages_and_no_speed() -> None:
+    one, two = model_of(), model_of(pipeline_parallel=2)
+    sent = 4096 * 2 / 4.5e11
+    assert two.decode_seconds(1, 1, 1, 1)[0] - one.decode_seconds(1, 1, 1, 1)[0] == pytest.approx(sent)
+
+
+def test_draws_scale_each_part_and_the_whole_step() -> None:
+    step_time = built()
+    assert step_time.can_draw
+    known = {unknown.name: unknown for unknown in step_time.unknowns()}
+    assert known.keys() == {*ABOUT, WHOLE_STEP} - {
+        "experts_kernels",
+        "all_reduce_kernels",
+    }  # a dense model on one device
+    (estimate,) = step_time.decode_seconds(4, 400, 100, 1)
+    (slow,) = step_time.vary({WHOLE_STEP: 1.0}).decode_seconds(4, 400, 100, 1)
+    assert slow == pytest.approx(estimate * known[WHOLE_STEP].factor(1.0))
+    assert step_time.vary({}).decode_seconds(4, 400, 100, 1) == [estimate]
+    drawn = [step_time.draw(np.random.default_rng(seed)).decode_seconds(4, 400, 100, 1)[0] for seed in range(400)]
+    # Linear layers are nearly all of the step, so that their factor and that of the whole add up.
+    deviations = [known[name].deviation or 0.0 for name in (WHOLE_STEP, "linear_kernels")]
+    assert np.std(np.log(drawn)) == pytest.approx(np.hypot(*deviations), rel=0.15)
+    assert np.mean(np.log(drawn)) == pytest.approx(np.log(estimate), abs=0.05)
+
+
+def test_a_device_that_was_not_measured_is_less_certain_and_says_so() -> None:
+    known, foreign = built(), built(hardware="mi300x")
+    ours, theirs = ({each.name: each for each in model.unknowns()}["linear_kernels"] for model in (known, foreign))
+    assert (ours.basis, theirs.basis) == ("fitted", "held out")
+    assert (theirs.deviation or 0) > (ours.deviation or 0) > 0
+    assert any("kernels of mi300x were not measured" in note for note in foreign.notes())
+    # Elementwise kernels were measured on one device alone.
+    assert [note for note in known.notes() if "not measured," in note] == [
+        "kernels of h100-sxm were not measured, others' efficiencies are used: elementwise kernels"
+    ]
+    assert foreign.measured_deployment().measured is False
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"tensor_parallel": 3}, "step_time.tensor_parallel: got 3, expected a divisor of the 32 heads"),
+        (
+            {"weights": "fp4"},
+            "step_time.weights: got 'fp4', expected one that h100-sxm computes with: bf16, fp8, int8, mxfp4",
+        ),
+        ({"hardware": "a100-sxm-80gb", "weights": "fp8"}, "step_time.weights: got 'fp8', expected one that a100"),
+        (
+            {"weights": "mxfp4"},
+            "step_time.weights: got 'mxfp4', expected another format: MXFP4 is known of experts only",
+        ),
+        ({"expert_parallel": True}, "step_time.expert_parallel: got True, expected false, since llama-3.1-8b has no"),
+        ({"data_parallel": 2}, "step_time.data_parallel: got 2, expected 1, since llama-3.1-8b has no experts"),
+        ({"pipeline_parallel": 40}, "step_time.pipeline_parallel: got 40, expected at most the layers there are (32)"),
+        ({"model": "llama-9"}, "model: got 'llama-9', expected a path or one of"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        built(**section)
+    assert str(caught.value).startswith(message)
+
+
+def test_more_devices_than_kv_heads_keep_one_each() -> None:
+    """Llama-3.1-8B has 8 KV heads: 16 devices hold 16 copies' worth."""
+    eight, sixteen = (model_of(tensor_parallel=n).kv_tokens(0.9, 256) for n in (8, 16))
+    assert sixteen == pytest.approx(eight, rel=0.03)
