@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
+from scenarios.lengths import LengthSpec, TraceSpec, UniformLengths
 from scenarios.limits import (
     PREFIX_IDS,
     BlockTokens,
@@ -19,17 +20,17 @@ from scenarios.limits import (
     PrefixGroups,
     Requests,
 )
-from scenarios.workload import LengthSpec, TraceSpec, UniformLengths
+from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, TaskShare
 from workloads.pairs import Independent, LengthPairs
+from workloads.pauses import SMALLEST_CV, Pauses
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
+from workloads.recorded_sessions import RecordedSessions
+from workloads.sessions import DrawnSessions
 from workloads.traces import Trace
-
-SMALLEST_CV = 1e-3
-"""Smallest coefficient of variation of gamma-distributed times, as in `workloads.arrivals.Gamma`."""
 
 
 class ClosedLoopSpec(Strict):
@@ -52,10 +53,7 @@ class ClosedLoopSpec(Strict):
 
     def pauses(self, rng: np.random.Generator) -> Callable[[], float]:
         """A function that draws the seconds between an answer and a client's next request."""
-        if not (self.think and self.think_cv):
-            return lambda: self.think
-        shape = self.think_cv**-2
-        return lambda: float(rng.gamma(shape, self.think / shape))
+        return Pauses(self.think, self.think_cv).stream(rng)
 
 
 class OpenLoopSpec(Strict):
@@ -151,6 +149,7 @@ class ServingWorkloadSpec(Strict):
     Attributes:
         requests: their number; by default that of the trace.
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
+        sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
     """
 
@@ -162,6 +161,7 @@ class ServingWorkloadSpec(Strict):
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
     models: ModelsSpec = Field(default_factory=ModelsSpec)
     prefixes: PrefixesSpec | None = None
+    sessions: SessionsSpec | None = None
     max_tokens: PositiveTokens | None = None
 
     @model_validator(mode="after")
@@ -171,6 +171,11 @@ class ServingWorkloadSpec(Strict):
             raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
         if self.trace is None and self.requests is None:
             raise ValueError("expected requests, the number of them, since there is no trace to count")
+        if isinstance(self.sessions, DrawnSessionsSpec) and (self.prefill is None or self.decode is None):
+            expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
+            raise BadInput(expected, field="sessions.source", value=self.sessions.source)
+        if isinstance(self.sessions, RecordedSessionsSpec):
+            self._check_recorded(self.sessions)
         if self.arrivals.process == "replay" and (self.trace is None or self.trace.pairing != "joint"):
             raise ValueError("arrivals.process replay expects a trace, of pairing joint")
         if self.prefixes is not None and self.prefixes.cache_suffix:
@@ -182,7 +187,18 @@ class ServingWorkloadSpec(Strict):
         """The trace, if there is one; relative paths start from `base`."""
         return None if self.trace is None else self.trace.read(base)
 
-    def build(self, trace: Trace | None) -> Workload:
+    def _check_recorded(self, spec: RecordedSessionsSpec) -> None:
+        if self.trace is None or self.trace.pairing != "joint":
+            raise BadInput(
+                "expected drawn without a trace of pairing joint", field="sessions.source", value=spec.source
+            )
+        if self.prefixes is not None:
+            raise BadInput("expected none with the sessions of a trace", field="prefixes")
+        if (self.arrivals.process == "replay") != (spec.think is None):
+            expected = "expected replay for turns at their recorded times, and sessions.think with any other process"
+            raise BadInput(expected, field="arrivals.process", value=self.arrivals.process)
+
+    def build(self, trace: Trace | None) -> Workload | DrawnSessions | RecordedSessions:
         """The workload.
 
         Raises:
@@ -193,13 +209,52 @@ class ServingWorkloadSpec(Strict):
             _check_prompt_ids(int(trace.prefill_tokens.max()), self.prefixes)
         prefixes = SharedPrefixes(**self.prefixes.model_dump()) if self.prefixes else None
         arrivals = self.arrivals
+        if isinstance(self.sessions, RecordedSessionsSpec):
+            assert trace is not None
+            return self._recorded_sessions(self.sessions, trace, models)
         if isinstance(arrivals, ReplaySpec):
             assert trace is not None
             return Workload.replay(
                 trace, speed=arrivals.speed, models=models, prefixes=prefixes, max_tokens=self.max_tokens
             )
         process: Arrivals = ClosedLoop() if isinstance(arrivals, ClosedLoopSpec) else arrivals.build()
+        if self.sessions is not None:
+            return self._drawn_sessions(self.sessions, process, models, prefixes)
         return Workload(self._content(trace), process, models, prefixes, self.max_tokens)
+
+    def _drawn_sessions(
+        self, spec: DrawnSessionsSpec, arrivals: Arrivals, models: ModelMix | None, prefixes: SharedPrefixes | None
+    ) -> DrawnSessions:
+        assert self.prefill is not None
+        assert self.decode is not None
+        return DrawnSessions(
+            turns=spec.turns.build(),
+            first=self.prefill.build(),
+            growth=spec.growth.build(),
+            answers=self.decode.build(),
+            think=spec.think.build(),
+            tools=spec.tools.build() if spec.tools else None,
+            branches=spec.branches.build() if spec.branches else None,
+            arrivals=arrivals,
+            models=models,
+            prefixes=prefixes,
+            max_tokens=self.max_tokens,
+            max_model_len=spec.max_model_len,
+            block_tokens=spec.block_tokens,
+        )
+
+    def _recorded_sessions(self, spec: RecordedSessionsSpec, trace: Trace, models: ModelMix | None) -> RecordedSessions:
+        arrivals: Arrivals = self.arrivals.build() if isinstance(self.arrivals, OpenLoopSpec) else ClosedLoop()
+        return RecordedSessions(
+            trace,
+            spec.source,
+            think=spec.think.build() if spec.think else None,
+            speed=self.arrivals.speed if isinstance(self.arrivals, ReplaySpec) else 1.0,
+            arrivals=arrivals,
+            models=models,
+            max_tokens=self.max_tokens,
+            block_tokens=spec.block_tokens,
+        )
 
     def count(self, trace: Trace | None) -> int:
         """Number of requests."""

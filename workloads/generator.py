@@ -199,7 +199,7 @@ def _rows(trace: Trace) -> _Content:
         nonlocal given
         rows = slice(given, given + size)
         given += size
-        prefixes = repeat(()) if trace.prefix_blocks is None else trace.prefix_blocks[rows]
+        prefixes = repeat(()) if trace.prefix_blocks is None else trace.prompt_blocks(rows)
         return _Columns(trace.prefill_tokens[rows], trace.decode_tokens[rows], repeat("generate"), repeat(0), prefixes)
 
     return following

@@ -1,4 +1,4 @@
-"""Converts the cells of a column to an array.
+"""Converts the cells of a column to an array, table by table.
 
 A column is first converted as a whole, at C speed. If that fails it is read cell by cell, and cells that cannot be used
 become NaN (NaT among dates). The first such row, or the first out of range, is named with its line.
@@ -7,7 +7,7 @@ become NaN (NaT among dates). The first such row, or the first out of range, is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -34,33 +34,33 @@ def whole_numbers(table: Table, name: str, *, low: int) -> IntArray:
     return frozen(values.astype(np.int64))
 
 
-def seconds(table: Table, name: str, *, per_second: float = 1.0) -> FloatArray:
-    """A column of times as seconds since the first row, shape (rows,); it counts `per_second` to the second.
+def seconds(table: Table, name: str, last: float = 0.0) -> FloatArray:
+    """A column of times as the file has them, shape (rows,); `last` is the time of the row before the table.
 
     Raises `BadInput` naming the first row that is no finite time from 0 on or is earlier than the one before.
     """
     times = _numbers(table, name)
     _refuse_first(table, name, ~(np.isfinite(times) & (times >= 0.0)), "expected a finite time, 0 or later")
-    _refuse_backwards(table, name, times)
-    return frozen((times - times[0]) / per_second)
+    _refuse_backwards(table, name, times, last)
+    return times
 
 
-def nanoseconds(table: Table, name: str) -> FloatArray:
-    """A column of whole nanoseconds as seconds since the first row, shape (rows,).
+def nanoseconds(table: Table, name: str, last: float = 0) -> IntArray:
+    """A column of whole nanoseconds, shape (rows,); `last` is the time of the row before the table.
 
-    JSON numbers are subtracted as they are: counted from 1970, as some clocks do, they are too long for a float.
+    JSON numbers are kept as they are: counted from 1970, as some clocks do, they are too long for a float.
     Raises `BadInput` naming the first row that is none, or is earlier than the row before.
     """
     whole = [_whole(table, cell) for cell in table.column(name)]
     unusable = np.array([not 0 <= value < 2**63 for value in whole])
     _refuse_first(table, name, unusable, "expected a whole number of nanoseconds, 0 or more")
     times = np.array(whole, dtype=np.int64)
-    _refuse_backwards(table, name, times)
-    return frozen((times - times[0]) / 1e9)
+    _refuse_backwards(table, name, times, last)
+    return times
 
 
-def timestamps(table: Table, name: str) -> FloatArray:
-    """A column of UTC dates and times as seconds since the first row, shape (rows,).
+def timestamps(table: Table, name: str, last: float = 0) -> IntArray:
+    """A column of UTC dates and times in nanoseconds, shape (rows,); `last` is the time of the row before the table.
 
     They look like 2023-11-16 18:15:46.6805900, with up to nine decimals, a T for the blank, and Z or +00:00
     at the end where the file has it. Raises `BadInput` naming the first row that does not, or is earlier than
@@ -73,15 +73,15 @@ def timestamps(table: Table, name: str) -> FloatArray:
         dates = np.array([_date(text) for text in texts])
     expected = "expected a UTC date and time such as 2023-11-16 18:15:46.6805900"
     _refuse_first(table, name, np.isnat(dates), expected)
-    nanoseconds = dates.astype(np.int64)
-    _refuse_backwards(table, name, nanoseconds)
-    return frozen((nanoseconds - nanoseconds[0]) / 1e9)
+    times = dates.astype(np.int64)
+    _refuse_backwards(table, name, times, last)
+    return times
 
 
-def block_ids(table: Table, name: str, prompts: IntArray, block_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """A column of lists of block ids, one tuple a row.
+def block_ids(table: Table, name: str, prompts: IntArray, block_tokens: int) -> tuple[IntArray, Iterable[int]]:
+    """A column of lists of block ids: how many each row has, shape (rows,), and all of them in order.
 
-    Raises `BadInput` naming the first row that is no list of whole numbers from 0 up, or that has more ids
+    Raises `BadInput` naming the first row that is no list of whole numbers from 0 to 2^64 - 1, or that has more ids
     than its prompt, shape (rows,) in tokens, has blocks of `block_tokens` tokens.
     """
     cells = table.column(name)
@@ -91,7 +91,19 @@ def block_ids(table: Table, name: str, prompts: IntArray, block_tokens: int) -> 
     counts = np.fromiter(map(len, cells), dtype=np.int64, count=len(cells))
     surplus = counts > -(-prompts // block_tokens)
     _refuse_first(table, name, surplus, f"expected at most one id for every {block_tokens} tokens of the prompt")
-    return tuple(map(tuple, cells))
+    return counts, chain.from_iterable(cells)
+
+
+def session_names(table: Table, name: str) -> list[str | int | None]:
+    """A column of names of sessions, text or whole numbers; None where a row belongs to none (empty, null).
+
+    Raises `BadInput` naming the first row that has something else.
+    """
+    cells = table.column(name)
+    names = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in cells]
+    unusable = np.array([cell is not None and type(cell) not in (str, int) for cell in names])
+    _refuse_first(table, name, unusable, "expected the name or number of a session, or nothing")
+    return names
 
 
 def _numbers(table: Table, name: str) -> FloatArray:
@@ -122,7 +134,7 @@ def _are_id_lists(cells: Sequence[Any]) -> bool:
     if set(map(type, cells)) != {list}:
         return False
     ids = list(chain.from_iterable(cells))
-    return set(map(type, ids)) <= {int} and min(ids, default=0) >= 0
+    return set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < 2**64
 
 
 def _date_text(cell: object) -> str:
@@ -137,8 +149,8 @@ def _date(text: str) -> np.datetime64:
         return np.datetime64("NaT", "ns")
 
 
-def _refuse_backwards(table: Table, name: str, times: FloatArray | IntArray) -> None:
-    back = np.concatenate(([False], times[1:] < times[:-1]))
+def _refuse_backwards(table: Table, name: str, times: FloatArray | IntArray, last: float) -> None:
+    back = np.concatenate(([times[0] < last], times[1:] < times[:-1]))
     _refuse_first(table, name, back, "expected a time no earlier than that of the row before; sort the file")
 
 

@@ -1,4 +1,4 @@
-"""Reads a file into a table of cells that knows the line of each row.
+"""Reads a file into tables of cells that know the line of each row.
 
 Two kinds of text are read, each plain or gzipped: CSV with a header, and JSON Lines with one object a line. Files that
 are broken outside their cells are refused here, by a `BadInput` with the file and the line.
@@ -17,7 +17,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from workloads.errors import BadInput
 
@@ -27,26 +27,29 @@ MAX_LINE = 1 << 24
 MAX_BLANK_LINES = 100_000
 """Successive blank lines. A gzip file of 300 kB can hold 300 million."""
 MAX_ROWS = 20_000_000
-"""Rows of a file, which take about 5 GB of memory."""
+"""Rows of a file, which take about half a gigabyte of memory, and their prefix ids eight bytes each."""
+CHUNK_ROWS = 1 << 14
+"""Rows that are in memory as cells at a time."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class Table(ABC):
-    """Rows of named cells: row i stood on line `lines[i]` of `file`, the names on line `names_line`.
+    """Successive rows of named cells: row i stood on line `lines[i]` of `file`, the names on line `names_line`.
 
-    There is at least one row. In JSON Lines the names are those of the first object.
+    There is at least one row. In JSON Lines the names are those of the first object of the file.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.lines: list[int] = []
-        self.names: list[str] = []
-        self.names_line = 1
+    def __init__(self, file: Path, names: list[str], names_line: int, lines: list[int]) -> None:
+        self.file, self.names, self.names_line, self.lines = file, names, names_line, lines
+
+    @abstractmethod
+    def named(self, name: str) -> bool:
+        """True if the file's header, or its first object, has this name."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """True if the rows have this column; raises `BadInput` when only some do."""
+        """True if the rows have this column; raises `BadInput` when only some of the file's rows do."""
 
     @abstractmethod
     def column(self, name: str) -> Sequence[Any]:
@@ -61,8 +64,10 @@ class Table(ABC):
         return BadInput(expected, file=self.file, line=line, field=name)
 
 
-def read_table(path: Path) -> Table:
-    """The table in a file: JSON Lines if its first mark is a brace or a bracket, else CSV."""
+def read_tables(path: Path) -> Iterator[Table]:
+    """The rows of a file, in tables of `CHUNK_ROWS` each, at least one; JSON Lines if its first mark is a brace or a
+    bracket, else CSV.
+    """
     lines = _lines(path)
     head = []
     for line in lines:
@@ -70,29 +75,23 @@ def read_table(path: Path) -> Table:
         if line.strip():
             break
     whole = itertools.chain(head, lines)
-    return JsonTable(path, whole) if head and head[-1].lstrip().startswith(("{", "[")) else CsvTable(path, whole)
+    is_json = bool(head) and head[-1].lstrip().startswith(("{", "["))
+    return _json_tables(path, whole) if is_json else _csv_tables(path, whole)
 
 
 class CsvTable(Table):
     """Comma-separated cells under a header line. Blank lines are skipped."""
 
-    def __init__(self, file: Path, text: Iterable[str]) -> None:
-        super().__init__(file)
-        header, *rows = self._rows(text) or [[]]
-        if not header:
-            raise BadInput("expected a trace, found an empty file", file=file)
-        self.names_line, *self.lines = self.lines
-        self.names = [name.strip() for name in header]
-        for name in self.names:
-            if self.names.count(name) > 1:
-                raise BadInput("expected each column once", file=file, line=self.names_line, field=name)
-        for line, row in zip(self.lines, rows, strict=True):
-            if len(row) != len(header):
-                expected = f"expected {len(header)} ({', '.join(self.names)})"
+    def __init__(self, file: Path, names: list[str], names_line: int, rows: list[tuple[int, list[str]]]) -> None:
+        super().__init__(file, names, names_line, [line for line, _ in rows])
+        for line, row in rows:
+            if len(row) != len(names):
+                expected = f"expected {len(names)} ({', '.join(names)})"
                 raise BadInput(expected, file=file, line=line, field="number of fields", value=len(row))
-        if not rows:
-            raise BadInput("expected rows below the header, found none", file=file, line=self.names_line)
-        self._columns = dict(zip(self.names, zip(*rows, strict=True), strict=True))
+        self._columns = dict(zip(names, zip(*(row for _, row in rows), strict=True), strict=True))
+
+    def named(self, name: str) -> bool:
+        return name in self._columns
 
     def has(self, name: str) -> bool:
         return name in self._columns
@@ -106,47 +105,66 @@ class CsvTable(Table):
         text = str(cell).strip()
         return float(text) if _NUMBER.fullmatch(text) else math.nan
 
-    def _rows(self, text: Iterable[str]) -> list[list[str]]:
-        reader = csv.reader(_split_at_returns(text), strict=True)
-        rows = []
-        try:
-            for row in reader:
-                if len(row) > 1 or (row and row[0].strip()):
-                    rows.append(row)
-                    self.lines.append(reader.line_num)
-        except csv.Error as error:
-            expected = f"expected comma-separated fields ({error})"
-            raise BadInput(expected, file=self.file, line=reader.line_num, field="row") from None
-        return rows
+
+def _csv_tables(file: Path, text: Iterable[str]) -> Iterator[Table]:
+    numbered = _csv_rows(file, text)
+    names_line, header = next(numbered, (1, []))
+    if not header:
+        raise BadInput("expected a trace, found an empty file", file=file)
+    names = [name.strip() for name in header]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput("expected each column once", file=file, line=names_line, field=name)
+    rows = list(itertools.islice(numbered, CHUNK_ROWS))
+    if not rows:
+        raise BadInput("expected rows below the header, found none", file=file, line=names_line)
+    while rows:
+        yield CsvTable(file, names, names_line, rows)
+        rows = list(itertools.islice(numbered, CHUNK_ROWS))
+
+
+def _csv_rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, each with its line."""
+    reader = csv.reader(_split_at_returns(text), strict=True)
+    try:
+        for row in reader:
+            if len(row) > 1 or (row and row[0].strip()):
+                yield reader.line_num, row
+    except csv.Error as error:
+        expected = f"expected comma-separated fields ({error})"
+        raise BadInput(expected, file=file, line=reader.line_num, field="row") from None
 
 
 class JsonTable(Table):
-    """One JSON object a line. Blank lines are skipped, and so are keys that no column needs."""
+    """One JSON object a line. Blank lines are skipped, and so are keys that no column needs.
 
-    def __init__(self, file: Path, text: Iterable[str]) -> None:
-        super().__init__(file)
-        self._objects: list[dict[str, Any]] = []
-        for line, row in enumerate(text, start=1):
-            if not row.isspace():
-                self._objects.append(self._parse(row, line))
-                self.lines.append(line)
-        self.names, self.names_line = list(self._objects[0]), self.lines[0]
+    A dot in a column's name goes into an object: `usage.prompt_tokens`.
+    """
+
+    def __init__(self, file: Path, rows: list[tuple[int, dict[str, Any]]], first: tuple[int, dict[str, Any]]) -> None:
+        super().__init__(file, list(first[1]), first[0], [line for line, _ in rows])
+        self._objects = [row for _, row in rows]
+        self._first = first[1]
+
+    def named(self, name: str) -> bool:
+        return _cell(self._first, name) is not _ABSENT
 
     def has(self, name: str) -> bool:
-        having = [name in row for row in self._objects]
-        if any(having) and not all(having):
-            line = self.lines[having.index(False)]
-            other = self.lines[having.index(True)]
+        first = self.named(name)
+        having = [_cell(row, name) is not _ABSENT for row in self._objects]
+        if any(each != first for each in having):
+            differing = self.lines[having.index(not first)]
+            line, other = (differing, self.names_line) if first else (self.names_line, differing)
             expected = f"expected this key on every line or on none, found it on line {other} but not here"
             raise BadInput(expected, file=self.file, line=line, field=name)
-        return having[0]
+        return first
 
     def column(self, name: str) -> Sequence[Any]:
-        try:
-            return [row[name] for row in self._objects]
-        except KeyError:
-            lacking = next(i for i, row in enumerate(self._objects) if name not in row)
-            raise self._missing(name, self._objects[lacking], self.lines[lacking]) from None
+        cells = [_cell(row, name) for row in self._objects]
+        if _ABSENT in cells:
+            lacking = cells.index(_ABSENT)
+            raise self._missing(name, self._objects[lacking], self.lines[lacking])
+        return cells
 
     def number(self, cell: object) -> float:
         if isinstance(cell, bool) or not isinstance(cell, int | float):
@@ -156,18 +174,40 @@ class JsonTable(Table):
         except OverflowError:
             return math.inf
 
-    def _parse(self, text: str, line: int) -> dict[str, Any]:
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            expected = f"expected a JSON object, found broken JSON at character {error.colno} ({error.msg})"
-            raise BadInput(expected, file=self.file, line=line, field="row", value=text.strip()) from None
-        except (ValueError, RecursionError):  # a number of thousands of digits, or brackets nested as deep
-            expected = "expected a JSON object without huge numbers or deep nesting"
-            raise BadInput(expected, file=self.file, line=line, field="row", value=text.strip()) from None
-        if not isinstance(row, dict):
-            raise BadInput("expected a JSON object", file=self.file, line=line, field="row", value=text.strip())
-        return row
+
+_ABSENT: Final = object()
+
+
+def _cell(row: dict[str, Any], name: str) -> Any:
+    """The value under a name, or under a path of names with dots between them; `_ABSENT` if there is none."""
+    if name in row or "." not in name:
+        return row.get(name, _ABSENT)
+    head, _, rest = name.partition(".")
+    inner = row.get(head)
+    return _cell(inner, rest) if isinstance(inner, dict) else _ABSENT
+
+
+def _json_tables(file: Path, text: Iterable[str]) -> Iterator[Table]:
+    numbered = ((line, _parse(file, row, line)) for line, row in enumerate(text, start=1) if not row.isspace())
+    rows = list(itertools.islice(numbered, CHUNK_ROWS))
+    first = rows[0]
+    while rows:
+        yield JsonTable(file, rows, first)
+        rows = list(itertools.islice(numbered, CHUNK_ROWS))
+
+
+def _parse(file: Path, text: str, line: int) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        expected = f"expected a JSON object, found broken JSON at character {error.colno} ({error.msg})"
+        raise BadInput(expected, file=file, line=line, field="row", value=text.strip()) from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, or brackets nested as deep
+        expected = "expected a JSON object without huge numbers or deep nesting"
+        raise BadInput(expected, file=file, line=line, field="row", value=text.strip()) from None
+    if not isinstance(row, dict):
+        raise BadInput("expected a JSON object", file=file, line=line, field="row", value=text.strip())
+    return row
 
 
 def _split_at_returns(lines: Iterable[str]) -> Iterator[str]:

@@ -227,7 +227,9 @@ def test_a_trace_becomes_requests(tmp_path: Path) -> None:
     assert [first.id, second.id, third.id] == [0, 1, 2]
     assert [first.arrival, second.arrival, third.arrival] == [0.0, 0.0, 3.001]
     assert [first.prompt_tokens, second.prompt_tokens, third.prompt_tokens] == [1025, 512, 3]
-    assert (first.model, first.prefix_blocks, third.prefix_blocks) == ("chat", (0, 1, 2), ())
+    assert (first.model, first.prefix_blocks, third.prefix_blocks) == ("chat", (0, 1), ()), (
+        "1025 tokens fill two blocks"
+    )
     assert type(first.arrival) is float
     assert type(first.prompt_tokens) is type(first.max_tokens) is int
 

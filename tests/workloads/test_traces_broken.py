@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_opened(
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^format: got 'excel', expected one of auto, azure, mooncake, lengths"):
+    with pytest.raises(BadInput, match=r"^format: got 'excel', expected one of auto, azure, burstgpt, mooncake,"):
         read_trace(tmp_path / "t.csv", "excel")  # type: ignore[arg-type]
 
 

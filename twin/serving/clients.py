@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from math import inf
 
 from simpy.events import Event
 
-from twin.environment import Environment, Priority
+from twin.environment import Alarm, Environment, Priority
 from twin.serving.records import RequestRecord
 from twin.serving.system import System
 from workloads.request import Request
 
 
 class OpenLoop:
-    """Sends each request at its arrival time, independently of the answers."""
+    """Sends each request at its arrival time, independently of the answers.
 
-    def __init__(self, env: Environment, system: System, requests: Iterator[tuple[Request, int]]) -> None:
+    Args:
+        ahead: requests that are drawn before they arrive, at least 1.
+    """
+
+    def __init__(
+        self, env: Environment, system: System, requests: Iterator[tuple[Request, int]], ahead: int = 1
+    ) -> None:
         self._env, self._system, self._requests = env, system, requests
-        self.process = env.process(self._run())
+        self._alarm = Alarm(Priority.ARRIVAL, self._send)
+        self._coming: deque[RequestRecord] = deque()
+        self._is_last = False  # whether the requests that come are all that are left
+        for _ in range(ahead):
+            self._draw()
+        self._await_next()
 
-    def _run(self) -> Generator[Event, object, None]:
-        at, submit, priority = self._env.at, self._system.submit, Priority.ARRIVAL
-        for request, answer_tokens in self._requests:
-            yield at(request.arrival, priority)
-            submit(RequestRecord(request, answer_tokens))
+    def time_after(self, requests: int) -> float:
+        """See `twin.serving.foresight.Arrivals`."""
+        coming = self._coming
+        if requests < len(coming):
+            return coming[requests].request.arrival
+        return inf if self._is_last else coming[-1].request.arrival
+
+    def _draw(self) -> None:
+        """Draw one more request, if there is one."""
+        drawn = next(self._requests, None)
+        if drawn is None:
+            self._is_last = True
+        else:
+            self._coming.append(RequestRecord(drawn[0], drawn[1]))
+
+    def _await_next(self) -> None:
+        """Set the alarm to the arrival of the next request, if there is one."""
+        if self._coming:
+            self._env.set(self._alarm, self._coming[0].request.arrival)
+
+    def _send(self, now: float) -> None:
+        record = self._coming.popleft()
+        self._draw()
+        self._system.submit(record)
+        self._await_next()
 
     def finished(self, record: RequestRecord) -> None:
         """Do nothing: the next request does not depend on answers."""

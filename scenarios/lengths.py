@@ -1,0 +1,88 @@
+"""Lengths of requests in a scenario: distributions, and traces of both kinds of workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from latency_models.io.config_io import Strict
+from latency_models.io.paths import FilePath
+from scenarios.limits import Tokens
+from scenarios.registered import registered
+from workloads.checks import MAX_TOKENS
+from workloads.errors import BadInput
+from workloads.lengths import Fixed, Geometric, Lengths, LogNormal, Uniform
+from workloads.traces import AUTO, TRACE_FORMATS, Trace, read_trace
+
+
+class FixedLengths(Strict):
+    """The same length for every request, tokens."""
+
+    distribution: Literal["fixed"]
+    mean: Tokens
+
+    def build(self) -> Lengths:
+        return Fixed(self.mean)
+
+
+class GeometricLengths(Strict):
+    """Geometric lengths on {1, 2, …} with the given mean, tokens."""
+
+    distribution: Literal["geometric"]
+    mean: float = Field(ge=1, le=MAX_TOKENS)
+
+    def build(self) -> Lengths:
+        return Geometric(self.mean)
+
+
+class LogNormalLengths(Strict):
+    """Log-normal lengths with the given mean (tokens) and coefficient of variation."""
+
+    distribution: Literal["lognormal"]
+    mean: float = Field(ge=1, le=MAX_TOKENS)
+    cv: float = Field(default=1.0, ge=1e-6, le=100)
+
+    def build(self) -> Lengths:
+        return LogNormal(self.mean, self.cv)
+
+
+class UniformLengths(Strict):
+    """Whole lengths from `low` to `high`, both included, tokens."""
+
+    distribution: Literal["uniform"]
+    low: Tokens
+    high: Tokens
+
+    @model_validator(mode="after")
+    def _in_order(self) -> UniformLengths:
+        if self.high < self.low:
+            raise BadInput(f"expected at least low ({self.low})", field="high", value=self.high)
+        return self
+
+    def build(self) -> Lengths:
+        return Uniform(self.low, self.high)
+
+
+LengthSpec = Annotated[
+    FixedLengths | GeometricLengths | LogNormalLengths | UniformLengths, Field(discriminator="distribution")
+]
+
+
+class TraceSpec(Strict):
+    """A recorded workload. `pairing` joint keeps each prompt with its answer, independent shuffles them."""
+
+    path: FilePath | None = None
+    format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
+    pairing: Literal["joint", "independent"] = "joint"
+
+    def read(self, base: Path) -> Trace:
+        """The trace. Relative paths start from `base`.
+
+        Raises:
+            BadInput: no file is named, or it cannot be read in its format.
+        """
+        if self.path is None:
+            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
+        return read_trace(base / self.path, self.format)

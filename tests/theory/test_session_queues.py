@@ -1,0 +1,30 @@
+"""Sessions on an engine with degenerate settings are queues with closed forms (`benchmarks.session_queues`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.session_queues import Closed, Open
+from twin.theory.queueing import finite_source_response
+
+
+@pytest.mark.parametrize(
+    ("case", "requests", "replications", "width"),
+    [
+        (Closed(6, 1), 800, 10, 0.05),
+        (Closed(9, 3), 800, 10, 0.05),
+        (Open(0.4, 1), 1200, 12, 0.1),
+        (Open(0.6, 3), 1200, 12, 0.1),
+    ],
+)
+def test_the_mean_time_to_an_answer(case: Closed | Open, requests: int, replications: int, width: float) -> None:
+    """Within the 99 % interval of the simulations, which must be narrow enough to show something."""
+    expected, found = case.expected(), case.measure(requests, replications, 0.99)
+    assert abs(found.mean - expected) <= found.half_width < width * expected
+
+
+def test_the_machine_repairman_by_hand() -> None:
+    """One user never waits. Two users, one server, think and service of 1: p = (1, 2, 2)/5, so X = 4/5, R = 3/2."""
+    assert finite_source_response(1, 3.0, 0.5) == pytest.approx(0.5)
+    assert finite_source_response(2, 1.0, 1.0) == pytest.approx(1.5)
+    assert finite_source_response(8, 1.0, 0.25, servers=8) == pytest.approx(0.25)

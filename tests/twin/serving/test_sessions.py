@@ -1,0 +1,347 @@
+"""Sessions in a simulation: worked out by hand, and never out of order, whatever fails or is preempted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios.kinds import read_scenario
+from scenarios.validation import check_validation
+from tests.twin.serving.by_hand import STEP, TICK
+from tests.twin.serving.scenarios import records, reported, run, scenario
+from twin.serving.plan import ServingPlan
+from twin.serving.simulation import Run, Simulation, realisation
+from twin.serving.summary import summarise
+from twin.sweeps.serving_sweep import prepare
+from workloads.errors import BadInput
+from workloads.sessions import DrawnSessions
+
+FIXED = {"distribution": "fixed"}
+THREE_TURNS = {
+    "requests": 3,
+    "prefill": {**FIXED, "mean": 32},
+    "decode": {**FIXED, "mean": 17},
+    "arrivals": {"process": "closed_loop", "concurrency": 1},
+    "sessions": {
+        "source": "drawn",
+        "turns": {**FIXED, "mean": 3},
+        "growth": {**FIXED, "mean": 15},
+        "think": {"mean": 10 * TICK, "cv": 0.0},
+    },
+}
+
+
+def workload(**changes: Any) -> dict[str, Any]:
+    sessions = THREE_TURNS["sessions"] | changes.pop("sessions", {})  # type: ignore[operator]
+    return THREE_TURNS | {"sessions": sessions} | changes
+
+
+def by_id(result: Run) -> dict[str, list[Any]]:
+    """Columns of the requests in the order of their ids; times in ticks."""
+    table = result.request_table()
+    order = np.argsort(table["id"])
+    times = ("arrival", "first_token", "last_token")
+    return {name: (values[order] / TICK if name in times else values[order]).tolist() for name, values in table.items()}
+
+
+def summary(result: Run, document: dict[str, Any]) -> dict[str, Any]:
+    return summarise(result, prepare(document, Path("s.yaml")).cases[0].plan.scenario.measure)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_session_of_three_turns(fast: bool, asynchronous: bool) -> None:
+    """A tick for every token. Of what was said all whole blocks of 16 are found but for the last token's.
+
+    Prompt 32, done at 32, 16 decodes until 48. Said: 49 tokens, of which 48 are cached. At 58 a prompt of 64 computes
+    16: 74, answered at 90. Said: 81, cached 80. At 100 a prompt of 96 computes 16: 116, answered at 132.
+    """
+    document = scenario(
+        workload=workload(), step_time=STEP, fast_forward=fast, engine={"async_scheduling": asynchronous}
+    )
+    result = run(document)
+    found = by_id(result)
+    assert found["arrival"] == [0, 58, 100]
+    assert found["first_token"] == [32, 74, 116]
+    assert found["last_token"] == [48, 90, 132]
+    assert found["prompt_tokens"] == [32, 64, 96]
+    assert found["cached_tokens"] == [0, 48, 80]
+    assert (found["session"], found["turn"]) == ([0, 0, 0], [0, 1, 2])
+    sessions = summary(result, document)["sessions"]
+    assert (sessions["count"], sessions["turns"], sessions["requests"]) == (1, 3, 3)
+    assert sessions["time"]["mean"] == 132 * TICK
+    assert sessions["waited"]["mean"] == (48 + 32 + 32) * TICK
+    assert sessions["resent_tokens"] == 49 + 81
+    assert sessions["resent_share"] == pytest.approx(130 / 192)
+    assert sessions["resent_cached"] == pytest.approx(128 / 130)
+
+
+def test_without_a_cache_everything_is_computed_again() -> None:
+    document = scenario(workload=workload(), step_time=STEP, engine={"enable_prefix_caching": False})
+    result = run(document)
+    assert by_id(result)["last_token"] == [48, 58 + 64 + 16, 148 + 96 + 16]
+    assert summary(result, document)["sessions"]["resent_cached"] == 0
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_branches_share_what_was_said(fast: bool) -> None:
+    """Two prompts of 64 find 48 each and take a step of 32: 58 + 32. 16 steps of two decodes: 122. Said: 81; at 132 two
+    prompts of 96 find 80 each: 164, 196."""
+    document = scenario(
+        workload=workload(requests=5, sessions={"branches": {"share": 1.0, "count": 2}}),
+        step_time=STEP,
+        fast_forward=fast,
+    )
+    result = run(document)
+    found = by_id(result)
+    assert found["arrival"] == [0, 58, 58, 132, 132]
+    assert found["last_token"] == [48, 122, 122, 196, 196]
+    assert found["cached_tokens"] == [0, 48, 48, 80, 80]
+    assert found["turn"] == [0, 1, 1, 2, 2]
+
+
+def test_a_tool_pauses_a_session_for_its_own_time() -> None:
+    tools = {"share": 1.0, "pause": {"mean": 3 * TICK, "cv": 0.0}, "growth": {**FIXED, "mean": 31}}
+    result = run(scenario(workload=workload(sessions={"tools": tools}), step_time=STEP))
+    assert by_id(result)["arrival"] == [0, 51, 51 + 32 + 16 + 3]
+
+
+def test_users_begin_a_session_when_their_last_one_has_ended() -> None:
+    """Two users in step; the second session of each begins 5 ticks after its first has ended."""
+    arrivals = {"process": "closed_loop", "concurrency": 2, "think": 5 * TICK}
+    result = run(
+        scenario(workload=workload(requests=6, arrivals=arrivals, sessions={"turns": {**FIXED, "mean": 1}}))
+        | {"step_time": STEP | {"source": "linear"}}
+    )
+    found = by_id(result)
+    assert found["session"] == [0, 1, 2, 3, 4, 5]
+    ends = found["last_token"]
+    assert found["arrival"] == [0, 0, ends[0] + 5, ends[1] + 5, ends[2] + 5, ends[3] + 5]
+
+
+def test_open_sessions_begin_at_their_times() -> None:
+    arrivals = {"process": "deterministic", "rate": 1 / (20 * TICK)}
+    result = run(scenario(workload=workload(requests=7, arrivals=arrivals), step_time=STEP))
+    found = by_id(result)
+    first = [arrival for arrival, turn in zip(found["arrival"], found["turn"], strict=True) if turn == 0]
+    assert first == [20, 40, 60]
+
+
+# -- whatever happens --------------------------------------------------------------------------------------------------
+
+
+def check(plan: ServingPlan, result: Run, failing: bool) -> None:
+    """Every request of every session, once, with its own lengths, and after the answers that it repeats."""
+    assert isinstance(plan.workload, DrawnSessions)
+    table = result.request_table()
+    assert sorted(table["id"].tolist()) == list(range(plan.requests))
+    rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for i in np.argsort(table["id"]):
+        row = {name: values[i].item() for name, values in table.items()}
+        rows.setdefault((row["session"], row["turn"]), []).append(row)
+    seeds = np.random.SeedSequence([plan.scenario.seed, 0]).spawn(3)
+    for session in plan.workload.sessions(np.random.default_rng(seeds[0]), plan.requests):
+        answered = 0.0
+        for turn, round in enumerate(session.rounds):
+            sent = rows.pop((session.id, turn))
+            assert [row["prompt_tokens"] for row in sent] == [prompt.tokens for prompt in round.prompts]
+            assert [row["output_tokens"] for row in sent] == [prompt.answer_tokens for prompt in round.prompts]
+            if turn:
+                assert {row["arrival"] for row in sent} == {answered + round.pause}
+            elif session.arrival:
+                assert {row["arrival"] for row in sent} == {session.arrival}
+            for row, prompt in zip(sent, round.prompts, strict=True):
+                assert row["arrival"] < row["first_token"] <= row["last_token"]
+                if not failing:  # an engine that has failed computes the tokens so far as a prompt
+                    assert row["cached_tokens"] < prompt.tokens
+            answered = max(row["last_token"] for row in sent)
+    assert rows == {}
+    for engine in result.engines:
+        assert engine.load == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    blocks=st.sampled_from([14, 20, 60, 400]),
+    users=st.sampled_from([None, 1, 4, 9]),
+    share=st.sampled_from([0.0, 0.5]),
+    asynchronous=st.booleans(),
+    layout=st.sampled_from(["colocated", "disaggregated"]),
+    failures=st.lists(
+        st.fixed_dictionaries(
+            {
+                "engine": st.sampled_from([0, 1]),
+                "at": st.floats(0.0, 1.5),
+                "duration": st.sampled_from([1e-6, 0.05, 0.5]),
+            }
+        ),
+        max_size=3,
+    ),
+    cached_when=st.sampled_from(["scheduled", "computed"]),
+)
+def test_no_session_is_out_of_order(
+    seed: int, blocks: int, users: int | None, share: float, asynchronous: bool, layout: str,
+    failures: list[dict[str, Any]], cached_when: str,
+) -> None:  # fmt: skip
+    names = ["engine-0", "engine-1"] if layout == "colocated" else ["prefill-0", "decode-0"]
+    system: dict[str, Any] = {"layout": "colocated", "replicas": 2}
+    if layout != "colocated":
+        system = {"layout": layout, "link": {"bandwidth": 1e6, "bytes_per_token": 100.0}}
+    closed = {"process": "closed_loop", "concurrency": users, "think": 0.02, "think_cv": 1.0}
+    document = scenario(
+        seed=seed,
+        workload={
+            "requests": 40,
+            "prefill": {"distribution": "uniform", "low": 1, "high": 60},
+            "decode": {"distribution": "geometric", "mean": 15},
+            "arrivals": closed if users else {"process": "poisson", "rate": 40.0},
+            "sessions": {
+                "source": "drawn",
+                "turns": {"distribution": "geometric", "mean": 4},
+                "growth": {"distribution": "uniform", "low": 0, "high": 20},
+                "think": {"mean": 0.03},
+                "branches": {"share": share, "count": 3},
+                "tools": {"share": share, "pause": {"mean": 0.01}, "growth": {**FIXED, "mean": 9}},
+                "max_model_len": 200,
+            },
+        },
+        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "cache_blocks_on": cached_when},
+        system=system,
+        failures=[{**failure, "engine": names[failure["engine"]]} for failure in failures],
+    )
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    result = Simulation(plan).run()
+    check(plan, result, bool(failures))
+    slow = run({**document, "fast_forward": False})
+    assert records(slow) == records(result)
+    assert reported(slow, document) == reported(result, document)
+
+
+def test_small_caches_preempt_in_these_tests() -> None:
+    """So that the property is one of preempted requests, too."""
+    long = {"requests": 200, "sessions": {"turns": {**FIXED, "mean": 4}, "growth": {**FIXED, "mean": 15}}}
+    users = {"process": "closed_loop", "concurrency": 9}
+    document = scenario(
+        workload=workload(**long, arrivals=users), engine={"num_gpu_blocks": 14, "max_num_batched_tokens": 256}
+    )
+    assert summary(run(document), document)["preemptions"] > 10
+
+
+# -- input -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"prefill": None, "trace": {"path": "t.csv"}, "decode": None},
+            "sessions.source: got 'drawn', expected session_ids",
+        ),
+        ({"sessions": {"turns": {**FIXED, "mean": 0}}}, "sessions.turns: got 0, expected at least 1 in every draw"),
+        ({"sessions": {"think": {"mean": 1.0, "cv": 1e-9}}}, "think.*expected 0, or at least 0.001"),
+        ({"sessions": {"branches": {"share": 2.0, "count": 2}}}, "branches.share"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        prepare(scenario(workload=workload(**changes)), Path("s.yaml"))
+
+
+def test_requests_of_sessions_cannot_be_listed_before_they_are_answered() -> None:
+    plan = prepare(scenario(workload=workload()), Path("s.yaml")).cases[0].plan
+    with pytest.raises(BadInput, match=r"workload\.sessions: expected none"):
+        realisation(plan, 0)
+
+
+def test_a_validation_refuses_sessions() -> None:
+    path = Path(__file__).parents[3] / "examples" / "validate-cpu.yaml"
+    document = read_scenario(path, "validation")
+    document["workload"]["sessions"] = workload()["sessions"]
+    with pytest.raises(BadInput, match=r"workload\.sessions: expected none"):
+        check_validation(document, {}, path)
+
+
+def test_replications_differ_where_sessions_are_drawn() -> None:
+    fixed = prepare(scenario(workload=workload()), Path("s.yaml")).cases[0].plan
+    assert fixed.random == ()
+    drawn = workload(sessions={"think": {"mean": 1.0}})
+    assert prepare(scenario(workload=drawn), Path("s.yaml")).cases[0].plan.random == ("think_times",)
+
+
+# -- sessions of a trace -----------------------------------------------------------------------------------------------
+
+LOGGED = """arrival,prompt_tokens,output_tokens,session
+0,32,17,a
+0.25,64,17,a
+0.5,16,2,b
+8,96,17,a
+"""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_turns_of_a_trace_come_at_their_times_or_after_the_answer_before_them(tmp_path: Path, fast: bool) -> None:
+    """In ticks of 1/64 s. The first prompt is computed at 32. Then the other session's request comes, whose 16 tokens
+    take a step with one decode, 17, and whose second token one of two decodes: 51. The first answer is complete at 65,
+    so its session sends the second turn then, although it was recorded at 16. The last turn comes at its own time.
+    """
+    (tmp_path / "log.csv").write_text(LOGGED)
+    document = scenario(step_time=STEP, fast_forward=fast)
+    document["workload"] = {
+        "trace": {"path": "log.csv"},
+        "arrivals": {"process": "replay"},
+        "sessions": {"source": "session_ids"},
+    }
+    plan = prepare(document, tmp_path / "s.yaml").cases[0].plan
+    result = Simulation(plan).run()
+    found = by_id(result)
+    assert found["session"] == [0, 1, 0, 0]
+    assert found["arrival"] == [0, 32, 65, 512]
+    assert found["last_token"] == [65, 51, 97, 544]
+    assert found["cached_tokens"] == [0, 0, 48, 80]
+    assert plan.replayed is not None
+    assert plan.replayed["rows"] == 4
+
+
+def test_sessions_of_a_trace_may_have_users_and_think_times(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(LOGGED)
+    document = scenario(step_time=STEP)
+    document["workload"] = {
+        "trace": {"path": "log.csv"},
+        "arrivals": {"process": "closed_loop", "concurrency": 1},
+        "sessions": {"source": "session_ids", "think": {"mean": 10 * TICK, "cv": 0.0}},
+    }
+    result = Simulation(prepare(document, tmp_path / "s.yaml").cases[0].plan).run()
+    assert by_id(result)["arrival"] == [0, 58, 100, 132]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sessions": {"source": "prefix_ids"}}, "sessions.source: got 'prefix_ids', expected a trace with prefix ids"),
+        (
+            {"arrivals": {"process": "poisson", "rate": 1.0}},
+            "arrivals.process: got 'poisson', expected replay for turns",
+        ),
+        ({"prefixes": {"groups": 1, "tokens": 16}}, "prefixes: expected none with the sessions of a trace"),
+        ({"requests": 5}, "workload.requests: got 5, expected at most the 4 rows of the trace, whose sessions are"),
+        ({"trace": {"path": "log.csv", "pairing": "independent"}}, "expected drawn without a trace of pairing joint"),
+        ({"sessions": THREE_TURNS["sessions"]}, "sessions.source: got 'drawn', expected session_ids or prefix_ids"),
+    ],
+)
+def test_sessions_of_a_trace_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    (tmp_path / "log.csv").write_text(LOGGED)
+    document = scenario()
+    document["workload"] = {
+        "trace": {"path": "log.csv"},
+        "arrivals": {"process": "replay"},
+        "sessions": {"source": "session_ids"},
+        **changes,
+    }
+    with pytest.raises(BadInput, match=message):
+        prepare(document, tmp_path / "s.yaml")

@@ -1,0 +1,87 @@
+"""A recorded workload, column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+
+from workloads.checks import FloatArray, IntArray, instants, token_counts, whole
+from workloads.errors import BadInput
+from workloads.pairs import JointEmpirical
+from workloads.request import Request
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A recorded workload, column by column; row i of each column is request i.
+
+    `arrivals` is float64, seconds since the first request, or None where the source has no times.
+    `prefill_tokens` and `decode_tokens` are int64 with decode >= 1. `prefix_blocks` names each prompt's
+    leading blocks of `prefix_block_tokens` tokens, or is None. `sessions` is int64, the number of each request's
+    session in the order of their first requests, -1 for a request of none; or None where the source has no sessions.
+    All arrays have shape (n,) with n >= 1 and are read-only.
+
+    Raises `BadInput` for columns of unequal length and for values outside these ranges.
+    """
+
+    name: str
+    arrivals: FloatArray | None
+    prefill_tokens: IntArray
+    decode_tokens: IntArray
+    prefix_blocks: Sequence[tuple[int, ...]] | None = None
+    prefix_block_tokens: int | None = None
+    sessions: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefill_tokens", token_counts(self.prefill_tokens, "prefill_tokens"))
+        object.__setattr__(self, "decode_tokens", token_counts(self.decode_tokens, "decode_tokens", low=1))
+        if self.arrivals is not None:
+            object.__setattr__(self, "arrivals", instants(self.arrivals, "arrivals"))
+        if (self.prefix_blocks is None) != (self.prefix_block_tokens is None):
+            raise BadInput("expected both of prefix_blocks and prefix_block_tokens, or neither", field="Trace")
+        if self.sessions is not None:
+            object.__setattr__(self, "sessions", token_counts(self.sessions, "sessions", low=-1))
+        for field in ("arrivals", "decode_tokens", "prefix_blocks", "sessions"):
+            column = getattr(self, field)
+            if column is not None and len(column) != len(self):
+                expected = f"expected {len(self)} rows, as prefill_tokens has"
+                raise BadInput(expected, field=field, value=len(column))
+
+    def __len__(self) -> int:
+        return len(self.prefill_tokens)
+
+    def prompt_blocks(self, rows: slice) -> Iterator[tuple[int, ...]]:
+        """The ids of the blocks that the prompts of `rows` fill; a last one that a prompt only begins is left out.
+
+        Ids of a request beyond its prompt would be those of its answer.
+        """
+        assert self.prefix_blocks is not None
+        assert self.prefix_block_tokens is not None
+        whole_blocks = (self.prefill_tokens[rows] // self.prefix_block_tokens).tolist()
+        return (ids[:most] for ids, most in zip(self.prefix_blocks[rows], whole_blocks, strict=True))
+
+    def pairs(self) -> JointEmpirical:
+        """The joint distribution of (prefill, decode) lengths, correlation kept."""
+        return JointEmpirical(self.prefill_tokens, self.decode_tokens)
+
+    def requests(self, *, max_tokens: int | None = None, model: str = "default") -> list[Request]:
+        """The requests in order; `id` is the row, so that the backend can look up `decode_tokens`.
+
+        A trace does not contain the client's limit. All requests get the same one, by default the longest answer of the
+        trace, so that no limit reveals the length of an answer. Without recorded arrivals all arrive at 0.
+
+        Raises `BadInput` for a `max_tokens` below the longest answer.
+        """
+        limit = whole(self.decode_tokens.max() if max_tokens is None else max_tokens, "max_tokens", low=1)
+        if limit < self.decode_tokens.max():
+            longest = f"expected at least the longest answer of the trace ({self.decode_tokens.max()} tokens)"
+            raise BadInput(longest, field="max_tokens", value=max_tokens)
+        arrivals = np.zeros(len(self)) if self.arrivals is None else self.arrivals
+        blocks = repeat((), len(self)) if self.prefix_blocks is None else self.prompt_blocks(slice(None))
+        rows = zip(arrivals.tolist(), self.prefill_tokens.tolist(), blocks, strict=True)
+        return [
+            Request(row, arrival, prompt, limit, model, prefix) for row, (arrival, prompt, prefix) in enumerate(rows)
+        ]
