@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from kernels.error_compensator import reference
-from kernels.error_compensator.factors import Compensator, compensator
+from kernels.error_compensator.factors import Compensator, compensator, from_int8, to_int8
 from kernels.w4_gemm.pack import PackedWeight
 
-__all__ = ["Compensator", "compensated_gemm", "compensator"]
+__all__ = ["Compensator", "compensated_gemm", "compensator", "from_int8", "to_int8"]
 
 
 def compensated_gemm(x: torch.Tensor, weight: PackedWeight, compensator: Compensator) -> torch.Tensor:

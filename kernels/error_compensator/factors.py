@@ -68,24 +68,60 @@ def compensator(
         down: A, (r, inputs). up: B, (outputs, r). first: W₁, (h, r); first_bias: (h,). second: W₂, (r, h);
             second_bias: (r,). SPEAR's gate has h = 4r.
     """
-    rank, outputs, hidden = down.shape[0], up.shape[0], first.shape[0]
-    more_rank = max(16, 1 << (rank - 1).bit_length()) - rank
-    more_hidden = -hidden % HIDDEN_PADDING
-    small_down, down_scales = _int8(torch.nn.functional.pad(down, (0, 0, 0, more_rank)))
-    small_up, up_scales = _int8(torch.nn.functional.pad(up, (0, more_rank, 0, -outputs % ROWS)))
+    small_down, down_scales = _int8(down)
+    small_up, up_scales = _int8(up)
+    gate = (first.half(), first_bias.half(), second.half(), second_bias.half())
+    return from_int8(small_down, down_scales, small_up, up_scales, *gate, alpha)
+
+
+def from_int8(
+    down: torch.Tensor,
+    down_scales: torch.Tensor,
+    up: torch.Tensor,
+    up_scales: torch.Tensor,
+    first: torch.Tensor,
+    first_bias: torch.Tensor,
+    second: torch.Tensor,
+    second_bias: torch.Tensor,
+    alpha: float = 1.0,
+) -> Compensator:
+    """Pad parts that are rounded already, as a checkpoint has them.
+
+    Args:
+        down: A, (r, inputs) int8; down_scales: (r,) float32. up: B, (outputs, r) int8; up_scales: (outputs,) float32.
+        first: W₁, (h, r); first_bias: (h,). second: W₂, (r, h); second_bias: (r,). All float16.
+    """
+    pad, outputs = torch.nn.functional.pad, up.shape[0]
+    more_rank = max(16, 1 << (down.shape[0] - 1).bit_length()) - down.shape[0]
+    more_hidden, more_rows = -first.shape[0] % HIDDEN_PADDING, -outputs % ROWS
     return Compensator(
-        small_down,
-        down_scales,
-        small_up,
-        up_scales,
-        torch.nn.functional.pad(first, (0, more_rank, 0, more_hidden)).half().contiguous(),
-        torch.nn.functional.pad(first_bias, (0, more_hidden)).half(),
-        torch.nn.functional.pad(second, (0, more_hidden, 0, more_rank)).half().contiguous(),
-        torch.nn.functional.pad(second_bias, (0, more_rank)).half(),
+        pad(down, (0, 0, 0, more_rank)).contiguous(),
+        pad(down_scales, (0, more_rank)),
+        pad(up, (0, more_rank, 0, more_rows)).contiguous(),
+        pad(up_scales, (0, more_rows)),
+        pad(first, (0, more_rank, 0, more_hidden)).contiguous(),
+        pad(first_bias, (0, more_hidden)),
+        pad(second, (0, more_hidden, 0, more_rank)).contiguous(),
+        pad(second_bias, (0, more_rank)),
         alpha,
         torch.zeros(4096, dtype=torch.int32, device=down.device),
         outputs,
     )
+
+
+def to_int8(compensator: Compensator, rank: int) -> dict[str, torch.Tensor]:
+    """The parts that `from_int8` takes, by name, without what pads them. `rank`: r, before padding."""
+    hidden = 4 * rank
+    return {
+        "down": compensator.down[:rank],
+        "down_scales": compensator.down_scales[:rank],
+        "up": compensator.up[: compensator.outputs, :rank],
+        "up_scales": compensator.up_scales[: compensator.outputs],
+        "first": compensator.first[:hidden, :rank],
+        "first_bias": compensator.first_bias[:hidden],
+        "second": compensator.second[:rank, :hidden],
+        "second_bias": compensator.second_bias[:rank],
+    }
 
 
 def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

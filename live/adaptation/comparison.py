@@ -31,6 +31,7 @@ from live.adaptation.recipes import Lesson, Trained, train_whole, tune_prefill
 from live.adaptation.runs import train_base
 from live.adaptation.sizes import SIZES
 from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
+from live.adaptation.training import curve
 from live.adaptation.tuning import Scope
 from live.models.linear import Rounding
 from live.models.weights import Weights
@@ -42,9 +43,6 @@ TASKS = tuple(NEW_OPERATIONS)
 BITS = (4, 3)
 
 LOW_RANK = 8
-
-CURVE_POINTS = 50
-"""Points of a stored loss curve, each the mean of its share of the steps."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,6 @@ class TaskJob:
             "task": self.task,
             "variants": {row.pop("variant"): row for row in _variants(ForwardPass(config), weights, lesson, self.size)},
         }
-
-
-def curve(losses: list[float]) -> list[float]:
-    """A loss curve of at most `CURVE_POINTS` points."""
-    chunks = torch.tensor(losses).tensor_split(min(CURVE_POINTS, len(losses)))
-    return [round(float(chunk.mean()), 5) for chunk in chunks]
 
 
 def _variants(forward: ForwardPass, base: Weights, lesson: Lesson, size: str) -> Iterator[Row]:

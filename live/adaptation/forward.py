@@ -61,6 +61,13 @@ class ForwardPass:
             logits (batch, n, vocabulary), and the cache with the new tokens.
         """
         assert weights.head is not None
+        hidden, layers = self.hidden(weights, tokens, cache)
+        return linear(hidden, weights.head), layers
+
+    def hidden(
+        self, weights: Weights, tokens: torch.Tensor, cache: KVCache | None = None
+    ) -> tuple[torch.Tensor, KVCache]:
+        """The states that the head gets, (batch, n, hidden): behind the last layer and its norm. Else as a call."""
         hidden, epsilon = embedding(tokens, weights.embedding), self.config.shape.epsilon
         layers = []
         for i, layer in enumerate(weights.layers):
@@ -72,7 +79,7 @@ class ForwardPass:
             gate_up = linear(rms_norm(hidden, layer.after, epsilon), layer.ffn.gate_up)
             hidden = hidden + linear(silu_mul(gate_up), layer.ffn.down)
             layers.append(pair)
-        return linear(rms_norm(hidden, weights.norm, epsilon), weights.head), KVCache(tuple(layers))
+        return rms_norm(hidden, weights.norm, epsilon), KVCache(tuple(layers))
 
     def _attention(
         self, layer: Layer, x: torch.Tensor, past: tuple[torch.Tensor, torch.Tensor] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.shapes import Shape
+from live.adaptation.small_config import small_config
 from live.adaptation.tasks import VOCABULARY
 from live.adaptation.training import TrainingSettings
 from live.models.config import Family, ModelConfig
@@ -29,18 +29,8 @@ class Size:
     prompts: int = 1024
 
     def config(self, family: Family = "llama") -> ModelConfig:
-        """A decoder with four query heads and two key heads in each layer, and a tied head."""
-        shape = Shape(
-            layers=self.layers,
-            hidden=self.hidden,
-            intermediate=2 * self.hidden,
-            heads=4,
-            kv_heads=2,
-            head_dim=self.hidden // 4,
-            vocabulary=VOCABULARY,
-            qk_norm=family == "qwen3",
-        )
-        return ModelConfig(family=family, shape=shape, max_position_embeddings=MAX_POSITIONS, tied=True)
+        """The config of the model."""
+        return small_config(self.layers, self.hidden, VOCABULARY, MAX_POSITIONS, family)
 
 
 SIZES = {

@@ -21,6 +21,9 @@ from workloads.errors import BadInput
 SAVE_EVERY = 100
 """Steps between two saved states."""
 
+CURVE_POINTS = 50
+"""Points of a stored loss curve, each the mean of its share of the steps."""
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -131,3 +134,9 @@ def train(
         if state and (len(losses) % SAVE_EVERY == 0 or len(losses) == settings.steps):
             state.save(trained, optimizer, losses)
     return losses
+
+
+def curve(losses: list[float]) -> list[float]:
+    """A loss curve of at most `CURVE_POINTS` points."""
+    chunks = torch.tensor(losses).tensor_split(max(min(CURVE_POINTS, len(losses)), 1))
+    return [round(float(chunk.mean()), 5) for chunk in chunks]

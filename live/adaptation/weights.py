@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from live.models.config import ModelConfig
+from live.models.linear import Matrix
 from live.models.weights import DenseFFN, Layer, Weights
 
 MATRICES = ("qkv", "o", "gate_up", "down")
@@ -70,3 +72,26 @@ def from_named(config: ModelConfig, named: Mapping[str, torch.Tensor]) -> Weight
         )  # fmt: skip
     head = named["embedding"] if config.tied else named["head"]
     return Weights(named["embedding"], layers, named["norm"], head)
+
+
+def module_names(config: ModelConfig) -> list[str]:
+    """The names of all linear layers, such as layers.0.qkv, in the order in which they are computed."""
+    return [f"layers.{i}.{name}" for i in range(config.shape.layers) for name in MATRICES]
+
+
+def module_type(name: str) -> str:
+    """The type of a module: qkv of layers.0.qkv."""
+    return name.rpartition(".")[2]
+
+
+def replaced(weights: Weights, modules: Mapping[str, Matrix]) -> Weights:
+    """The weights with other linear layers in the place of some; `weights` keep theirs."""
+    layers = []
+    for i, layer in enumerate(weights.layers):
+        assert isinstance(layer.ffn, DenseFFN)
+        qkv, o, gate_up, down = (
+            modules.get(f"layers.{i}.{name}", old)
+            for name, old in zip(MATRICES, (layer.qkv, layer.o, layer.ffn.gate_up, layer.ffn.down), strict=True)
+        )
+        layers.append(replace(layer, qkv=qkv, o=o, ffn=DenseFFN(gate_up, down)))
+    return replace(weights, layers=layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -32,7 +32,15 @@ class Stacked:
     parts: tuple[Matrix, ...]
 
 
-Matrix: TypeAlias = torch.Tensor | PackedWeight | Reordered | Stacked
+class LinearLayer(Protocol):
+    """A linear layer that computes its own product, as one with an error compensator does."""
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute (..., inputs) to (..., outputs)."""
+        ...
+
+
+Matrix: TypeAlias = torch.Tensor | PackedWeight | Reordered | Stacked | LinearLayer
 """A weight of (outputs, inputs)."""
 
 
@@ -44,7 +52,9 @@ def linear(x: torch.Tensor, weight: Matrix) -> torch.Tensor:
         return w4_gemm(x, weight)
     if isinstance(weight, Reordered):
         return w4_gemm(x[..., weight.order], weight.weight)
-    return torch.cat([linear(x, part) for part in weight.parts], dim=-1)
+    if isinstance(weight, Stacked):
+        return torch.cat([linear(x, part) for part in weight.parts], dim=-1)
+    return weight.product(x)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,14 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (codes & ((1 << bits) - 1)).to(torch.uint8)
 
 
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The inverse of `unpack`; codes (rows, n) with n · bits a multiple of 32."""
+    shifts = torch.arange(bits, device=codes.device)
+    stream = ((codes.long().unsqueeze(-1) >> shifts) & 1).flatten(1).view(len(codes), -1, 32)
+    words = (stream << torch.arange(32, device=codes.device)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
 def unpack_interleaved(words: torch.Tensor) -> torch.Tensor:
     """Unpack (rows, words) int32 to (rows, 8 · words) uint8, in AWQ's order."""
     place = torch.tensor(AWQ_ORDER, device=words.device).argsort()

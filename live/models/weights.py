@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
+from kernels.error_compensator import Compensator
 from live.models.checkpoint import Checkpoint
+from live.models.compensated import compensated, read_compensators
 from live.models.config import ModelConfig
 from live.models.linear import Matrix, Rounding
 from live.models.packed import is_packed, read_joined
@@ -89,7 +92,8 @@ def load_weights(
 ) -> Weights:
     """The weights in a Hugging Face directory, converted to a type and moved to a device.
 
-    Linear layers that the checkpoint packs in few bits stay packed. Others are rounded if `rounding` is given, except
+    Linear layers that the checkpoint packs in few bits stay packed, and get the error compensators of the directory, if
+    it has any. Others are rounded if `rounding` is given, except
     for embedding, head, norms and experts.
 
     Args:
@@ -102,7 +106,7 @@ def load_weights(
     shape = config.shape
     _check_rounding(config, rounding, directory)
     with Checkpoint(directory) as checkpoint:
-        reader = _Reader(checkpoint, config, dtype, device, rounding)
+        reader = _Reader(checkpoint, config, dtype, device, rounding, read_compensators(directory, shape, device))
         table = (shape.vocabulary, shape.hidden)
         embedding = reader.joined(["model.embed_tokens.weight"], [table])
         labels = len(config.labels)
@@ -126,19 +130,21 @@ def load_ffns(
     """The FFNs of all layers, for a process that computes nothing else. Arguments and errors as of `load_weights`."""
     _check_rounding(config, rounding, directory)
     with Checkpoint(directory) as checkpoint:
-        reader = _Reader(checkpoint, config, dtype, device, rounding)
+        compensators = read_compensators(directory, config.shape, device)
+        reader = _Reader(checkpoint, config, dtype, device, rounding, compensators)
         return [reader.ffn(i) for i in range(config.shape.layers)]
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the parts of layers from a checkpoint."""
+    """Reads the parts of layers from a checkpoint. `compensators`: by layer and type, such as 0.qkv."""
 
     checkpoint: Checkpoint
     config: ModelConfig
     dtype: torch.dtype
     device: str
     rounding: Rounding | None
+    compensators: Mapping[str, Compensator]
 
     def vector(self, name: str, size: int) -> torch.Tensor:
         return self.checkpoint.tensor(name, (size,)).to(self.device, self.dtype)
@@ -149,7 +155,10 @@ class _Reader:
                 raise BadInput("expected this one dense", field=f"{module}.qweight", file=self.checkpoint.directory)
         return self.checkpoint.joined(names, shapes).to(self.device, self.dtype)
 
-    def matrix(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+    def matrix(self, key: str, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
+        return compensated(self._plain(names, shapes), self.compensators.get(key), key, self.checkpoint.directory)
+
+    def _plain(self, names: list[str], shapes: list[tuple[int, ...]]) -> Matrix:
         if self.config.quantisation is not None:
             modules = [name.removesuffix(".weight") for name in names]
             return read_joined(self.checkpoint, modules, shapes, self.config.quantisation, self.dtype, self.device)
@@ -164,10 +173,10 @@ class _Reader:
         router = self.joined([f"{name}.mlp.gate.weight"], [(shape.experts, shape.hidden)]) if shape.experts else None
         return Layer(
             before=self.vector(f"{name}.input_layernorm.weight", shape.hidden),
-            qkv=self.matrix([f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
+            qkv=self.matrix(f"{index}.qkv", [f"{attention}.{part}_proj.weight" for part in "qkv"], [query, key, key]),
             q_norm=self.vector(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
             k_norm=self.vector(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-            o=self.matrix([f"{attention}.o_proj.weight"], [query[::-1]]),
+            o=self.matrix(f"{index}.o", [f"{attention}.o_proj.weight"], [query[::-1]]),
             after=self.vector(f"{name}.post_attention_layernorm.weight", shape.hidden),
             router=router,
             ffn=self.ffn(index) if with_ffn else None,
@@ -178,8 +187,10 @@ class _Reader:
         if not shape.experts:
             up, down = (shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
             return DenseFFN(
-                gate_up=self.matrix([f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]),
-                down=self.matrix([f"{name}.down_proj.weight"], [down]),
+                gate_up=self.matrix(
+                    f"{index}.gate_up", [f"{name}.gate_proj.weight", f"{name}.up_proj.weight"], [up, up]
+                ),
+                down=self.matrix(f"{index}.down", [f"{name}.down_proj.weight"], [down]),
             )
         up, down = (shape.expert_intermediate, shape.hidden), (shape.hidden, shape.expert_intermediate)
         each = [f"{name}.experts.{i}" for i in range(shape.experts)]

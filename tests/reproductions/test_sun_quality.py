@@ -13,8 +13,9 @@ import pytest
 
 from twin.api.drawing import draw
 from twin.cli import run
+from twin.reproductions.intervals import interval
 from twin.reproductions.sun.published import accuracy_rows
-from twin.reproductions.sun.quality import claims, interval, summarise
+from twin.reproductions.sun.quality import claims, summarise
 
 SEED = Path(__file__).parents[3] / "shared" / "seeds" / "000_2800265bbaf206dd.txt"
 
@@ -146,7 +147,7 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["afd", "--quality"], "--quality: expected it with sun only, found it with afd"),
+        (["afd", "--quality"], "--quality: expected it with sun or spear only, found it with afd"),
         (["sun", "--full"], "--full: got 'True', expected it with --quality only"),
         (["sun", "--seeds", "2"], "--seeds: got '2', expected it with --quality only"),
         (["sun", "--quality", "--seeds", "0"], "--seeds: got 0"),

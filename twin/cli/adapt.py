@@ -1,26 +1,21 @@
-"""`twin adapt`: trains small models, and prefill modules for a shared decode module."""
+"""`twin adapt`: trains small models, and prefill modules for a shared decode module. See also `adapt_text`."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
+from twin.cli.adapt_text import compensate, diagnose, quantise, text, use_torch
+from twin.cli.commands import COMMANDS
+from twin.cli.trainings import FLAG, resumable
 from workloads.errors import BadInput
 
-if TYPE_CHECKING:
-    from live.adaptation.sizes import Size
-
-FLAG = Parameter(negative=())
-
-adapt = App(
-    name="adapt",
-    help="Train a base model, and prefill modules that a frozen decode module serves (SUN). Needs the extra [live].",
-)
+adapt = App(name="adapt", help=COMMANDS["adapt"].summary)
+for language_model_command in (text, quantise, diagnose, compensate):
+    adapt.command(language_model_command)
 
 
 @adapt.command
@@ -62,13 +57,16 @@ def base(
 
     require_at_least("--steps", steps, 1)
     require_at_least("--seed", seed, 0)
-    sizes = _sizes(threads)[size]
+    use_torch(threads)
+    from live.adaptation.sizes import SIZES
+
+    sizes = SIZES[size]
     if steps is not None:
         sizes = replace(sizes, base=replace(sizes.base, steps=steps))
     from live.adaptation.runs import run_base
     from twin.cli.console import progress
 
-    with _resumable(directory), progress("training", sizes.base.steps, 0) as advance:
+    with resumable(directory), progress("training", sizes.base.steps, 0) as advance:
         document = run_base(directory, sizes, family, seed, advance)
     return _finish(directory, document, as_json=json)
 
@@ -133,12 +131,12 @@ def prefill(
         raise BadInput("expected it with --method sun only", field=field, value=found)
     if learning_rate is not None and not learning_rate > 0:
         raise BadInput("expected a number above 0", field="--learning-rate", value=learning_rate)
-    _sizes(threads)
+    use_torch(threads)
     from live.adaptation.runs import Adaptation, run_adaptation
     from twin.cli.console import progress
 
     chosen = Adaptation(model, task, method, scope, rank, bits, start, steps, learning_rate, seed)
-    with _resumable(directory), progress("training", chosen.settings().steps, 0) as advance:
+    with resumable(directory), progress("training", chosen.settings().steps, 0) as advance:
         document = run_adaptation(directory, chosen, advance)
     return _finish(directory, document, as_json=json)
 
@@ -181,7 +179,7 @@ def evaluate(
 
     require_at_least("--prompts", prompts, 1)
     require_at_least("--seed", seed, 0)
-    _sizes(threads)
+    use_torch(threads)
     from live.adaptation.runs import evaluate as measure
 
     document = measure(prefill, decode, task, bits, prompts, seed)
@@ -192,32 +190,76 @@ def evaluate(
     return 0
 
 
-def _sizes(threads: int) -> dict[str, Size]:
-    """The sizes, once torch is there and uses its threads.
+@adapt.command
+def serve(
+    model: Path,
+    /,
+    *,
+    module: Annotated[list[str], FLAG],
+    bits: int | None = None,
+    isolated: Annotated[bool, FLAG] = False,
+    prompts: int = 256,
+    concurrency: int = 32,
+    seed: int = 0,
+    json: Annotated[bool, FLAG] = False,
+) -> int:
+    """Serve tuned modules over HTTP, and measure their answers and speed.
+
+    A server starts with a prefill engine for each module and one decode engine for all. The prompts of all tasks are
+    sent to it at once. Answers are compared with those of the training code.
+
+    Parameters
+    ----------
+    model
+        Directory of the base model, which is the decode module.
+    module
+        TASK=DIRECTORY, once for each tuned module.
+    bits
+        Round the shared decode module to 4 or 3 bits.
+    isolated
+        Each module decodes, too, on an engine of its own: for full fine-tuning.
+    prompts
+        Prompts of each task.
+    concurrency
+        Requests at a time.
+    seed
+        Seed of the prompts.
+    json
+        Print one JSON document on stdout and nothing else there.
+    """
+    from twin.api.arguments import require_at_least
+    from twin.cli.console import print_json
+
+    for option, value in (("--prompts", prompts), ("--concurrency", concurrency)):
+        require_at_least(option, value, 1)
+    require_at_least("--seed", seed, 0)
+    if isolated and bits is not None:
+        raise BadInput("expected none beside --isolated", field="--bits", value=bits)
+    use_torch(1)
+    from live.adaptation.served import ServedModules, measure_served
+    from reports.adaptation.served_table import served_table
+
+    document = measure_served(ServedModules(model, _by_task(module), bits, isolated), prompts, concurrency, seed)
+    if json:
+        print_json(document)
+    else:
+        print(served_table(document))
+    return 0
+
+
+def _by_task(modules: list[str]) -> dict[str, Path]:
+    """TASK=DIRECTORY by task.
 
     Raises:
-        BadInput: torch is not installed, or too many threads.
+        BadInput: something else, or a task twice.
     """
-    try:
-        from live.adaptation.sizes import SIZES
-        from live.device import use_threads
-    except ImportError as error:
-        raise BadInput(f"expected the extra [live] to be installed ({error})") from None
-    use_threads(threads, "--threads")
-    return SIZES
-
-
-@contextlib.contextmanager
-def _resumable(directory: Path) -> Iterator[None]:
-    """Give an interruption of the block a message that says what the directory keeps."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        from live.adaptation.runs import STATE
-
-        state = directory / STATE
-        kept = f"the state of the training is kept in {state}, and the same command goes on there"
-        raise KeyboardInterrupt(kept if state.exists() else "") from None
+    found: dict[str, Path] = {}
+    for entry in modules:
+        task, separator, directory = entry.partition("=")
+        if not (task and separator and directory) or task in found:
+            raise BadInput("expected TASK=DIRECTORY, each task once", field="--module", value=entry)
+        found[task] = Path(directory)
+    return found
 
 
 def _finish(directory: Path, document: dict[str, Any], *, as_json: bool) -> int:

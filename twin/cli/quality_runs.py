@@ -1,11 +1,11 @@
-"""`twin reproduce sun --quality`: trains small models with the live backend's room for it, in a resumable run."""
+"""`twin reproduce sun --quality` and `spear --quality`: train small models in a resumable run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.errors import BadInput
 
@@ -15,29 +15,42 @@ if TYPE_CHECKING:
 SEEDS = 3
 
 
-def reproduce_sun_quality(*, full: bool, seeds: int, jobs: int, runs: Path, fresh: bool, as_json: bool) -> int:
-    """Train base models and adapt them to every task, in processes; a finished one is a point of the run.
+class Study(NamedTuple):
+    """A paper's study on small models.
+
+    Attributes:
+        sizes: by name, reduced and full. train: trains in a run, for a size, seeds and processes; its rows are those of
+            models and of what is compared. summarise: the document of a size and these rows. tables: for people.
+    """
+
+    sizes: Mapping[str, Any]
+    train: Callable[[RunDirectory, str, int, int], tuple[list[Any], list[Any]]]
+    summarise: Callable[[dict[str, Any], list[Any], list[Any]], dict[str, Any]]
+    tables: Callable[[dict[str, Any]], Any]
+
+
+def reproduce_quality(paper: str, *, full: bool, seeds: int, jobs: int, runs: Path, fresh: bool, as_json: bool) -> int:
+    """Train and compare small models, in processes; a finished job is a point of the run.
 
     Raises:
         BadInput: torch is not installed.
     """
     try:
-        from live.adaptation.sizes import SIZES
+        study = STUDIES[paper]()
     except ImportError as error:
         raise BadInput(f"expected the extra [live] to be installed ({error})", field="--quality") from None
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.drawing import illustrate
     from twin.api.manifest import manifest
     from twin.cli.console import note, print_json, print_table
-    from twin.reproductions.sun.quality import summarise
 
     size = "full" if full else "reduced"
-    settings = {"paper": "sun", "quality": True, "size": size, "sizes": asdict(SIZES[size]), "seeds": seeds}
+    sizes = asdict(study.sizes[size])
+    settings = {"paper": paper, "quality": True, "size": size, "sizes": sizes, "seeds": seeds}
     content = manifest(settings)
     identity = fingerprint([settings, content["version"]])
-    with open_run(runs, "reproduce-sun-quality", identity, content, resume=not fresh) as run:
-        bases, tasks = _train(run, size, seeds, jobs)
-        document = summarise(asdict(SIZES[size]), bases, tasks)
+    with open_run(runs, f"reproduce-{paper}-quality", identity, content, resume=not fresh) as run:
+        document = study.summarise(sizes, *study.train(run, size, seeds, jobs))
         document["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", document)
         illustrate(document, run)
@@ -45,32 +58,80 @@ def reproduce_sun_quality(*, full: bool, seeds: int, jobs: int, runs: Path, fres
     if as_json:
         print_json(document)
     else:
-        from reports.reproductions.sun.quality_table import tables
-
-        print_table(tables(document))
+        print_table(study.tables(document))
     note(f"run folder: {run.path}")
     return 0
 
 
-def _train(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
+def _sun() -> Study:
+    from live.adaptation.sizes import SIZES
+    from reports.reproductions.sun.quality_table import tables
+    from twin.reproductions.sun.quality import summarise
+
+    return Study(SIZES, _train_sun, summarise, tables)
+
+
+def _spear() -> Study:
+    from live.adaptation.compensation.sizes import STUDY_SIZES
+    from reports.reproductions.spear.quality_table import tables
+    from twin.reproductions.spear.quality import summarise
+
+    return Study(STUDY_SIZES, _train_spear, summarise, tables)
+
+
+STUDIES: dict[str, Callable[[], Study]] = {"sun": _sun, "spear": _spear}
+"""By paper; a study is imported when it is wanted."""
+
+
+def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
+    """Rows of language models and of cells, in the order of cells and seeds. Models stay in the run's folder."""
+    from live.adaptation.compensation.sizes import STUDY_SIZES
+    from live.adaptation.compensation.study import CellJob, ModelJob
+
+    folders = _model_folders(run, seeds)
+    models = {f"base, seed {seed}": ModelJob(size, seed, folder) for seed, folder in enumerate(folders)}
+    cells = {
+        f"{cell.name}, seed {seed}": CellJob(size, seed, cell, folder)
+        for cell in STUDY_SIZES[size].cells
+        for seed, folder in enumerate(folders)
+    }
+    return _run_groups(run, (models, cells), jobs)
+
+
+def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
     """Rows of base models and of tasks, in the order of seeds and tasks. Base models stay in the run's folder."""
     from live.adaptation.comparison import TASKS, BaseJob, TaskJob
-    from twin.cli.console import progress
 
-    folders = [run.path / "models" / f"base-{seed}" for seed in range(seeds)]
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
+    folders = _model_folders(run, seeds)
     bases = {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)}
     tasks = {
         f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
         for seed, folder in enumerate(folders)
         for task in TASKS
     }
+    return _run_groups(run, (bases, tasks), jobs)
+
+
+def _model_folders(run: RunDirectory, seeds: int) -> list[Path]:
+    """A folder for the base model of each seed, made."""
+    folders = [run.path / "models" / f"base-{seed}" for seed in range(seeds)]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folders
+
+
+def _run_groups(
+    run: RunDirectory, groups: tuple[dict[str, Any], dict[str, Any]], jobs: int
+) -> tuple[list[Any], list[Any]]:
+    """Run the jobs of two groups, the second after the first; returns the rows of each in the order of its jobs."""
+    from twin.cli.console import progress
+
     done = run.points()
-    with progress("training", len(bases) + len(tasks), len(done)) as advance:
-        for group in (bases, tasks):
+    with progress("training", sum(len(group) for group in groups), len(done)) as advance:
+        for group in groups:
             _run_missing(run, group, done, jobs, advance)
-    return [done[key] for key in bases], [done[key] for key in tasks]
+    first, second = ([done[key] for key in group] for group in groups)
+    return first, second
 
 
 def _run_missing(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.error_compensator import Compensator, compensator, reference, triton, unfused
+from kernels.error_compensator import Compensator, compensator, from_int8, reference, to_int8, triton, unfused
 from kernels.w4_gemm import PackedWeight, dequantise, quantise
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -165,3 +165,14 @@ def test_gate_at_unity_is_a_static_correction() -> None:
     )
     expected = x @ (dequantise(weight, torch.float64) + low_rank).T
     torch.testing.assert_close(reference.compensated_gemm(x, weight, still), expected)
+
+
+@pytest.mark.parametrize("rank", [5, 16])
+def test_stored_parts_are_padded_as_rounded_ones_are(rank: int) -> None:
+    _, _, made = sample(1, 70, 130, rank, torch.float32, "cpu")
+    parts = to_int8(made, rank)
+    assert parts["up"].shape == (70, rank)
+    again = from_int8(**parts, alpha=0.7)
+    for field in dataclasses.fields(Compensator):
+        one, other = getattr(made, field.name), getattr(again, field.name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, field.name

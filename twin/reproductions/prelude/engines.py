@@ -230,7 +230,7 @@ def predict_decode(alone: ServingRow, control: ServingRow, held: bool) -> dict[s
 
     feasible = excess(0.0) < 0
     overhead = float(brentq(excess, 0.0, goal, xtol=1e-6)) if feasible else 0.0
-    mean, intervals = combine([measured(overhead, PREDICTING)])
+    mean, intervals = combine(measured(overhead, PREDICTING))
     published = {"ttft": control.ttft, "tpot": control.tpot, "e2e": control.e2e, "rate": control.rate}
     return {
         "engine": alone.engine,
@@ -334,7 +334,7 @@ def _latencies(run: Run, host: float) -> dict[str, float]:
 
 def _interval(rates: Sequence[float]) -> dict[str, Any]:
     """The mean with its 95 % interval, and the 95 % range of one more run of 200 requests."""
-    mean, intervals = combine([[{"rate": rate} for rate in rates]])
+    mean, intervals = combine([{"rate": rate} for rate in rates])
     return {
         "predicted": mean["rate"],
         "interval": intervals["rate"]["confidence"],

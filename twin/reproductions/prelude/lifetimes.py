@@ -230,7 +230,7 @@ def _mean_and_tail(values: NDArray[np.float64]) -> dict[str, float]:
 
 def combined(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean of every metric over replications, with its 95 % interval."""
-    mean, intervals = combine([runs])
+    mean, intervals = combine(runs)
     return {"mean": mean, "intervals": {name: each["confidence"] for name, each in intervals.items()}}
 
 

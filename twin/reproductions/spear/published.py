@@ -61,6 +61,42 @@ def published_rows() -> list[Row]:
     ]
 
 
+@dataclass(frozen=True)
+class QualityRow:
+    """A perplexity of Tables 1, 2, 4, 10 to 12, 17 or 18.
+
+    Attributes:
+        quantiser, grain: empty for 16 bits. variant: full (16 bits), quantised, spear, or what it is compared with.
+        text: wikitext2 or c4. memory: of the compensators, MB; None where the table has none.
+    """
+
+    where: str
+    model: str
+    bits: int
+    quantiser: str
+    grain: str
+    variant: str
+    text: str
+    memory: float | None
+    perplexity: float
+
+
+def quality_rows() -> list[QualityRow]:
+    """The printed perplexities with RTN, GPTQ and AWQ."""
+    text = (files("twin.reproductions.spear") / "data" / "quality.csv").read_text(encoding="utf-8")
+    return [
+        QualityRow(
+            row["where"], row["model"], int(row["bits"]), row["quantiser"], row["grain"], row["variant"], row["text"],
+            float(row["memory_mb"]) if row["memory_mb"] else None, float(row["perplexity"]),
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]  # fmt: skip
+
+
+GATE_OFF = {"Llama-3.2-1B": 1.03, "Llama-3.2-3B": 0.41, "Llama-2-7B": 0.18}
+"""C4 perplexity that γ ≡ 1 costs at 4 bits (5.4.2)."""
+
+
 def static_rows() -> list[Row]:
     """The rows that latency tables and the workload are fitted to."""
     return [row for row in published_rows() if row.chunk]

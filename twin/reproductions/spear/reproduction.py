@@ -237,13 +237,13 @@ def _compare_row(row: Row, figures: Sequence[Figures]) -> dict[str, Any]:
     """Published and predicted, seconds. `prediction` is the 95 % range of one run of 300 requests; `inside` says
     whether it holds the printed value. `meets` is by goal.
     """
-    mean, intervals = combine([[{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures]])
+    mean, intervals = combine([{"p99_itl": p99, "ttft": ttft} for p99, ttft in figures])
     columns = {
         name: {
             "published": published,
             "predicted": mean[name],
             "error": mean[name] / published - 1,
-            **intervals[name],
+            **_ends(intervals[name]),
             "inside": intervals[name]["prediction"][0] <= published <= intervals[name]["prediction"][1],
         }
         for name, published in (("p99_itl", row.p99_itl), ("ttft", row.ttft))
@@ -277,18 +277,22 @@ def _against_static(rows: Sequence[Row], found: Sequence[Sequence[Figures]]) -> 
         for row, runs in pairs:
             if row.chunk and row.density == slo.density:
                 differences = [{"ttft": a[1] - b[1]} for a, b in zip(own, runs, strict=True)]
-                mean, intervals = combine([differences])
+                mean, intervals = combine(differences)
                 kept = meets(float(np.mean([p99 for p99, _ in runs])), slo.goal)
                 sizes.append(
                     {
                         "static": row.chunk,
                         "published": slo.ttft - row.ttft if row.p99_itl <= slo.goal else None,
                         "predicted": mean["ttft"] if kept else None,
-                        **intervals["ttft"],
+                        **_ends(intervals["ttft"]),
                     }
                 )
         results.append({"goal": slo.goal, "density": slo.density, **_quickest(sizes)})
     return results
+
+
+def _ends(interval: dict[str, Any]) -> dict[str, Any]:
+    return {kind: interval[kind] for kind in ("confidence", "prediction")}
 
 
 def _quickest(sizes: list[dict[str, Any]]) -> dict[str, Any]:

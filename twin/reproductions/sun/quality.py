@@ -6,11 +6,11 @@ are fine-tuned on sequence operations. Effects and orderings are compared, not d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from twin.reproductions.intervals import CONFIDENCE, interval
 from twin.reproductions.sun.published import AccuracyRow, accuracy_rows
 
 SCHEMA = "twin.reproduction-sun-quality/1"
@@ -20,8 +20,6 @@ Document = dict[str, Any]
 GOAL = {"sun": 0.01, "naive": 0.20, "qsun": 0.02}
 """Goals, in shares of the prompts, set before anything was computed: how far SUN may be below full fine-tuning, how far
 naive sharing must be below it, and how far QSUN at 4 bits may be below it."""
-
-CONFIDENCE = 0.95
 
 PRINTED = {"full_rtn4": "full_awq4", "sun_rtn4": "sun_awq4"}
 """Variants whose printed counterpart is quantised with AWQ."""
@@ -81,16 +79,6 @@ def notes() -> list[str]:
         "Decoders are rounded to nearest in groups of up to 128 inputs, where the paper uses AWQ. 16 bits are 32 here.",
         "The paper prints nothing at 3 bits, and nothing about tuning a part of the prefill module.",
     ]
-
-
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Student's interval of a mean; None for fewer than two values."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    half = float(t.ppf(0.5 + confidence / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values) - half, mean(values) + half
 
 
 def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:

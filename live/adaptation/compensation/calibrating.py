@@ -1,0 +1,157 @@
+"""Training of compensators in two phases: A and B with the gate at 1, then the gate alone (SPEAR, 3.1 and Table 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.functional import kl_div
+
+from kernels.error_compensator import Compensator
+from live.adaptation.compensation.compensators import PARTS, compensated, initial_gate, stored, with_stored
+from live.adaptation.compensation.diagnosis import final_states
+from live.adaptation.compensation.low_rank import whitened_factors
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.inputs import RecordedInputs, record_inputs
+from live.adaptation.quantisers.models import QuantisedModel
+from live.adaptation.training import TrainingSettings, train
+from live.adaptation.weights import module_names
+from live.models.weights import Weights
+
+TEMPERATURE = 2.0
+
+FACTORS, GATE = PARTS[:2], PARTS[2:]
+
+
+@dataclass(frozen=True)
+class CalibrationSettings:
+    """The two phases' trainings.
+
+    Attributes:
+        factors: of A and B. gate: of the gate, with A and B frozen.
+    """
+
+    factors: TrainingSettings
+    gate: TrainingSettings
+
+
+@dataclass(frozen=True)
+class CalibrationText:
+    """Text with the distributions that the 16-bit model gives it, and what its linear layers get.
+
+    Attributes:
+        tokens: (sequences, n) int64. states: the model's final states, (sequences, n, hidden). head: its head.
+        inputs: of each module.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    head: torch.Tensor
+    inputs: dict[str, RecordedInputs]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A quantised model with trained compensators.
+
+    Attributes:
+        parts: A, B and the gate of each module, float32; a gate that was not trained is 1 for every token.
+        losses: of all steps of both phases.
+    """
+
+    model: QuantisedModel
+    parts: dict[str, dict[str, torch.Tensor]]
+    losses: list[float]
+
+    def weights(self) -> Weights:
+        """The model with compensators in float32, as they were trained."""
+        return compensated(self.model.weights(), self.dense(), self.parts)
+
+    def stored(self) -> dict[str, Compensator]:
+        """The compensators in INT8, by module."""
+        return {name: stored(parts) for name, parts in self.parts.items()}
+
+    def stored_weights(self) -> Weights:
+        """The model with compensators in INT8, as the kernels run them."""
+        return with_stored(self.model.weights(), self.dense(), self.stored())
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        """Ŵ of the modules with compensators."""
+        return {name: self.model.modules[name].dense() for name in self.parts}
+
+
+def calibration_text(forward: ForwardPass, weights: Weights, tokens: torch.Tensor) -> CalibrationText:
+    """Compute what calibration needs of the 16-bit model, once for all trainings with this text."""
+    assert weights.head is not None
+    inputs = record_inputs(forward, weights, tokens, module_names(forward.config))
+    return CalibrationText(tokens, final_states(forward, weights, tokens), weights.head, inputs)
+
+
+def calibrate(
+    forward: ForwardPass,
+    model: QuantisedModel,
+    modules: Collection[str],
+    rank: int,
+    text: CalibrationText,
+    settings: CalibrationSettings,
+    *,
+    gated: bool = True,
+    seed: int = 0,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Calibrated:
+    """Train compensators of one rank on some modules.
+
+    A and B begin as the static term with the least error of the module's output. Without a gate the second phase goes
+    on with A and B, so that the number of steps is the same.
+
+    Args:
+        text: of `model.reference`. seed: of batches and of the gate's first layer.
+    """
+    errors = model.errors()
+    parts = {}
+    for name in modules:
+        down, up = whitened_factors(errors[name], text.inputs[name].second_moment, rank)
+        parts[name] = {"down": down, "up": up, **initial_gate(rank, seed)}
+    dense = {name: model.modules[name].dense() for name in modules}
+    quantised, losses = model.weights(), []
+    phases = ((FACTORS, settings.factors, False), (GATE if gated else FACTORS, settings.gate, gated))
+    for phase, (trained, training, with_gate) in enumerate(phases):
+        leaves = {f"{name}.{part}": parts[name][part].requires_grad_() for name in modules for part in trained}
+        weights = compensated(quantised, dense, parts, gated=with_gate)
+        order = BatchOrder(len(text.tokens), training.batch_size, seed + phase)
+
+        def loss(step: int, weights: Weights = weights, order: BatchOrder = order) -> torch.Tensor:
+            return distillation_loss(forward, weights, text, order.rows(step))
+
+        losses += train(leaves, loss, training, advance=advance)
+        for leaf in leaves.values():
+            leaf.detach_()
+    return Calibrated(model, parts, losses)
+
+
+def distillation_loss(
+    forward: ForwardPass, weights: Weights, text: CalibrationText, rows: torch.Tensor
+) -> torch.Tensor:
+    """The mean KL(P_fp ‖ P_θ) of a token at temperature 2 (eq. 5), a scalar in nats."""
+    logits, _ = forward(weights, text.tokens[rows])
+    told = (text.states[rows] @ text.head.T / TEMPERATURE).log_softmax(-1)
+    found = (logits / TEMPERATURE).log_softmax(-1)
+    return kl_div(found.flatten(0, 1), told.flatten(0, 1), reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Batches of sequences: every sequence once in each epoch, in an order of its own."""
+
+    sequences: int
+    batch_size: int
+    seed: int
+
+    def rows(self, step: int) -> torch.Tensor:
+        """The sequences of a step, (batch_size,); equal arguments give the same."""
+        per_epoch = max(self.sequences // self.batch_size, 1)
+        epoch, place = divmod(step, per_epoch)
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.sequences)
+        return torch.from_numpy(order[place * self.batch_size : (place + 1) * self.batch_size])

@@ -1,0 +1,98 @@
+"""Error compensators: as they are trained, and as they are stored for `kernels/error_compensator`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from kernels.error_compensator import Compensator, compensator
+from kernels.error_compensator.reference import correction, project
+from live.adaptation.weights import replaced
+from live.models.weights import Weights
+
+GATE_WIDTH = 4
+"""Hidden units of the gate for each latent coordinate."""
+
+PARTS = ("down", "up", "first", "first_bias", "second", "second_bias")
+
+
+@dataclass(frozen=True)
+class TrainedCompensator:
+    """A quantised linear layer with y = Ŵx + B(γ(Ax) ⊙ Ax), in autograd's graph (eq. 3 with α = 1).
+
+    Attributes:
+        weight: Ŵ, (outputs, inputs), frozen. parts: A, B, W₁, b₁, W₂, b₂ by the names of `PARTS`.
+        gated: False holds γ at 1.
+    """
+
+    weight: torch.Tensor
+    parts: Mapping[str, torch.Tensor]
+    gated: bool = True
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute (..., inputs) to (..., outputs)."""
+        parts = self.parts
+        latent = linear(x, parts["down"])
+        if self.gated:
+            inner = linear(latent, parts["first"], parts["first_bias"]).relu()
+            latent = latent * (1 + torch.tanh(linear(inner, parts["second"], parts["second_bias"])))
+        return linear(x, self.weight) + linear(latent, parts["up"])
+
+
+@dataclass(frozen=True)
+class StoredCompensator:
+    """A quantised linear layer, dense, with a compensator as it is stored.
+
+    Attributes:
+        weight: Ŵ, (outputs, inputs).
+    """
+
+    weight: torch.Tensor
+    compensator: Compensator
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute what `kernels.error_compensator.compensated_gemm` computes, with Ŵ unpacked once."""
+        return linear(x, self.weight) + correction(project(x, self.compensator), self.compensator)
+
+
+def initial_gate(rank: int, seed: int) -> dict[str, torch.Tensor]:
+    """A gate that is 1 for every token: W₂ and both biases are 0, so that training begins with a static term."""
+    width, generator = GATE_WIDTH * rank, torch.Generator().manual_seed(seed)
+    return {
+        "first": torch.randn(width, rank, generator=generator) / math.sqrt(rank),
+        "first_bias": torch.zeros(width),
+        "second": torch.zeros(rank, width),
+        "second_bias": torch.zeros(rank),
+    }
+
+
+def stored(parts: Mapping[str, torch.Tensor]) -> Compensator:
+    """A trained compensator in INT8, as the kernels run it."""
+    down, up, first, first_bias, second, second_bias = (parts[name].detach() for name in PARTS)
+    return compensator(down, up, first, first_bias, second, second_bias)
+
+
+def compensated(
+    weights: Weights,
+    dense: Mapping[str, torch.Tensor],
+    parts: Mapping[str, Mapping[str, torch.Tensor]],
+    *,
+    gated: bool = True,
+) -> Weights:
+    """A quantised model with trained compensators on some modules.
+
+    Args:
+        weights: the model with all modules quantised. dense: Ŵ by module. parts: of the compensators, by module.
+    """
+    return replaced(weights, {name: TrainedCompensator(dense[name], each, gated) for name, each in parts.items()})
+
+
+def with_stored(
+    weights: Weights, dense: Mapping[str, torch.Tensor], compensators: Mapping[str, Compensator]
+) -> Weights:
+    """A quantised model with stored compensators on some modules; arguments as of `compensated`."""
+    return replaced(weights, {name: StoredCompensator(dense[name], each) for name, each in compensators.items()})

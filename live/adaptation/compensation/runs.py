@@ -1,0 +1,234 @@
+"""Quantisation, diagnosis and compensation of one model directory: the parts of `twin adapt`.
+
+A directory that `quantise` or `compensate` writes is a model that the live engine loads, with `compensation.json`: what
+was done, and the measures on held-out text.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
+from live.adaptation.compensation.costs import deployment_costs
+from live.adaptation.compensation.diagnosis import damage, final_states
+from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
+from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
+from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, select
+from live.adaptation.directories import read_model
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
+from live.adaptation.quantisers.grid import Precision
+from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model
+from live.adaptation.text.corpus import standard_library
+from live.adaptation.text.language_model import TextData, encode
+from live.adaptation.text.sampling import self_sampled
+from live.adaptation.text.tokenizer import FILE, read_tokenizer
+from live.adaptation.training import TrainingSettings
+from live.adaptation.weights import module_names, to_named
+from reports.records.run_directory import write_text
+from workloads.errors import BadInput
+
+SCHEMA = "twin.compensation/1"
+RECORD = "compensation.json"
+
+Document = dict[str, Any]
+
+Where: TypeAlias = Literal["cka", "all"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to quantise, and the texts for it.
+
+    Attributes:
+        model: directory of a dense model with a tokenizer. sources: folder whose held-out Python sources are the
+            evaluation text; None: the standard library's. sequences: self-sampled, of `window` tokens.
+    """
+
+    model: Path
+    method: Method
+    precision: Precision
+    sources: Path | None = None
+    sequences: int = 192
+    window: int = 128
+    windows: int = 128
+    seed: int = 0
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        """The model quantised, with its texts; computed once.
+
+        Raises:
+            BadInput: a directory that cannot be read, a model in few bits, or too little text.
+        """
+        config, weights = read_model(self.model)
+        if config.quantisation is not None:
+            raise BadInput("expected dense weights", field="quantization_config", file=self.model)
+        tokenizer = read_tokenizer(self.model)
+        tokens = encode(tokenizer, standard_library(self.sources).evaluation)
+        window = min(self.window, config.max_position_embeddings)
+        if len(tokens) < window:
+            raise BadInput(f"expected at least {window} tokens of held-out text", field="text", value=len(tokens))
+        forward = ForwardPass(config)
+        first = tokenizer.encode("\n", add_special_tokens=False).ids[-1]
+        sampled = self_sampled(forward, weights, first, self.sequences, window, self.seed)
+        held_out = TextData(tokens, tokens, window).held_out(self.windows)
+        assert weights.head is not None
+        states = final_states(forward, weights, held_out[:, :-1])
+        evaluation = Evaluation(forward, held_out, states, weights.head)
+        quantised = quantise_model(forward, weights, self.method, self.precision, sampled)
+        return Loaded(forward, quantised, sampled, evaluation)
+
+    def describe(self) -> Document:
+        """The job, for records."""
+        fields = asdict(self) | {"model": str(self.model), "sources": str(self.sources) if self.sources else None}
+        return {"schema": SCHEMA, **fields}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A quantised model with calibration and evaluation text."""
+
+    forward: ForwardPass
+    model: QuantisedModel
+    sampled: torch.Tensor
+    evaluation: Evaluation
+
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """(outputs, inputs) of every linear layer."""
+        named = to_named(self.model.reference)
+        return {name: (named[name].shape[0], named[name].shape[1]) for name in module_names(self.forward.config)}
+
+    def measures(self) -> Document:
+        """Perplexity and divergence of the 16-bit model and of the quantised one."""
+        reference = self.evaluation.measure(self.model.reference)
+        return {
+            "full": reference.summary(),
+            "quantised": {**self.evaluation.measure(self.model.weights()).summary(), "bytes": self.model.nbytes},
+        }
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The budget of compensators, and the rule of their placement.
+
+    Attributes:
+        full_rank: of compensators on all modules, half of whose bytes is the budget of placement by CKA.
+        tables: kernel latencies (`twin.ec-tables/1`); None: those of the CPU kernels.
+    """
+
+    full_rank: int = 8
+    rule: Rule = DEFAULT_RULE
+    tables: Path | None = None
+
+
+def quantise(job: Job, directory: Path) -> Document:
+    """Quantise a model and write it to a directory that the live engine loads.
+
+    Raises:
+        BadInput: a model that cannot be read or packed. OSError: it cannot be written.
+    """
+    loaded = job.loaded
+    write_quantised(directory, loaded.forward.config, loaded.model)
+    return _written(job, directory, loaded.measures())
+
+
+def diagnose(job: Job, budget: Budget) -> Document:
+    """The damage of every module, and the placement that follows: `damage`, `modules`, `rank`, `entropy`.
+
+    Raises:
+        BadInput: a model or tables that cannot be read.
+    """
+    found, placement = _placed(job.loaded, budget)
+    return {**job.describe(), **job.loaded.measures(), "damage": found, **_placement(job.loaded, placement)}
+
+
+def compensate(
+    job: Job,
+    directory: Path,
+    budget: Budget,
+    where: Where,
+    settings: CalibrationSettings,
+    advance: Callable[[str], None] = lambda text: None,
+) -> Document:
+    """Quantise a model, train compensators for it, and write both to a directory that the live engine loads.
+
+    Args:
+        where: cka: Algorithm 1's modules; all: every module, at twice the memory.
+
+    Raises:
+        BadInput: a model or tables that cannot be read, or weights that no engine serves. OSError: as `quantise`.
+    """
+    loaded = job.loaded
+    write_quantised(directory, loaded.forward.config, loaded.model)
+    found, placement = _placed(loaded, budget)
+    if where == "all":
+        placement = replace(placement, modules=tuple(loaded.sizes), rank=budget.full_rank)
+    text = calibration_text(loaded.forward, loaded.model.reference, loaded.sampled)
+    made = calibrate(
+        loaded.forward, loaded.model, placement.modules, placement.rank, text, settings, seed=job.seed, advance=advance
+    )
+    write_compensators(directory, made.stored(), placement.rank)
+    measure = loaded.evaluation.measure
+    compensated, quantised = measure(made.stored_weights()), measure(loaded.model.weights())
+    measures = loaded.measures()
+    full = measures["full"]["perplexity"]
+    document = measures | {
+        "compensated": compensated.summary(),
+        "recovered": recovered(full, quantised.perplexity, compensated.perplexity),
+        "quartiles": by_quartile(quantised, compensated),
+        "damage": found,
+        **_placement(loaded, placement),
+        "settings": asdict(settings),
+        "losses": made.losses,
+    }
+    return _written(job, directory, document)
+
+
+def settings_of(factors: int, gate: int, batch_size: int = 4) -> CalibrationSettings:
+    """The two phases with given numbers of steps."""
+    return CalibrationSettings(
+        TrainingSettings(steps=factors, batch_size=batch_size, learning_rate=2e-3),
+        TrainingSettings(steps=gate, batch_size=batch_size, learning_rate=1e-2),
+    )
+
+
+def _placed(loaded: Loaded, budget: Budget) -> tuple[dict[str, float], Placement]:
+    found = damage(loaded.forward, loaded.model, loaded.sampled)
+    allowed = total_bytes(loaded.sizes.values(), budget.full_rank) // 2
+    placement = select(found, deployment_costs(found, budget.tables), loaded.sizes, allowed, budget.rule)
+    if affordable_rank([loaded.sizes[name] for name in placement.modules], allowed) == 0:
+        raise BadInput("expected more: no compensator fits the budget", field="full_rank", value=budget.full_rank)
+    return found, placement
+
+
+def _placement(loaded: Loaded, placement: Placement) -> Document:
+    """A placement with its memory."""
+    config, model = loaded.forward.config, loaded.model
+    size = total_bytes([loaded.sizes[name] for name in placement.modules], placement.rank)
+    layers = config.shape.layers
+    return {
+        "modules": list(placement.modules),
+        "rank": placement.rank,
+        "entropy": placement.entropy,
+        "bytes": size,
+        "share": size / model.nbytes,
+        "share_llama_2_7b": share_of(LLAMA_2_7B, placement.modules, layers, placement.rank, model.precision.bits),
+    }
+
+
+def _written(job: Job, directory: Path, document: Document) -> Document:
+    """Store the record and the tokenizer beside the model."""
+    shutil.copyfile(job.model / FILE, directory / FILE)
+    document = job.describe() | document
+    write_text(directory / RECORD, json.dumps(document, indent=1) + "\n")
+    return document

@@ -1,0 +1,114 @@
+"""Placement of compensators: SPEAR's Algorithm 1.
+
+The paper leaves three things open, which are chosen here. Its Table 16 shows what the adapted threshold does: with
+diffuse damage (Llama-3.2-3B at 4 bits), thresholds of 0.6, 0.7, 0.8 and 0.9 select 30.1, 34.7, 39.8 and 44.9 % of the
+modules, so τ / 2 is the share of the modules that are selected, whatever they cover. The noise floor is the round-off
+of CKA in float32 states, `NOISE`. Half of the selected modules are protected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from live.adaptation.compensation.memory import Size, affordable_rank
+
+NOISE = 1e-7
+"""Damage up to this is taken to be round-off."""
+
+ENTROPY_TRIGGER = 0.9
+"""The normalised entropy above which damage is diffuse and the threshold is adapted (Table 7)."""
+
+FEWEST, MOST = 0.15, 0.60
+"""Shares of the modules, at least and at most (Table 7)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The settings of the selection.
+
+    Attributes:
+        threshold: τ, the share of the damage that selected modules cover. cost_weight: λ of eq. 10.
+        protected: the share of the selected modules that are chosen by damage alone.
+    """
+
+    threshold: float = 0.8
+    cost_weight: float = 0.1
+    protected: float = 0.5
+
+
+DEFAULT_RULE = Rule()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Modules with compensators, in the order in which they were chosen, and their rank.
+
+    Attributes:
+        entropy: H_norm of the damage. protected: how many were chosen by damage alone.
+    """
+
+    modules: tuple[str, ...]
+    rank: int
+    entropy: float
+    protected: int
+
+
+def normalised_entropy(damage: Mapping[str, float]) -> float:
+    """The entropy of the damage's distribution over modules, 1 if it is uniform (eq. 8)."""
+    total = sum(damage.values())
+    if total <= 0 or len(damage) < 2:
+        return 1.0
+    shares = [value / total for value in damage.values() if value > 0]
+    return -sum(share * math.log(share) for share in shares) / math.log(len(damage))
+
+
+def support(damage: Mapping[str, float], rule: Rule) -> int:
+    """The number of modules to select (eq. 9; Table 8's note on the bounds).
+
+    Concentrated damage: the fewest modules that cover τ of it. Diffuse damage: τ / 2 of the modules.
+
+    Args:
+        damage: δ̃ of each module, at least 0.
+    """
+    if normalised_entropy(damage) > ENTROPY_TRIGGER:
+        count = round(rule.threshold / 2 * len(damage))
+    else:
+        total, covered, count = sum(damage.values()), 0.0, 0
+        for value in sorted(damage.values(), reverse=True):
+            if covered >= rule.threshold * total:
+                break
+            covered, count = covered + value, count + 1
+    fewest = max(math.floor(FEWEST * len(damage)), 1)
+    return max(fewest, min(count, math.floor(MOST * len(damage))))
+
+
+def normalised(values: Mapping[str, float]) -> dict[str, float]:
+    """Values from 0, the smallest, to 1, the largest; 0 where all are equal."""
+    low, high = min(values.values()), max(values.values())
+    return {name: (value - low) / (high - low) if high > low else 0.0 for name, value in values.items()}
+
+
+def select(
+    damage: Mapping[str, float],
+    cost: Mapping[str, float],
+    sizes: Mapping[str, Size],
+    budget: int,
+    rule: Rule,
+) -> Placement:
+    """Select modules and their rank.
+
+    Args:
+        damage: δ of each module. cost: seconds that a compensator on it adds to a decode step.
+        sizes: (outputs, inputs) of each module. budget: bytes of all compensators.
+    """
+    clean = {name: max(value - NOISE, 0.0) for name, value in damage.items()}
+    count = support(clean, rule)
+    by_damage = sorted(clean, key=lambda name: -clean[name])
+    protected = math.ceil(rule.protected * count)
+    shares, costs = normalised(clean), normalised(cost)
+    rest = sorted(by_damage[protected:], key=lambda name: -(shares[name] - rule.cost_weight * costs[name]))
+    chosen = (*by_damage[:protected], *rest[: count - protected])
+    rank = affordable_rank([sizes[name] for name in chosen], budget)
+    return Placement(chosen, rank, normalised_entropy(clean), protected)

@@ -1,0 +1,86 @@
+"""Quantised models as directories that the live engine loads: linear layers in GPTQ's format (version 2)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from kernels.error_compensator import Compensator, to_int8
+from kernels.w4_gemm.pack import STEPS
+from live.adaptation.directories import config_document, stored_tensors
+from live.adaptation.quantisers.grid import QuantisedMatrix
+from live.adaptation.quantisers.models import QuantisedModel
+from live.models.checkpoint import SINGLE
+from live.models.compensated import COMPENSATORS
+from live.models.config import ModelConfig
+from live.models.packed import pack
+from reports.records.run_directory import naming, replacing, write_text
+from workloads.errors import BadInput
+
+PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The modules of a checkpoint that a joined module stands for, in the order of its rows."""
+
+
+def write_quantised(directory: Path, config: ModelConfig, model: QuantisedModel) -> None:
+    """Write config.json and model.safetensors; makes the directory.
+
+    Raises:
+        BadInput: 2 bits, which no engine serves, or sizes that do not fill whole words.
+        OSError: the disk does not take it.
+    """
+    precision = model.precision
+    if precision.bits not in STEPS:
+        raise BadInput("expected 3 or 4: no engine serves others", field="bits", value=precision.bits)
+    tensors = stored_tensors(config, model.reference)
+    for name, matrix in model.modules.items():
+        _, layer, kind = name.split(".")
+        stored = [f"model.layers.{layer}.{part}" for part in PARTS[kind]]
+        sizes = [tensors.pop(f"{module}.weight").shape[0] for module in stored]
+        for module, rows in zip(stored, torch.arange(len(matrix.codes)).split(sizes), strict=True):
+            tensors |= {f"{module}.{part}": tensor for part, tensor in _packed(matrix, rows).items()}
+    document = config_document(config)
+    document["quantization_config"] = {
+        "quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": precision.bits, "group_size": precision.group,
+        "sym": False, "desc_act": False,
+    }  # fmt: skip
+    with naming(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / "config.json", json.dumps(document, indent=1) + "\n")
+    with replacing(directory / SINGLE) as draft:
+        save_file(tensors, draft, {"format": "pt"})
+
+
+def write_compensators(directory: Path, compensators: Mapping[str, Compensator], rank: int) -> None:
+    """Write the compensators of some modules, all of one rank, beside a quantised model.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    tensors = {
+        f"{name.removeprefix('layers.')}.{part}": tensor.contiguous()
+        for name, each in compensators.items()
+        for part, tensor in to_int8(each, rank).items()
+    }
+    with replacing(directory / COMPENSATORS) as draft:
+        save_file(tensors, draft)
+
+
+def _packed(matrix: QuantisedMatrix, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Some rows in GPTQ's format: words along the inputs, zero points along the outputs."""
+    codes, bits = matrix.codes[rows], matrix.precision.bits
+    if len(rows) * bits % 32 or codes.shape[1] * bits % 32:
+        raise BadInput("expected sizes that fill whole words", field="size", value=[*codes.shape])
+    return {
+        "qweight": pack(codes, bits).T.contiguous(),
+        "qzeros": pack(matrix.zeros[rows].T, bits).contiguous(),
+        "scales": matrix.scales[rows].T.contiguous(),
+    }

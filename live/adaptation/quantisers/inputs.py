@@ -1,0 +1,54 @@
+"""Inputs of linear layers in a forward pass: their second moments and magnitudes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.nn.functional import linear
+
+from live.adaptation.forward import ForwardPass
+from live.adaptation.weights import replaced, to_named
+from live.models.weights import Weights
+
+BATCH = 32
+
+
+class RecordedInputs:
+    """A linear layer that adds up its inputs' moments as it computes.
+
+    Attributes:
+        second_moment: E[x xᵀ], (inputs, inputs). magnitude: E|x|, (inputs,). Sums until `mean` is called.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight, self._count = weight, 0
+        inputs = weight.shape[1]
+        self.second_moment, self.magnitude = torch.zeros(inputs, inputs), torch.zeros(inputs)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute x · Wᵀ and record x."""
+        rows = x.detach().flatten(0, -2)
+        self._count += len(rows)
+        self.second_moment += rows.T @ rows
+        self.magnitude += rows.abs().sum(0)
+        return linear(x, self._weight)
+
+    def mean(self) -> RecordedInputs:
+        """Divide the sums by the number of inputs; returns itself."""
+        self.second_moment /= self._count
+        self.magnitude /= self._count
+        return self
+
+
+@torch.no_grad()
+def record_inputs(
+    forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
+) -> dict[str, RecordedInputs]:
+    """The inputs of some modules (names such as layers.0.qkv) when tokens (sequences, n) are computed."""
+    named = to_named(weights)
+    recorders = {name: RecordedInputs(named[name]) for name in modules}
+    recording = replaced(weights, recorders)
+    for part in tokens.split(BATCH):
+        forward.hidden(recording, part)
+    return {name: recorder.mean() for name, recorder in recorders.items()}

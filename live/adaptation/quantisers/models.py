@@ -1,0 +1,111 @@
+"""A whole model on a grid, module by module. Embedding, head and norms stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.awq import search_scales
+from live.adaptation.quantisers.gptq import gptq
+from live.adaptation.quantisers.grid import Precision, QuantisedMatrix, round_to_nearest
+from live.adaptation.quantisers.inputs import record_inputs
+from live.adaptation.weights import from_named, module_names, replaced, to_named
+from live.models.weights import Weights
+from workloads.errors import BadInput
+
+Method: TypeAlias = Literal["rtn", "gptq", "awq"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class QuantisedModel:
+    """A model and its linear layers on a grid.
+
+    Attributes:
+        reference: the weights that were quantised. AWQ has scaled them, which changes no output.
+        modules: every linear layer on its grid, by name.
+    """
+
+    reference: Weights
+    modules: dict[str, QuantisedMatrix]
+    method: Method
+    precision: Precision
+
+    def weights(self, only: Collection[str] | None = None) -> Weights:
+        """The model with quantised modules, as dense tensors: all of them, or `only` some."""
+        chosen = {name: matrix.dense() for name, matrix in self.modules.items() if only is None or name in only}
+        return replaced(self.reference, chosen)
+
+    def errors(self) -> dict[str, torch.Tensor]:
+        """The errors W − Ŵ by module, (outputs, inputs)."""
+        named = to_named(self.reference)
+        return {name: named[name] - matrix.dense() for name, matrix in self.modules.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all linear layers on their grids."""
+        return sum(matrix.nbytes for matrix in self.modules.values())
+
+
+@torch.no_grad()
+def quantise_model(
+    forward: ForwardPass, weights: Weights, method: Method, precision: Precision, calibration: torch.Tensor
+) -> QuantisedModel:
+    """Quantise every linear layer.
+
+    Args:
+        calibration: sequences of tokens, (sequences, n), for GPTQ and AWQ.
+
+    Raises:
+        BadInput: an unknown method.
+    """
+    if method not in METHODS:
+        raise BadInput(f"expected one of {', '.join(METHODS)}", field="method", value=method)
+    reference, names = weights, module_names(forward.config)
+    if method == "awq":
+        reference = _scaled(forward, weights, precision, calibration)
+    named = to_named(reference)
+    if method == "gptq":
+        modules = _gptq_in_order(forward, reference, precision, calibration)
+    else:
+        modules = {name: round_to_nearest(named[name], precision) for name in names}
+    return QuantisedModel(reference, modules, method, precision)
+
+
+def _gptq_in_order(
+    forward: ForwardPass, weights: Weights, precision: Precision, calibration: torch.Tensor
+) -> dict[str, QuantisedMatrix]:
+    """GPTQ of each module, with its inputs as the modules before it, already quantised, give them."""
+    modules: dict[str, QuantisedMatrix] = {}
+    named, current = to_named(weights), weights
+    for name in module_names(forward.config):
+        inputs = record_inputs(forward, current, calibration, [name])[name]
+        modules[name] = gptq(named[name], inputs.second_moment, precision)
+        current = replaced(current, {name: modules[name].dense()})
+    return modules
+
+
+def _scaled(forward: ForwardPass, weights: Weights, precision: Precision, calibration: torch.Tensor) -> Weights:
+    """The same function with AWQ's scales: inputs of a module times s, and what gives these inputs divided by s.
+
+    The inputs of qkv and gate_up come from a norm, those of down from the rows of up. o is left alone: its inputs are
+    sums of values, and with grouped heads no rows of v belong to one of them.
+    """
+    named = dict(to_named(weights))
+    inputs = record_inputs(forward, weights, calibration, module_names(forward.config))
+    for i in range(forward.config.shape.layers):
+        prefix = f"layers.{i}."
+        for module, source in (("qkv", "before"), ("gate_up", "after"), ("down", "gate_up")):
+            seen, weight = inputs[prefix + module], named[prefix + module]
+            scales = search_scales(weight, seen.magnitude, seen.second_moment, precision)
+            named[prefix + module] = weight * scales
+            divisor = scales
+            if source == "gate_up":  # its first half is the gate's rows, its second half up's
+                divisor = torch.cat([torch.ones_like(scales), scales])
+            old = named[prefix + source]
+            named[prefix + source] = old / (divisor.unsqueeze(1) if old.dim() == 2 else divisor)
+    return from_named(forward.config, named)

@@ -1,0 +1,241 @@
+"""Tuned modules behind the HTTP server: the answers of all tasks at once, beside the answers of the training code.
+
+The server is a process of its own with a prefill engine for each task and one shared decode engine, or an engine with a
+decoder of its own for each task. Clients send the prompts of all tasks mixed, so that a decode step has sequences of
+several tasks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from live.adaptation.decomposition import Modules
+from live.adaptation.directories import read_model
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisation import rounded
+from live.adaptation.runs import Document, read_size
+from live.adaptation.tasks import draw
+from live.models.config import read_config
+from live.models.linear import Rounding
+from live.models.weights import model_bytes
+from workloads.errors import BadInput, TwinError
+
+SCHEMA = "twin.served-modules/1"
+
+SCENARIO = """\
+schema: twin.scenario/1
+kind: serving
+name: served-modules
+workload:
+  requests: 1
+  prefill: {{distribution: fixed, mean: 8}}
+  decode: {{distribution: fixed, mean: 8}}
+  arrivals: {{process: poisson, rate: 1}}
+  models: {{count: {models}}}
+engine: {{num_gpu_blocks: 1024, max_num_seqs: 64, max_num_batched_tokens: 512, enable_prefix_caching: false}}
+step_time: {{source: linear, overhead: 0.001}}
+system: {{layout: disaggregated, decode: {decode}, link: {{bandwidth: 1.0e+9, bytes_per_token: 1024}}}}
+"""
+"""The topology of the server; lengths, rate, step times and link are not used."""
+
+TIMEOUT = 60.0
+"""Time limit for an answer, seconds."""
+
+
+@dataclass(frozen=True)
+class ServedModules:
+    """Modules to serve.
+
+    Attributes:
+        base: directory of the decode module that all share. modules: directory of each task's module, by task.
+        bits: the shared decode module is rounded to so many; None: it stays as it is.
+        isolated: each task's module decodes, too, on an engine of its own.
+    """
+
+    base: Path
+    modules: Mapping[str, Path]
+    bits: int | None = None
+    isolated: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed answer: its tokens, and seconds from the request to the first and to the last of them."""
+
+    tokens: list[int]
+    first: float
+    last: float
+
+
+def measure_served(served: ServedModules, prompts: int, concurrency: int, seed: int) -> Document:
+    """Serve modules, and ask for the answers to prompts that no training draws.
+
+    Args:
+        prompts: of each task. concurrency: requests at a time.
+
+    Returns:
+        By task, exact match of the served and of the training code's answers, and the share of equal answers; of all
+        together tokens a second, seconds to the first token and per further token, the decode modules' bytes, and
+        decode steps by the number of tasks in them.
+
+    Raises:
+        BadInput: fewer than two modules, a model that cannot be read, or an unknown task.
+        TwinError: the server does not start, or refuses a request.
+    """
+    if len(served.modules) < 2:
+        raise BadInput("expected two modules or more", field="--module", value=len(served.modules))
+    digits = read_size(served.base).digits
+    drawn = {task: draw((task,), digits, prompts, seed, 0, "evaluation") for task in served.modules}
+    offline = {task: _offline(served, task, drawn[task][0], digits) for task in served.modules}
+    names = {task: f"model-{i}" for i, task in enumerate(served.modules)}
+    mixed = [(task, i) for i in range(prompts) for task in served.modules]
+    with _server(served, names) as port, ThreadPoolExecutor(concurrency) as pool:
+        _ask(port, names[mixed[0][0]], drawn[mixed[0][0]][0][0].tolist(), digits)  # the first request warms up
+        begin = time.perf_counter()
+        answers = list(
+            pool.map(lambda each: _ask(port, names[each[0]], drawn[each[0]][0][each[1]].tolist(), digits), mixed)
+        )
+        seconds = time.perf_counter() - begin
+        steps = _steps_by_models(port, len(names))
+    tasks = {}
+    for task, (_, expected) in drawn.items():
+        found = torch.tensor([answer.tokens for answer, (name, _) in zip(answers, mixed, strict=True) if name == task])
+        tasks[task] = {
+            "exact_match_served": _share(found, expected),
+            "exact_match_offline": _share(offline[task], expected),
+            "equal_answers": _share(found, offline[task]),
+        }
+    gaps = [(answer.last - answer.first) / (digits - 1) for answer in answers]
+    return {
+        "schema": SCHEMA,
+        "decode": "isolated" if served.isolated else "shared",
+        "bits": served.bits,
+        "prompts": prompts,
+        "concurrency": concurrency,
+        "seed": seed,
+        "tasks": tasks,
+        "tokens_per_second": len(answers) * digits / seconds,
+        "ttft_mean": statistics.mean(answer.first for answer in answers),
+        "tpot_mean": statistics.mean(gaps),
+        "decoder_bytes": _decoder_bytes(served),
+        "decode_steps_by_models": steps,
+    }
+
+
+def _offline(served: ServedModules, task: str, prompts: torch.Tensor, digits: int) -> torch.Tensor:
+    """The training code's answers."""
+    config, prefill = read_model(served.modules[task])
+    decode = prefill if served.isolated else read_model(served.base)[1]
+    if served.bits is not None:
+        decode = rounded(config, decode, Rounding(served.bits))
+    return Modules(ForwardPass(config), prefill, decode).generate(prompts, digits)
+
+
+def _share(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The share of answers that are equal in every token."""
+    return float((found == expected).all(dim=1).double().mean())
+
+
+def _decoder_bytes(served: ServedModules) -> int:
+    """Memory of all decode modules in float32, or rounded."""
+    rounding = None if served.bits is None else Rounding(served.bits)
+    one = model_bytes(read_config(served.base), torch.float32, rounding)
+    return one * (len(served.modules) if served.isolated else 1)
+
+
+@contextmanager
+def _server(served: ServedModules, names: Mapping[str, str]) -> Iterator[int]:
+    """A server of the modules; gives its port.
+
+    Raises:
+        TwinError: it does not start.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = Path(folder) / "scenario.yaml"
+        decode = "isolated" if served.isolated else "shared"
+        scenario.write_text(SCENARIO.format(models=len(names), decode=decode), encoding="utf-8")
+        command = [
+            sys.executable, "-m", "live.server", "--model", str(served.base), "--scenario", str(scenario),
+            "--in-process", "--port", "0",
+        ]  # fmt: skip
+        for task, name in names.items():
+            command += ["--module", f"{name}={served.modules[task]}"]
+        if served.bits is not None:
+            command += ["--decoder-bits", str(served.bits)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            line = process.stdout.readline()
+            if not line.startswith("http://"):
+                said = process.stderr.read().splitlines()
+                raise TwinError(f"the server has not started: {said[-1] if said else 'no reason given'}")
+            yield int(line.split()[0].rpartition(":")[2])
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _ask(port: int, model: str, prompt: list[int], tokens: int) -> Answer:
+    """One streamed completion.
+
+    Raises:
+        TwinError: the server refuses it, or ends.
+    """
+    body = {
+        "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        begin = time.perf_counter()
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise TwinError(f"the server answers with status {reply.status}: {reply.read().decode()[:200]}")
+        found: list[int] = []
+        first = last = 0.0
+        for event in _events(reply):
+            last = time.perf_counter() - begin
+            first = first or last
+            for choice in event.get("choices", ()):
+                found += choice.get("token_ids") or ()
+        return Answer(found, first, last)
+    except (OSError, http.client.HTTPException) as error:
+        raise TwinError(f"the server has not answered: {type(error).__name__}: {error}") from None
+    finally:
+        connection.close()
+
+
+def _events(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The documents of a stream of server-sent events."""
+    for line in reply:
+        text = line.decode().strip()
+        if text.startswith("data: ") and text != "data: [DONE]":
+            yield json.loads(text.removeprefix("data: "))
+
+
+def _steps_by_models(port: int, models: int) -> list[int]:
+    """Decode steps with sequences of 1, 2, … models, from the server's metrics."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    try:
+        connection.request("GET", "/metrics")
+        page = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    name = "serving_twin:models_per_decode_step_bucket"
+    cumulative = [float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)][:models]
+    return [int(count - before) for count, before in zip(cumulative, [0.0, *cumulative], strict=False)]

@@ -1,0 +1,5 @@
+"""Language models of text that every Python carries: the sources of its standard library.
+
+corpus          files, held out by name        tokenizer       bytes, or byte pairs trained on the corpus
+language_model  training windows, perplexity   sampling        text that a model writes itself
+"""

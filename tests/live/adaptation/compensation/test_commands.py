@@ -1,0 +1,125 @@
+"""`twin adapt text`, `quantise`, `diagnose` and `compensate`, on a small folder of sources."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from live.adaptation.text import sizes
+from live.adaptation.text.corpus import is_held_out
+from live.adaptation.training import TrainingSettings
+from live.loaded_model import LoadedModel
+from live.models.compensated import Compensated
+from schedulers.engine_config import EngineConfig
+from twin.cli import run
+
+SOURCES = ("--sources", "sources")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A barely trained language model of the smallest size, in the current folder."""
+    training = TrainingSettings(steps=5, batch_size=4, learning_rate=3e-3)
+    smallest = dataclasses.replace(sizes.TEXT_SIZES["reduced"], layers=2, hidden=64, window=16, training=training)
+    monkeypatch.setitem(sizes.TEXT_SIZES, "reduced", smallest)
+    monkeypatch.chdir(tmp_path)
+    Path("sources").mkdir()
+    for i in range(40):
+        Path(f"sources/m{i}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
+    assert any(is_held_out(f"m{i}.py") for i in range(40))
+    document = adapt(capsys, "text", "model", *SOURCES)
+    assert len(document["losses"]) == 5
+    assert document["corpus"]["files"] == [sum(not is_held_out(f"m{i}.py") for i in range(40)),
+                                           sum(is_held_out(f"m{i}.py") for i in range(40))]  # fmt: skip
+    return tmp_path / "model"
+
+
+def adapt(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The document that a command prints."""
+    capsys.readouterr()
+    assert run(["adapt", *arguments, "--json"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The line with which a command ends."""
+    capsys.readouterr()
+    assert run(["adapt", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_a_finished_training_is_not_trained_again(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (model / "training.safetensors").stat().st_mtime_ns
+    again = adapt(capsys, "text", "model", *SOURCES)
+    assert again == json.loads((model / "training.json").read_text())
+    assert (model / "training.safetensors").stat().st_mtime_ns == before
+    assert {path.name for path in model.iterdir()} == {
+        "config.json", "model.safetensors", "tokenizer.json", "training.json", "training.safetensors", "loss.svg",
+    }  # fmt: skip
+
+
+def test_a_model_is_diagnosed_compensated_and_loaded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (*SOURCES, "--bits", "3", "--sequences", "8", "--full-rank", "6")
+    plain = adapt(capsys, "quantise", "model", "plain", *common[:-2])
+    found = adapt(capsys, "diagnose", "model", *common, "--figure", "map.svg")
+    assert found["damage"].keys() == {
+        f"layers.{i}.{kind}" for i in range(2) for kind in ("qkv", "o", "gate_up", "down")
+    }
+    assert plain["quantised"] == found["quantised"]
+    ElementTree.fromstring(Path("map.svg").read_text())
+    made = adapt(capsys, "compensate", "model", "made", *common, "--steps", "3", "--gate-steps", "2")
+    assert made["modules"] == found["modules"]
+    assert made["rank"] == found["rank"] >= 1
+    assert len(made["losses"]) == 5
+    assert json.loads(Path("made/compensation.json").read_text()) == made
+    loaded = LoadedModel(Path("made"), random=False, dtype="float32", device="cpu", threads=1)
+    loaded.engine(EngineConfig(max_num_seqs=2, num_gpu_blocks=8, block_size=4))
+    from live.adaptation.directories import read_model
+
+    layers = read_model(Path("made"))[1].layers
+    carrying = {f"layers.{i}.qkv" for i, layer in enumerate(layers) if isinstance(layer.qkv, Compensated)}
+    assert carrying == {name for name in made["modules"] if name.endswith("qkv")}
+
+
+def test_compensators_on_all_modules_take_twice_the_budget(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = (*SOURCES, "--sequences", "8", "--steps", "1", "--gate-steps", "1")
+    every = adapt(capsys, "compensate", "model", "every", *few, "--placement", "all")
+    some = adapt(capsys, "compensate", "model", "some", *few)
+    assert len(every["modules"]) == 8
+    assert every["rank"] == 8
+    assert some["bytes"] <= every["bytes"] // 2
+
+
+def test_tables_that_cannot_be_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from live.adaptation.compensation.costs import MEASURED
+
+    text = MEASURED.read_text()
+    Path("broken.yaml").write_text(text.replace("twin.ec-tables/1", "twin.ec-tables/9"))
+    line = refused(capsys, "diagnose", "model", *SOURCES, "--sequences", "8", "--tables", "broken.yaml")
+    assert "broken.yaml" in line
+
+
+def test_what_does_not_fit_is_refused_in_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = {
+        ("--bits", "5"): "bits: got 5, expected 2, 3 or 4",
+        ("--bits", "2"): "bits: got 2, expected 3 or 4: no engine serves others",
+        ("--group", "64"): "group: got 64, expected 128, or -1 for whole rows",
+        ("--sequences", "0"): "--sequences: got 0",
+        ("--threads", "0"): "--threads: got 0",
+    }
+    for arguments, message in messages.items():
+        assert message in refused(capsys, "quantise", "model", "other", *SOURCES, *arguments)
+    assert "model: expected Python sources" in refused(capsys, "quantise", "model", "other", "--sources", "model")
+    assert "--full-rank: got 0" in refused(capsys, "diagnose", "model", "--full-rank", "0")
+    assert "--cost-weight: got -1.0" in refused(capsys, "diagnose", "model", "--cost-weight", "-1")
+    assert "nowhere" in refused(capsys, "quantise", "nowhere", "other")
+    adapt(capsys, "quantise", "model", "plain", *SOURCES, "--sequences", "8")
+    line = refused(capsys, "quantise", "plain", "other", *SOURCES)
+    assert "plain: quantization_config: expected dense weights" in line

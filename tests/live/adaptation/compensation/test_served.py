@@ -1,0 +1,138 @@
+"""A quantised model with compensators, written to a directory: the live engine's logits are the training code's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.shapes import Shape
+from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
+from live.adaptation.directories import read_model
+from live.adaptation.forward import ForwardPass
+from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
+from live.adaptation.quantisers.grid import Precision
+from live.adaptation.quantisers.models import Method, quantise_model
+from live.adaptation.training import TrainingSettings
+from live.adaptation.weights import initial_weights
+from live.models.compensated import COMPENSATORS, Compensated
+from live.models.config import ModelConfig
+from live.models.decoder import Decoder, Inputs, PagedCache
+from live.models.weights import DenseFFN, Weights
+from workloads.errors import BadInput
+
+TOKENS = 24
+MODULES = ("layers.0.qkv", "layers.0.down", "layers.1.gate_up", "layers.1.o")
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    """Two layers of width 160: two groups of 128 in each row, of which one is not full."""
+    shape = Shape(2, 160, 192, 4, 2, 32, 61, qk_norm=False)
+    return ModelConfig(family="llama", shape=shape, max_position_embeddings=64, tied=True)
+
+
+def served_logits(config: ModelConfig, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
+    """The live engine's logits of one prompt, through its paged cache."""
+    cache = PagedCache.allocate(config, 8, 4, torch.float32, "cpu")
+    count = len(tokens)
+    inputs = Inputs(
+        tokens=tokens,
+        positions=torch.arange(count),
+        slots=torch.arange(count),
+        decode_tables=torch.empty(0, 8, dtype=torch.int32),
+        decode_lengths=torch.empty(0, dtype=torch.int32),
+        chunk_tables=torch.arange(8, dtype=torch.int32)[None],
+        chunk_starts=torch.tensor([0, count], dtype=torch.int32),
+        chunk_contexts=torch.tensor([0], dtype=torch.int32),
+    )
+    decoder = Decoder(config, weights)
+    return decoder.logits(decoder.normed(decoder.forward(inputs, cache)))
+
+
+@pytest.fixture
+def written(config: ModelConfig, tmp_path: Path) -> Callable[..., Weights]:
+    """Quantises, compensates with few steps and writes to a directory; returns the training code's weights."""
+
+    def write(method: Method, precision: Precision) -> Weights:
+        forward, weights = ForwardPass(config), initial_weights(config, 0)
+        tokens = torch.randint(61, (6, TOKENS), generator=torch.Generator().manual_seed(0))
+        model = quantise_model(forward, weights, method, precision, tokens)
+        steps = TrainingSettings(steps=3, batch_size=2, learning_rate=1e-2)
+        text = calibration_text(forward, model.reference, tokens)
+        made = calibrate(forward, model, MODULES, 5, text, CalibrationSettings(steps, steps))
+        assert all(parts["second"].abs().max() > 0 for parts in made.parts.values())  # the gates are not 1
+        write_quantised(tmp_path, config, model)
+        write_compensators(tmp_path, made.stored(), 5)
+        return made.stored_weights()
+
+    return write
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
+@pytest.mark.parametrize("precision", [Precision(4), Precision(3), Precision(4, 128), Precision(3, 128)], ids=str)
+def test_the_engine_s_logits_are_those_of_the_training_code(
+    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path, method: Method, precision: Precision
+) -> None:
+    trained = written(method, precision)
+    loaded_config, loaded = read_model(tmp_path)
+    assert dataclasses.replace(loaded_config, quantisation=None) == config
+    assert isinstance(loaded.layers[0].qkv, Compensated)
+    assert isinstance(loaded.layers[0].ffn, DenseFFN)
+    assert not isinstance(loaded.layers[0].ffn.gate_up, Compensated)
+    tokens = torch.randint(61, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        offline, _ = ForwardPass(config)(trained, tokens[None])
+        served = served_logits(config, loaded, tokens)
+    torch.testing.assert_close(served, offline[0], rtol=1e-4, atol=1e-4)
+
+
+def test_compensators_change_the_logits(config: ModelConfig, written: Callable[..., Weights], tmp_path: Path) -> None:
+    written("rtn", Precision(3))
+    tokens = torch.arange(TOKENS)
+    with torch.no_grad():
+        with_them = served_logits(config, read_model(tmp_path)[1], tokens)
+        (tmp_path / COMPENSATORS).unlink()
+        without = served_logits(config, read_model(tmp_path)[1], tokens)
+    assert (with_them - without).abs().max() > 1e-2
+
+
+def test_two_bits_are_not_served(config: ModelConfig, written: Callable[..., Weights]) -> None:
+    with pytest.raises(BadInput, match=r"bits: got 2, expected 3 or 4: no engine serves others"):
+        written("rtn", Precision(2))
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop("0.qkv.up"), r"0.qkv.up: expected this tensor, which is missing"),
+        (lambda tensors: tensors.update({"7.o.up": tensors["1.o.up"].clone()}), r"7.o: expected modules of the model"),
+        (lambda tensors: tensors.update({"1.o.up": tensors["1.o.up"].float()}), r"1.o.up: .*expected torch.int8"),
+        (lambda tensors: tensors.update({"1.o.second": tensors["1.o.first"].clone()}), r"1.o.second: .*expected shape"),
+    ],
+)
+def test_broken_compensators_are_named(
+    written: Callable[..., Weights], tmp_path: Path, edit: Callable[[Tensors], object], message: str
+) -> None:
+    written("rtn", Precision(4))
+    tensors = load_file(tmp_path / COMPENSATORS)
+    edit(tensors)
+    save_file(tensors, tmp_path / COMPENSATORS)
+    with pytest.raises(BadInput, match=message):
+        read_model(tmp_path)
+
+
+def test_compensators_need_packed_weights(config: ModelConfig, written: Callable[..., Weights], tmp_path: Path) -> None:
+    from live.adaptation.directories import write_model
+
+    written("rtn", Precision(4))
+    write_model(tmp_path, config, initial_weights(config, 0))
+    with pytest.raises(BadInput, match=r"expected it packed in 3 or 4 bits, since it has an error compensator"):
+        read_model(tmp_path)

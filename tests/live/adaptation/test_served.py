@@ -1,0 +1,76 @@
+"""`twin adapt serve`: modules behind the HTTP server answer as the training code does, mixed in one decode step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="trainings need the extra [live]")
+
+from live.adaptation import sizes
+from live.adaptation.served import _ask
+from live.adaptation.training import TrainingSettings
+from twin.cli import run
+from workloads.errors import TwinError
+
+TASKS = ("reverse_add_one", "sort_add_three", "negate_rotate", "running_sum")
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
+    few = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
+    smallest = dataclasses.replace(sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, prompts=8)
+    monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
+    monkeypatch.chdir(tmp_path)
+    assert run(["adapt", "base", "base"]) == 0
+    for task in TASKS:
+        assert run(["adapt", "prefill", "base", task, "--task", task]) == 0
+    capsys.readouterr()
+    return [word for task in TASKS for word in ("--module", f"{task}={task}")]
+
+
+def test_served_answers_are_those_of_the_training_code(modules: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["adapt", "serve", "base", *modules, "--bits", "4", "--prompts", "40", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document["tasks"]) == set(TASKS)
+    for row in document["tasks"].values():
+        assert row["equal_answers"] == 1
+        assert row["exact_match_served"] == row["exact_match_offline"]
+    steps = document["decode_steps_by_models"]
+    assert len(steps) == 4
+    assert steps[3] > 0  # steps with sequences of all four models
+    assert 0 < document["tpot_mean"] < document["ttft_mean"] + document["tpot_mean"]
+    assert run(["adapt", "serve", "base", *modules, "--isolated", "--prompts", "4"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("100.0 %") >= 4
+    assert "isolated decoding: 4 decode modules" in told
+    assert "tasks in a decode step: 1.0 on average, 1 at most" in told
+
+
+def test_a_server_that_ends_is_said_in_one_line() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(TwinError, match="the server has not answered: ConnectionRefusedError"):
+        _ask(port, "model-0", [1, 2], 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--module", "copy"], "--module: got 'copy', expected TASK=DIRECTORY, each task once"),
+        (["--module", "copy=a", "--module", "copy=b"], "--module: got 'copy=b', expected TASK=DIRECTORY"),
+        (["--module", "copy=a"], "--module: got 1, expected two modules or more"),
+        (["--module", "copy=a", "--isolated", "--bits", "4"], "--bits: got 4, expected none beside --isolated"),
+        (["--module", "copy=a", "--prompts", "0"], "--prompts: got 0"),
+    ],
+)
+def test_what_cannot_be_served(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["adapt", "serve", "base", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
