@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks.provenance import provenance
+from latency_models.message_link import MessageLink
 from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import ModelSource
@@ -35,7 +36,7 @@ from live.models.weights import random_weights
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import OUTPUT, BundleLayout
 from live.topologies.bundle.measure import closed_loop, measure_bundle
-from live.topologies.direct_time import DirectTime, Link
+from live.topologies.direct_time import DirectTime
 from live.topologies.gloo import GlooTransport
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.packing import pack, unpack
@@ -104,7 +105,7 @@ def _together(names: list[str], fingerprint: str, target: Any, arguments: list[A
                 each.kill()
 
 
-def measure_link(deployment: BundleDeployment) -> Link:
+def measure_link(deployment: BundleDeployment) -> MessageLink:
     """The link between processes, by medians; its bandwidth is counted into the latency."""
     trips: list[tuple[float, float, float]] = []  # wall and CPU seconds, CPU seconds of packing
 
@@ -125,7 +126,7 @@ def measure_link(deployment: BundleDeployment) -> Link:
         transport.close()
     wall, cpu, packing = (statistics.median(each[ROUND_TRIPS // 4 :]) for each in zip(*trips, strict=True))
     # Each end sends once and receives once.
-    return Link(latency=max(wall / 2 - cpu, 0.0), overhead=max((cpu - packing) / 2, 0.0))
+    return MessageLink(latency=max(wall / 2 - cpu, 0.0), overhead=max((cpu - packing) / 2, 0.0))
 
 
 def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completions: int) -> float:

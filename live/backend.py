@@ -18,6 +18,8 @@ class BackendState(NamedTuple):
         num_running, num_waiting: requests. kv_cache_usage: fraction of blocks in use, 0 to 1.
         prefill_tokens, cached_tokens: prompt tokens computed, and those that prefix caches supplied. preemptions:
             counted since the start.
+        steps_by_models: decode steps since the start whose sequences were of 1, 2, … models; empty where there is one
+            model.
     """
 
     num_running: int = 0
@@ -26,6 +28,7 @@ class BackendState(NamedTuple):
     prefill_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    steps_by_models: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

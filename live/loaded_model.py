@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +18,16 @@ from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
-from live.models.weights import FFN, ffns_of, load_ffns, load_weights, model_bytes, random_weights, without_ffns
+from live.models.weights import (
+    FFN,
+    Weights,
+    ffns_of,
+    load_ffns,
+    load_weights,
+    model_bytes,
+    random_weights,
+    without_ffns,
+)
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 
@@ -31,6 +40,7 @@ class ModelSource:
 
     Attributes:
         path: a Hugging Face directory, or with `random` weights a config.json. seed: of random weights.
+        rounding: of the linear layers of a whole model; None: they stay as they are.
     """
 
     path: Path
@@ -39,6 +49,7 @@ class ModelSource:
     device: str
     threads: int
     seed: int = 0
+    rounding: Rounding | None = None
 
     def config(self) -> ModelConfig:
         """The model's config; reads no weights.
@@ -48,29 +59,95 @@ class ModelSource:
         """
         return read_config(self.path)
 
+    def load(self) -> Decoder:
+        """The whole model. Raises as `LoadedModel`."""
+        config, dtype = self._prepare(self.rounding)
+        return Decoder(config, self._weights(config, dtype, self.rounding))
+
     def load_attention(self) -> Decoder:
         """The decoder of a process that computes no FFN. Raises as `LoadedModel`."""
         config, dtype = self._prepare()
         if self.random:
-            return Decoder(config, without_ffns(random_weights(config, dtype, self.device, self.seed)))
+            return Decoder(config, without_ffns(self._weights(config, dtype)))
         return Decoder(config, load_weights(self.path, config, dtype, self.device, with_ffn=False))
 
     def load_ffns(self) -> list[FFN]:
         """The FFNs of all layers. Raises as `LoadedModel`."""
         config, dtype = self._prepare()
-        if self.random:
-            return ffns_of(random_weights(config, dtype, self.device, self.seed))
-        return load_ffns(self.path, config, dtype, self.device)
+        return (
+            ffns_of(self._weights(config, dtype)) if self.random else load_ffns(self.path, config, dtype, self.device)
+        )
 
-    def _prepare(self) -> tuple[ModelConfig, torch.dtype]:
+    def _weights(self, config: ModelConfig, dtype: torch.dtype, rounding: Rounding | None = None) -> Weights:
+        if self.random:
+            return random_weights(config, dtype, self.device, self.seed, rounding)
+        return load_weights(self.path, config, dtype, self.device, rounding)
+
+    def _prepare(self, rounding: Rounding | None = None) -> tuple[ModelConfig, torch.dtype]:
+        """Set up the device, and check that it is there and has the memory."""
         device_name(self.device)
         use_threads(self.threads)
         if self.device == "cpu":
             keep_freed_memory()
             use_huge_pages()
         config, dtype = self.config(), DTYPES[self.dtype]
-        check_memory(model_bytes(config, dtype), f"weights in {self.dtype}", self.device, file=self.path)
+        check_memory(model_bytes(config, dtype, rounding), f"weights in {self.dtype}", self.device, file=self.path)
         return config, dtype
+
+
+class Models(Protocol):
+    """Loads the parts of models that workers compute with. Its methods raise as `LoadedModel`."""
+
+    def decoder(self, source: ModelSource) -> Decoder:
+        """A whole model."""
+        ...
+
+    def attention(self, source: ModelSource) -> Decoder:
+        """A model without FFNs."""
+        ...
+
+    def ffns(self, source: ModelSource) -> list[FFN]:
+        """The FFNs of all layers."""
+        ...
+
+
+class SeparateModels:
+    """`Models` for one worker in a process: it loads the part that it needs and nothing else."""
+
+    def decoder(self, source: ModelSource) -> Decoder:
+        """See `Models.decoder`."""
+        return source.load()
+
+    def attention(self, source: ModelSource) -> Decoder:
+        """See `Models.attention`."""
+        return source.load_attention()
+
+    def ffns(self, source: ModelSource) -> list[FFN]:
+        """See `Models.ffns`."""
+        return source.load_ffns()
+
+
+class SharedModels:
+    """`Models` for several workers in one process: each model is loaded once, as a whole."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[ModelSource, Decoder] = {}
+
+    def decoder(self, source: ModelSource) -> Decoder:
+        """See `Models.decoder`."""
+        decoder = self._decoders.get(source)
+        if decoder is None:
+            decoder = self._decoders[source] = source.load()
+        return decoder
+
+    def attention(self, source: ModelSource) -> Decoder:
+        """See `Models.attention`."""
+        decoder = self.decoder(source)
+        return Decoder(decoder.config, without_ffns(decoder.weights))
+
+    def ffns(self, source: ModelSource) -> list[FFN]:
+        """See `Models.ffns`."""
+        return ffns_of(self.decoder(source).weights)
 
 
 class LoadedModel:
@@ -101,20 +178,8 @@ class LoadedModel:
         quantise: Mapping[str, Any] | None = None,
         async_scheduling: bool = False,
     ) -> None:
-        device_name(device)
-        use_threads(threads)
-        if device == "cpu":
-            keep_freed_memory()
-            use_huge_pages()
-        config = read_config(path)
-        torch_dtype = DTYPES[dtype]
         rounding = None if quantise is None else Rounding(**quantise)
-        check_memory(model_bytes(config, torch_dtype, rounding), f"weights in {dtype}", device, file=path)
-        if random:
-            weights = random_weights(config, torch_dtype, device, seed, rounding)
-        else:
-            weights = load_weights(path, config, torch_dtype, device, rounding)
-        self.decoder = Decoder(config, weights)
+        self.decoder = ModelSource(path, random, dtype, device, threads, seed, rounding).load()
         self.device, self.dtype = device, dtype
         self.uses_graphs = device != "cpu"
         self._depth = 2 if async_scheduling else 1

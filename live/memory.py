@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from workloads.errors import BadInput
@@ -47,6 +49,19 @@ def freeze_loaded_objects() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keep the garbage collector from pausing a step."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def available_bytes(device: str) -> int | None:

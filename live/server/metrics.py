@@ -120,6 +120,15 @@ class PrometheusExporter(Collector):
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], histogram.buckets(), histogram.total)
             yield family
+        if steps := self.backend.state().steps_by_models:
+            by_models = Histogram(range(1, len(steps) + 1))
+            for models, count in enumerate(steps, 1):
+                by_models.counts[models - 1] = count
+                by_models.total += models * count
+            text = "Models among the sequences of a decode step."
+            family = HistogramMetricFamily("serving_twin:models_per_decode_step", text, labels=["model_name"])
+            family.add_metric([self.model], by_models.buckets(), by_models.total)
+            yield family
 
     def _gauges(self) -> Iterator[Metric]:
         state = self.backend.state()

@@ -117,6 +117,9 @@ class TopologyOptions:
     module: Annotated[list[str] | None, Parameter(negative=())] = None
     """NAME=PATH, the weights of one of several models of a scenario; --model is then the decoder that they share."""
 
+    decoder_bits: int | None = None
+    """With --module, round the linear layers of the decoder that all models share to 4 or 3 bits."""
+
     role: str | None = None
     """Start only this part: coordinator, attention or ffn; frontend, prefill, decode or engine. Default: all."""
 
@@ -125,6 +128,9 @@ class TopologyOptions:
 
     rendezvous: str | None = None
     """HOST:PORT where the processes meet, of the coordinator or frontend; default: a free port of 127.0.0.1."""
+
+    in_process: Annotated[bool, Parameter(negative=())] = False
+    """Run all workers in the server's process: on a GPU with a CUDA stream each, on a CPU in turns."""
 
     join_seconds: float = 10.0
     """Time limit for the processes to meet, in seconds."""

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from live.loaded_model import DTYPES, ModelSource
+import torch
+
+from live.loaded_model import ModelSource
 from live.memory import check_memory
-from live.models.config import ModelConfig
+from live.models.linear import Rounding
 from live.server.options import EngineOptions, TopologyOptions, flag
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.deployment import Deployment
 from live.topologies.front import TopologyBackend
+from live.topologies.in_process import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
-from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.processes import LocalWorkers, TimeLimits, run_worker
+from live.topologies.pools.layout import PoolsLayout
+from live.topologies.pools.planned import kv_bytes, pools_layout
+from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario
-from scenarios.engine_pools import EnginePool, engine_pools
+from scenarios.engine_pools import engine_pools
 from scenarios.kinds import read_scenario
 from scenarios.overrides import single_settings
 from scenarios.ratios import parse_ratios
-from scenarios.serving import ServingScenario
 from scenarios.serving import check_scenario as check_serving
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 
@@ -54,7 +57,9 @@ def refuse(options: TopologyOptions) -> None:
         BadInput: a role, a rendezvous or a module is given.
     """
     module = options.module[0] if options.module else None
-    for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous), ("--module", module)):
+    given: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous, "--module": module}
+    given |= {"--decoder-bits": options.decoder_bits, "--in-process": options.in_process or None}
+    for field, value in given.items():
         if value is not None:
             raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
 
@@ -96,6 +101,8 @@ def serve_topology(deployment: Deployment, options: TopologyOptions, worker_opti
         worker_options: a worker's command line, besides its role, rank and rendezvous.
     """
     names, limits = deployment.names, _time_limits(options)
+    if options.in_process:
+        return _serve_in_process(deployment, options, serve)
     rank = 0 if options.role is None else _rank(options, names)
     address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
     try:
@@ -108,6 +115,22 @@ def serve_topology(deployment: Deployment, options: TopologyOptions, worker_opti
     except TransportError as error:
         print(f"serve-live: {error}", file=sys.stderr, flush=True)
         return 1
+
+
+def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: Serve) -> int:
+    """Load the models of all workers into this process, and serve.
+
+    Raises:
+        BadInput: options of several processes, or a model that cannot be loaded.
+    """
+    for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
+        if value is not None:
+            raise BadInput("expected none beside --in-process", field=field, value=value)
+    backend = TopologyBackend(deployment, InProcessWorkers(deployment))
+    try:
+        return serve(backend)
+    finally:
+        backend.close()
 
 
 def _serve_front(
@@ -126,16 +149,31 @@ def _serve_front(
             own = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
             places = {rank: names[rank].split() for rank in range(1, len(names))}
             commands = {rank: [*own, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
-            workers = LocalWorkers(commands, names)
+            workers = LocalWorkers(commands, names, _gpus(commands) if deployment.device != "cpu" else {})
             stack.callback(workers.close)
             members.watch = workers.check
             members.extend(limits.join * len(names))  # workers of one machine share its processors to start
         stack.callback(members.close)
         members.gather()
         members.ready()
-        backend = TopologyBackend(deployment, members, workers, limits)
+        backend = TopologyBackend(deployment, WorkerProcesses(deployment, members, workers, limits))
         stack.callback(backend.close)
         return serve(backend)
+
+
+def _gpus(ranks: Iterable[int]) -> dict[int, str]:
+    """A GPU of this machine for each worker, by rank.
+
+    Raises:
+        BadInput: there are fewer GPUs than workers.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    wanted = list(ranks)
+    if len(names) < len(wanted):
+        expected = f"expected {len(wanted)} GPUs, one for each worker, found {len(names)}: --in-process needs only one"
+        raise BadInput(expected, field="--device", value="cuda")
+    return dict(zip(wanted, names, strict=False))
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:
@@ -175,8 +213,10 @@ def _plan_bundle(
     """
     assert engine.scenario is not None
     spec = check_scenario(document, single_settings(engine.set_ or []), engine.scenario)
-    if options.module:
-        raise BadInput("expected none: a bundle serves one model", field="--module", value=options.module[0])
+    module = options.module[0] if options.module else None
+    for field, value in (("--module", module), ("--decoder-bits", options.decoder_bits)):
+        if value is not None:
+            raise BadInput("expected none: a bundle serves one model", field=field, value=value)
     return BundleDeployment(model, _bundle_layout(spec, model, engine, engine.scenario), spec.refill)
 
 
@@ -194,14 +234,31 @@ def _plan_pools(
         expected = "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
         raise BadInput(expected, field=flag(name), value=value)
     spec, pools = engine_pools(document, single_settings(engine.set_ or []), engine.scenario)
-    layout, chunks = _pools_layout(spec, pools)
-    deployment = PoolsDeployment(model, layout, _modules(spec.model_names, options.module or [], model), chunks)
-    row = _kv_bytes(deployment.config, model)
+    layout, chunks = pools_layout(spec, pools)
+    modules = _modules(spec.model_names, options.module or [], model)
+    deployment = PoolsDeployment(_shared_decoder(model, layout, options.decoder_bits), layout, modules, chunks)
+    row = kv_bytes(deployment.config, model.dtype)
     for place in layout.engines:
         blocks, field = place.config.num_gpu_blocks, "engine.num_gpu_blocks or engine.kv_memory"
         size = blocks * place.config.block_size * row
         check_memory(size, f"KV caches of a {place.role} engine", model.device, field=field, value=blocks)
     return deployment
+
+
+def _shared_decoder(model: ModelSource, layout: PoolsLayout, bits: int | None) -> ModelSource:
+    """The decoder that several models share, rounded to so many bits.
+
+    Raises:
+        BadInput: no such bits, or bits where no engine has such a decoder.
+    """
+    if bits is None:
+        return model
+    if bits not in (3, 4):
+        raise BadInput("expected 3 or 4", field="--decoder-bits", value=bits)
+    if len(layout.prefill) == 1 or all(place.module is not None for place in layout.engines):
+        expected = "expected it beside several models with a shared decode pool"
+        raise BadInput(expected, field="--decoder-bits", value=bits)
+    return replace(model, rounding=Rounding(bits))
 
 
 def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions, file: Path) -> BundleLayout:
@@ -223,7 +280,7 @@ def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions,
     field = "batch_size" if blocks is None else "--num-gpu-blocks"
     blocks = batch_size * -(-config.max_position_embeddings // BLOCK) if blocks is None else blocks
     tokens = max(PROMPT_TOKENS, batch_size) if tokens is None else tokens
-    here = blocks * BLOCK * _kv_bytes(config, model) * spec.microbatches * topology.attention_instances
+    here = blocks * BLOCK * kv_bytes(config, model.dtype) * spec.microbatches * topology.attention_instances
     check_memory(here, "KV caches of all attention instances", model.device, field=field, value=blocks)
     try:
         settings = EngineConfig(
@@ -233,12 +290,6 @@ def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions,
     except ValueError as error:
         raise BadInput(str(error), field="engine") from None
     return BundleLayout(topology.attention_instances, topology.ffn_instances, spec.microbatches, settings)
-
-
-def _kv_bytes(config: ModelConfig, model: ModelSource) -> int:
-    """Bytes of KV cache of one token."""
-    shape = config.shape
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
 
 
 def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
@@ -268,29 +319,6 @@ def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[s
     return sources
 
 
-def _pools_layout(
-    spec: ServingScenario, pools: list[EnginePool]
-) -> tuple[PoolsLayout, tuple[Callable[[], ChunkPolicy | None], ...]]:
-    """The engines of a scenario, and what makes the chunk policy of each."""
-    models = spec.model_names
-    engines: list[EnginePlace] = []
-    chunks: list[Callable[[], ChunkPolicy | None]] = []
-    ranks: dict[str, dict[str, tuple[int, ...]]] = {"prefill": {}, "decode": {}}
-    for pool in pools:
-        known: dict[str, int] = {}
-        own = pool.spec.models == "each" and len(models) > 1
-        side = ranks["decode" if pool.spec.role == "decode" else "prefill"]
-        for model, names in pool.spec.engine_names(models).items():
-            for name in names:
-                if name not in known:
-                    engines.append(EnginePlace(pool.spec.role, pool.scheduler.config, model if own else None))
-                    chunks.append(pool.scheduler.chunk_policy)
-                    known[name] = len(engines)
-            side[model] = side.get(model, ()) + tuple(known[name] for name in names)
-    routing = spec.system.routing
-    return PoolsLayout(tuple(engines), ranks["prefill"], ranks["decode"], routing), tuple(chunks)
-
-
 def _worker_options(model: ModelSource, engine: EngineOptions, options: TopologyOptions) -> list[str]:
     """The command line of a worker, besides its place: the same model and settings."""
     assert engine.scenario is not None
@@ -307,4 +335,6 @@ def _worker_options(model: ModelSource, engine: EngineOptions, options: Topology
         words += ["--set", change]
     for module in options.module or []:
         words += ["--module", module]
+    if options.decoder_bits is not None:
+        words += ["--decoder-bits", str(options.decoder_bits)]
     return words

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 from live.backend import BackendLimits, BackendState
 from live.engine import Progress
 from live.generation import Generation
+from live.loaded_model import Models
 from live.models.config import ModelConfig
 from live.topologies.transport import Forms, Role, Transport
 
@@ -83,7 +84,12 @@ class Deployment(Protocol):
         """The role of rank 0."""
         ...
 
-    def load(self, rank: int) -> MakeRole:
+    @property
+    def device(self) -> str:
+        """The kind of device that workers compute on."""
+        ...
+
+    def load(self, rank: int, models: Models) -> MakeRole:
         """Load the model of another rank; the result makes its role.
 
         Raises:

@@ -7,32 +7,13 @@ counted. Nothing is predicted but the link.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from latency_models.message_link import MessageLink
 from live.clock import ClockName
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The link between any two roles; every pair has one of its own in each direction.
-
-    Attributes:
-        latency: seconds of a message of any size. bandwidth: bytes per second.
-        overhead: CPU seconds that sending takes the sender and receiving the receiver, beyond what they really do in
-            this process.
-    """
-
-    latency: float = 0.0
-    bandwidth: float = math.inf
-    overhead: float = 0.0
-
-    def seconds(self, size: int) -> float:
-        """Time of a message of so many bytes."""
-        return self.latency + size / self.bandwidth
 
 
 @dataclass(slots=True)
@@ -70,35 +51,40 @@ class DirectTime:
 
     Attributes:
         name: of the clock, as results carry it. roles: times by rank. transfers: by source and destination.
+        work: by rank, the CPU seconds of each stretch of work. A stretch ends when the role sends a message, waits, or
+            reads its clock. With the link, stretches are all that the clocks are made of.
     """
 
     name: ClassVar[ClockName] = "direct"
 
-    def __init__(self, link: Link | None = None, cpu: Callable[[], float] = time.thread_time) -> None:
-        self.link, self._cpu = link or Link(), cpu
+    def __init__(self, link: MessageLink | None = None, cpu: Callable[[], float] = time.thread_time) -> None:
+        self.link, self._cpu = link or MessageLink(), cpu
         self.roles: dict[int, RoleTime] = {}
         self.transfers: dict[tuple[int, int], Transfers] = {}
+        self.work: dict[int, list[float]] = {}
         self._running: int | None = None
-        self._resumed = 0.0
+        self._since = 0.0
 
     def restart(self) -> None:
         """Set all clocks and counts to 0. No message may be on its way."""
         self.roles.clear()
         self.transfers.clear()
+        self.work.clear()
 
     def now(self, rank: int) -> float:
         """See `Timekeeper.now`."""
-        running = self._cpu() - self._resumed if rank == self._running else 0.0
-        return self._role(rank).now + running
+        if rank == self._running:
+            self._end_stretch(rank)
+        return self._role(rank).now
 
     def resume(self, rank: int) -> None:
         """See `Timekeeper.resume`."""
-        self._running, self._resumed = rank, self._cpu()
+        self._running, self._since = rank, self._cpu()
 
     def pause(self, rank: int) -> None:
         """See `Timekeeper.pause`."""
+        self._end_stretch(rank)
         self._running = None
-        self._work(self._role(rank), self._cpu() - self._resumed)
 
     def arrival(self, source: int, destination: int, size: int) -> float:
         """See `Timekeeper.arrival`."""
@@ -107,20 +93,34 @@ class DirectTime:
         transfers.messages += 1
         transfers.size += size
         transfers.seconds += seconds
-        self._work(self._role(source), self.link.overhead)
-        return self.now(source) + seconds
+        if source == self._running:
+            self._end_stretch(source)
+        role = self._role(source)
+        self._work(role, self.link.overhead)
+        return role.now + seconds
 
     def receive(self, rank: int, arrival: float) -> None:
         """See `Timekeeper.receive`."""
+        self.wait_until(rank, arrival)
+        self._work(self._role(rank), self.link.overhead)
+
+    def wait_until(self, rank: int, moment: float) -> None:
+        """See `Timekeeper.wait_until`."""
         role = self._role(rank)
-        if arrival > role.now:
-            role.waiting += arrival - role.now
-            role.now = arrival
-        self._work(role, self.link.overhead)
+        if moment > role.now:
+            role.waiting += moment - role.now
+            role.now = moment
 
     def first(self, ready: Mapping[int, float]) -> int:
         """See `Timekeeper.first`: the one that goes on earliest, of several the lowest rank."""
         return min(ready, key=lambda rank: (max(self._role(rank).now, ready[rank]), rank))
+
+    def _end_stretch(self, rank: int) -> None:
+        """Count the work of the running role since it was resumed, or since its last message."""
+        until = self._cpu()
+        seconds, self._since = until - self._since, until
+        self.work.setdefault(rank, []).append(seconds)
+        self._work(self._role(rank), seconds)
 
     @staticmethod
     def _work(role: RoleTime, seconds: float) -> None:

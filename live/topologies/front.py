@@ -1,4 +1,4 @@
-"""A topology as a server's backend: rank 0 in a thread, between the event loop and the other processes.
+"""A topology as a server's backend: rank 0 in a thread, between the event loop and the workers.
 
 The thread alone runs the role and waits for workers. The event loop submits and aborts, and gets each step's tokens as
 a call on the loop. What the loop's requests look like, and their stop checks, the thread never touches: it works on
@@ -18,29 +18,25 @@ from live.engine import Progress
 from live.generation import Generation
 from live.models.config import ModelConfig
 from live.topologies.deployment import Deployment
-from live.topologies.gloo import GlooTransport
-from live.topologies.membership import Membership
-from live.topologies.processes import END_SECONDS, LocalWorkers, TimeLimits
+from live.topologies.processes import END_SECONDS
 from live.topologies.requests import FINISH_REASONS, append_token
 from live.topologies.transport import TransportError
+from live.topologies.workers import Workers
 
 Rows = list[tuple[int, int, int]]
 """New tokens: request id, token, code of the finish reason."""
 
 
 class TopologyBackend:
-    """A topology whose workers have come and loaded their models, as `live.backend.Backend`.
+    """A topology, as `live.backend.Backend`.
 
     Args:
-        members: rank 0's place among the others, gathered and ready. workers: those started on this machine.
+        workers: they have loaded their models.
     """
 
-    def __init__(
-        self, deployment: Deployment, members: Membership, workers: LocalWorkers | None, limits: TimeLimits
-    ) -> None:
-        self._deployment, self._members, self._workers = deployment, members, workers
-        self._transport = GlooTransport(members, deployment.forms(), limits.answer)
-        self._role = deployment.front(self._transport, self._note)
+    def __init__(self, deployment: Deployment, workers: Workers) -> None:
+        self._deployment, self._workers = deployment, workers
+        self._role = deployment.front(workers.transport, self._note)
         self._generations: dict[int, Generation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
@@ -77,7 +73,7 @@ class TopologyBackend:
         self._role.submit(replace(generation, stop_check=None, output=[]))
         generation.submitted = time.perf_counter()
         self._generations[generation.request.id] = generation
-        self._transport.wake()
+        self._workers.wake()
 
     def abort(self, request_id: int) -> None:
         """See `Backend.abort`."""
@@ -85,33 +81,28 @@ class TopologyBackend:
         if generation is not None:
             generation.finish_reason = "abort"
             self._role.abort(request_id)
-            self._transport.wake()
+            self._workers.wake()
 
     def close(self) -> None:
         """End the workers, and wait until they have ended."""
         self._role.stop()
-        self._transport.wake()
+        self._workers.wake()
         if self._thread.is_alive():
             self._thread.join(END_SECONDS)
-        self._transport.close()
-        if self._workers is not None:
-            self._workers.close()
-        self._members.close()
+        self._workers.close()
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._transport.run(self._role.run())
+            self._workers.run(self._role.run())
         except TransportError as error:
             self._report(str(error))
         except Exception as error:
-            self._report(
-                str(self._members.fail(f"{self._members.name(0)} has failed: {type(error).__name__}: {error}"))
-            )
+            self._report(str(self._workers.fail(f"{type(error).__name__}: {error}")))
 
     def _report(self, reason: str) -> None:
-        self._transport.close()
+        self._workers.disconnect()
         self._call(lambda: self._fail(reason))
 
     def _note(self, progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """Each role in a process of its own: messages over torch.distributed's gloo backend.
 
 A message is sent as one buffer of bytes (`live.topologies.packing`). The receiver has a buffer for the largest message
-that the forms allow.
+that the forms allow. On GPUs the buffer has no tensors of the devices: `live.topologies.device_link` carries these.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import time
 from collections import deque
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 
+from live.topologies.device_link import DeviceLink
 from live.topologies.membership import Membership
-from live.topologies.packing import capacity, pack, unpack
+from live.topologies.packing import capacity, on_device, pack, unpack
 from live.topologies.transport import (
     STOP,
     Forms,
@@ -46,10 +48,11 @@ class GlooTransport:
 
     Args:
         members: this rank's place among the others, gathered. limit: seconds that any wait may take.
+        link: carries the tensors of the workers' devices; None: they go through the host, too.
     """
 
-    def __init__(self, members: Membership, forms: Forms, limit: float) -> None:
-        self.rank = members.rank
+    def __init__(self, members: Membership, forms: Forms, limit: float, link: DeviceLink | None = None) -> None:
+        self.rank, self._link = members.rank, link
         self._members, self._forms, self._limit = members, forms, limit
         self._group: Any = members.group(limit)
         self._wait_limit = timedelta(seconds=limit)
@@ -67,12 +70,15 @@ class GlooTransport:
     def send(self, destination: int, message: Message) -> None:
         """See `Transport.send`."""
         check_message(message, self._forms)
-        buffer = pack(message)
+        form = None if self._link is None else self._forms[message.kind]
+        buffer = pack(message, form)
         under_way = self._sending.setdefault(destination, deque())
         if len(under_way) >= OUTSTANDING:
             self._finish(under_way.popleft()[0], destination)
         try:
             under_way.append((self._group.send([buffer], destination, TAG), buffer))
+            if self._link is not None and form is not None:
+                self._link.send(destination, on_device(message, form))
         except RuntimeError as error:
             raise self._members.blame(destination, _reason(error)) from None
 
@@ -91,9 +97,11 @@ class GlooTransport:
             raise self._members.blame(source, _reason(error)) from None
         self._finish(work, source, limit)
         try:
-            return unpack(buffer, self._forms)
+            return unpack(buffer, self._forms, None if self._link is None else partial(self._link.receive, source))
         except TransportError as error:
             raise self._members.fail(f"{self._members.name(source)} sent {error}") from None
+        except RuntimeError as error:
+            raise self._members.blame(source, _reason(error, self._limit)) from None
 
     def wake(self) -> None:
         """Resume the role if it is idle, or waits for a message of any source. May be called from any thread."""
@@ -120,6 +128,8 @@ class GlooTransport:
         for destination, under_way in self._sending.items():
             while under_way:
                 self._finish(under_way.popleft()[0], destination)
+        if self._link is not None:
+            self._link.flush()
 
     def close(self) -> None:
         """Close the connections: the others notice it at once. Messages that have not been read are lost."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -53,6 +53,10 @@ class Timekeeper(Protocol):
         """A role takes a message that arrived at this time."""
         ...
 
+    def wait_until(self, rank: int, moment: float) -> None:
+        """A role that waits is reached from outside at this time."""
+        ...
+
     def first(self, ready: Mapping[int, float]) -> int:
         """Choose which of several roles that can go on does so first.
 
@@ -83,17 +87,59 @@ class WallTime:
     def receive(self, rank: int, arrival: float) -> None:
         """See `Timekeeper.receive`."""
 
+    def wait_until(self, rank: int, moment: float) -> None:
+        """See `Timekeeper.wait_until`: at once."""
+
     def first(self, ready: Mapping[int, float]) -> int:
         """See `Timekeeper.first`: the one that has waited longest."""
         return next(iter(ready))
 
 
+class Handover(Protocol):
+    """The way of a message from one role to another in this process."""
+
+    def give(self, message: Message) -> Any:
+        """The message as it is kept on its way; called while the sender runs."""
+        ...
+
+    def take(self, content: Any) -> Message:
+        """The message again; called while the receiver runs."""
+        ...
+
+
+class SameTensors:
+    """The receiver gets the sender's tensors."""
+
+    def give(self, message: Message) -> Message:
+        """See `Handover.give`."""
+        return message
+
+    def take(self, content: Message) -> Message:
+        """See `Handover.take`."""
+        return content
+
+
+class PackedMessages:
+    """Messages are packed by the sender and unpacked by the receiver, as between processes: it counts as their work."""
+
+    def __init__(self, forms: Forms) -> None:
+        self._forms = forms
+
+    def give(self, message: Message) -> torch.Tensor:
+        """See `Handover.give`."""
+        return pack(message)
+
+    def take(self, content: torch.Tensor) -> Message:
+        """See `Handover.take`."""
+        return unpack(content, self._forms)
+
+
 class _InTransit(NamedTuple):
-    """A message on its way, packed or not."""
+    """A message on its way, in the form that the handover gave it."""
 
     arrival: float
     source: int
-    content: Message | torch.Tensor
+    content: Any
 
 
 class LocalTransport:
@@ -115,18 +161,18 @@ class LocalNetwork:
     """Runs roles in turns and carries their messages.
 
     Args:
-        packed: messages are packed by the sender and unpacked by the receiver, as between processes, so that this
-            counts as their work. Otherwise the receiver gets the sender's tensors.
+        timekeeper: the clock on the wall by default. handover: the receiver gets the sender's tensors by default.
 
     Attributes:
         sent: messages sent so far. timekeeper: the roles' clocks.
     """
 
-    def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, *, packed: bool = False) -> None:
+    def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None) -> None:
         self.timekeeper = timekeeper or WallTime()
         self.sent = 0
-        self._forms, self._packed = forms, packed
+        self._forms, self._handover = forms, handover or SameTensors()
         self._mail: dict[tuple[int, int], deque[_InTransit]] = {}
+        self._outside: dict[int, deque[tuple[float, Callable[[], None]]]] = {}
         self._roles: dict[int, Role] = {}
         self._waits: dict[int, Wait] = {}  # of the roles that wait, the longest first
 
@@ -137,10 +183,17 @@ class LocalNetwork:
     def post(self, source: int, destination: int, message: Message) -> None:
         """Put a message in the mail."""
         check_message(message, self._forms)
-        content = pack(message) if self._packed else message
+        content = self._handover.give(message)
         arrival = self.timekeeper.arrival(source, destination, message.size)
         self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, source, content))
         self.sent += 1
+
+    def at(self, rank: int, moment: float, action: Callable[[], None]) -> None:
+        """Let something reach a role from outside at a time of its clock; call it in the order of these times.
+
+        The role is resumed with None, as when a client's request wakes it.
+        """
+        self._outside.setdefault(rank, deque()).append((moment, action))
 
     @torch.inference_mode()
     def start(self, roles: Mapping[int, Role]) -> None:
@@ -149,19 +202,30 @@ class LocalNetwork:
             self._roles[rank] = role
             self._go_on(rank, None)
 
-    @torch.inference_mode()
     def run(self) -> None:
         """Run until every role has ended, or is idle or waits for one that is.
 
         Raises:
             TransportError: roles wait for one another.
         """
-        while ready := self._ready():
+        while not self.run_some(1024):
+            pass
+
+    @torch.inference_mode()
+    def run_some(self, turns: int) -> bool:
+        """Resume roles so many times; returns whether there is nothing left to run. Raises as `run`."""
+        for _ in range(turns):
+            ready = self._ready()
+            if not ready:
+                break
             rank = self.timekeeper.first(ready)
             self._go_on(rank, self._take(rank, self._waits[rank]))
+        else:
+            return False
         if self._waits and not any(isinstance(wait, Idle) for wait in self._waits.values()):
             waits = "; ".join(f"rank {rank} for {wait}" for rank, wait in self._waits.items())
             raise TransportError(f"roles wait for one another: {waits}")
+        return True
 
     @torch.inference_mode()
     def wake(self, rank: int) -> None:
@@ -174,11 +238,12 @@ class LocalNetwork:
         """True when every role has ended."""
         return not self._waits
 
-    def _go_on(self, rank: int, content: Message | torch.Tensor | None) -> None:
+    def _go_on(self, rank: int, content: Any) -> None:
+        """Resume a role with a message in the handover's form, or with None."""
         self._waits.pop(rank, None)
         self.timekeeper.resume(rank)
         try:
-            message = unpack(content, self._forms) if isinstance(content, torch.Tensor) else content
+            message = None if content is None else self._handover.take(content)
             self._waits[rank] = self._roles[rank].send(message)
         except StopIteration:
             del self._roles[rank]
@@ -191,8 +256,12 @@ class LocalNetwork:
         for rank, wait in self._waits.items():
             if isinstance(wait, ReceiveAny) and not wait.wait:
                 ready[rank] = -math.inf
-            elif queues := self._queues(rank, wait):
-                ready[rank] = min(queue[0].arrival for queue in queues)
+            else:
+                moments = [queue[0].arrival for queue in self._queues(rank, wait)]
+                if self._outside.get(rank) and not isinstance(wait, Receive):
+                    moments.append(self._outside[rank][0][0])
+                if moments:
+                    ready[rank] = min(moments)
         return ready
 
     def _queues(self, rank: int, wait: Wait) -> list[deque[_InTransit]]:
@@ -200,12 +269,20 @@ class LocalNetwork:
         sources = (wait.source,) if isinstance(wait, Receive) else getattr(wait, "sources", ())
         return [queue for source in sources if (queue := self._mail.get((source, rank)))]
 
-    def _take(self, rank: int, wait: Wait) -> Message | torch.Tensor | None:
-        """The message that a role waits for; None for one that did not want to wait."""
+    def _take(self, rank: int, wait: Wait) -> Any:
+        """The message that a role waits for, in the handover's form; None for one that did not want to wait."""
         queues = self._queues(rank, wait)
         if isinstance(wait, ReceiveAny) and not wait.wait:
             now = self.timekeeper.now(rank)
             queues = [queue for queue in queues if queue[0].arrival <= now]
+        outside = self._outside.get(rank)
+        if outside and not isinstance(wait, Receive):
+            moment, action = outside[0]
+            if all(moment <= queue[0].arrival for queue in queues):
+                outside.popleft()
+                self.timekeeper.wait_until(rank, moment)
+                action()
+                return None
         if not queues:
             return None
         taken = min(queues, key=lambda queue: queue[0][:2]).popleft()

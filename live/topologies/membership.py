@@ -92,6 +92,7 @@ class Membership:
 
     Attributes:
         store: the key-value store. meeting_point: its address. address: this rank's own, towards the others.
+        closing: set when this rank leaves.
         watch: called by `check`; raises for what else can fail, such as a process that this one has started.
 
     Raises:
@@ -121,7 +122,7 @@ class Membership:
         self._pulse_store = self.store if listener is None else self._connect(address, None)
         now = time.monotonic()
         self._seen: list[tuple[bytes, float]] = [(b"", now)] * len(self.names)
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         self._pulse: threading.Thread | None = None
         self._store_silent = self._store_ended = False
 
@@ -163,14 +164,29 @@ class Membership:
             self.check()
             time.sleep(POLL_SECONDS)
 
-    def group(self, seconds: float) -> dist.ProcessGroupGloo:
-        """A gloo group of all ranks, whose operations take at most so many seconds."""
+    def group(self, seconds: float, name: str = "group") -> dist.ProcessGroupGloo:
+        """A gloo group of all ranks, whose operations take at most so many seconds. `name`: under which they meet."""
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         options._timeout = timedelta(seconds=seconds)
-        store = PrefixStore("group", self.store)
+        store = PrefixStore(name, self.store)
         try:
             return dist.ProcessGroupGloo(store, self.rank, len(self.names), options)
+        except RuntimeError as error:
+            raise self.blame(None, str(error).splitlines()[0]) from None
+
+    def nccl_group(self, seconds: float, name: str) -> Any:
+        """An NCCL group of all ranks; those that never send or receive in it need not make it.
+
+        Raises:
+            TransportError: this process has no GPU, or PyTorch no NCCL.
+        """
+        if not dist.is_nccl_available():
+            raise self.fail(f"{self.name(self.rank)} has a PyTorch without NCCL")
+        options: Any = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=seconds)
+        try:
+            return dist.ProcessGroupNCCL(PrefixStore(name, self.store), self.rank, len(self.names), options)
         except RuntimeError as error:
             raise self.blame(None, str(error).splitlines()[0]) from None
 
@@ -211,7 +227,7 @@ class Membership:
             if self.store.check([f"gone/{rank}" for rank in alive]):
                 break
             time.sleep(POLL_SECONDS)
-        self._closing.set()
+        self.closing.set()
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -281,7 +297,7 @@ class Membership:
         keys = [f"pulse/{rank}" for rank in range(len(self.names))]
         count = 0
         self._seen = [(b"", time.monotonic())] * len(self.names)
-        while not self._closing.wait(BEAT_SECONDS):
+        while not self.closing.wait(BEAT_SECONDS):
             count += 1
             try:
                 self._pulse_store.set(keys[self.rank], str(count))

@@ -6,16 +6,20 @@ import contextlib
 import os
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from functools import partial
+from typing import IO, TypeAlias
 
+from live.loaded_model import SeparateModels
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
+from live.topologies.device_link import DeviceLink, device_link
 from live.topologies.gloo import GlooTransport
-from live.topologies.membership import Address, Membership
-from live.topologies.transport import TransportError
+from live.topologies.membership import BEAT_SECONDS, Address, Membership
+from live.topologies.transport import Role, Transport, TransportError
 from workloads.errors import TwinError
 
 END_SECONDS = 5.0
@@ -37,7 +41,21 @@ class TimeLimits:
     answer: float = 6.0
 
 
-def run_worker(deployment: Deployment, rank: int, address: Address, limits: TimeLimits) -> None:
+MakeLink: TypeAlias = Callable[[Deployment, Membership, TimeLimits], DeviceLink | None]
+"""Makes the link between the devices of workers; None where their tensors go through the host."""
+
+
+def nccl_link(deployment: Deployment, members: Membership, limits: TimeLimits) -> DeviceLink | None:
+    """The link between GPUs."""
+    if deployment.device == "cpu":
+        return None
+    seconds = limits.answer
+    return device_link(members.rank, partial(members.nccl_group, seconds), seconds, deployment.device)
+
+
+def run_worker(
+    deployment: Deployment, rank: int, address: Address, limits: TimeLimits, make_link: MakeLink = nccl_link
+) -> None:
     """Run one worker of a topology until the topology ends.
 
     Raises:
@@ -48,10 +66,13 @@ def run_worker(deployment: Deployment, rank: int, address: Address, limits: Time
     transport: GlooTransport | None = None
     try:
         members.gather()
-        make_role = deployment.load(rank)
+        make_role = deployment.load(rank, SeparateModels())
         freeze_loaded_objects()
         members.ready()
-        transport = GlooTransport(members, deployment.forms(), limits.answer)
+        link = make_link(deployment, members, limits)
+        if link is not None:
+            threading.Thread(target=_abort_on_failure, args=[members, link], name="guard", daemon=True).start()
+        transport = GlooTransport(members, deployment.forms(), limits.answer, link)
         transport.run(make_role(transport))
     except TransportError:
         raise
@@ -67,14 +88,70 @@ def run_worker(deployment: Deployment, rank: int, address: Address, limits: Time
         members.close()
 
 
+def _abort_on_failure(members: Membership, link: DeviceLink) -> None:
+    """End what a link waits for when another rank has failed: on a GPU nothing else would, and the host would hang."""
+    while not members.closing.wait(BEAT_SECONDS):
+        try:
+            members.check()
+        except TransportError:
+            link.abort()
+            return
+
+
+class WorkerProcesses:
+    """The workers of a topology in processes of their own, as `live.topologies.workers.Workers`.
+
+    Args:
+        members: rank 0's place among the others, gathered and ready. started: the workers that this process has started
+            on this machine; None if they were started by themselves.
+    """
+
+    def __init__(
+        self, deployment: Deployment, members: Membership, started: LocalWorkers | None, limits: TimeLimits
+    ) -> None:
+        self._members, self._started = members, started
+        self._gloo = GlooTransport(members, deployment.forms(), limits.answer)
+
+    @property
+    def transport(self) -> Transport:
+        """See `Workers.transport`."""
+        return self._gloo
+
+    def run(self, role: Role) -> None:
+        """See `Workers.run`."""
+        self._gloo.run(role)
+
+    def wake(self) -> None:
+        """See `Workers.wake`."""
+        self._gloo.wake()
+
+    def fail(self, reason: str) -> TransportError:
+        """See `Workers.fail`."""
+        return self._members.fail(f"{self._members.name(0)} has failed: {reason}")
+
+    def disconnect(self) -> None:
+        """See `Workers.disconnect`."""
+        self._gloo.close()
+
+    def close(self) -> None:
+        """See `Workers.close`: those that do not end by themselves are ended."""
+        self._gloo.close()
+        if self._started is not None:
+            self._started.close()
+        self._members.close()
+
+
 class LocalWorkers:
     """Workers in processes of their own on this machine.
 
     Args:
         commands: of each worker, by rank. names: of the ranks.
+        gpus: the GPU that each worker is to see, by rank, as in CUDA_VISIBLE_DEVICES; where none is given, all.
     """
 
-    def __init__(self, commands: Mapping[int, Sequence[str]], names: Sequence[str]) -> None:
+    def __init__(
+        self, commands: Mapping[int, Sequence[str]], names: Sequence[str], gpus: Mapping[int, str] | None = None
+    ) -> None:
         self._names = names
         self._errors: dict[int, IO[str]] = {}
         self._processes: dict[int, subprocess.Popen[str]] = {}
@@ -86,7 +163,7 @@ class LocalWorkers:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors[rank],
                 start_new_session=True,  # Ctrl-C is for the server alone, which ends them
-                env={**os.environ, **QUIET},
+                env={**os.environ, **QUIET, **_visible((gpus or {}).get(rank))},
                 text=True,
             )
 
@@ -125,3 +202,8 @@ class LocalWorkers:
         self._errors[rank].seek(0)
         lines = self._errors[rank].read().splitlines()
         return lines[-1] if lines else ""
+
+
+def _visible(gpu: str | None) -> dict[str, str]:
+    """The environment of a process that sees one GPU; None: all."""
+    return {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}

@@ -29,11 +29,16 @@ class TransportError(TwinError):
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A tensor of a message: up to `rows` rows of the shape `row`, of one type."""
+    """A tensor of a message: up to `rows` rows of the shape `row`, of one type.
+
+    Attributes:
+        on_device: sender and receiver compute with it on their devices. Otherwise it is on the host.
+    """
 
     dtype: torch.dtype
     rows: int
     row: tuple[int, ...] = ()
+    on_device: bool = False
 
     @property
     def row_bytes(self) -> int:

@@ -21,9 +21,9 @@ from latency_models.speed_probes import Reading
 from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import make_generation
+from live.memory import no_garbage_collection
 from live.validation.machine_speed import SpeedReadings
 from live.validation.prompts import GREEDY
-from live.validation.replay import no_garbage_collection
 from schedulers.batches import Batch
 
 WARM_UP_STEPS = 40

@@ -31,4 +31,5 @@ def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) 
         task=request.task,
         arrival=request.arrival,
         priority=request.priority,
+        model=request.model,
     )

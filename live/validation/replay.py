@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +12,7 @@ from latency_models.speed_probes import Reading
 from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import Generation
+from live.memory import no_garbage_collection
 from live.validation.machine_speed import SpeedReadings
 from schedulers.batches import Batch
 
@@ -120,16 +119,3 @@ def replay(
                 clock.wait_until(waiting[sent].request.arrival)
     engine.watch = None
     return ReplayResult(list(generations), waiting, noticed, steps, followed, speed.readings if speed else [])
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Keep the garbage collector from pausing a step."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

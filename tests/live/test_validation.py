@@ -12,6 +12,7 @@ import pytest
 
 from latency_models.io.config_io import read_yaml_text
 from scenarios.validation import check_validation
+from tests.live.tiny_validation import write_validation
 from twin.cli import run
 from twin.validation.compare import compare_load, missed, summary
 from workloads.errors import BadInput
@@ -32,18 +33,11 @@ repeats: 2
 profiling: {rounds: 10, max_steps: 30, max_prompt_tokens: 24, max_output_tokens: 8}
 machine_speed: {share: 0.1}
 """
-CONFIG = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 60, "max_position_embeddings": 128,
-}  # fmt: skip
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    file = tmp_path / "scenario.yaml"
-    file.write_text(SCENARIO)
-    return file
+    return write_validation(tmp_path, SCENARIO)
 
 
 def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

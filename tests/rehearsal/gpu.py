@@ -57,6 +57,7 @@ class PretendedGPU:
             setattr(torch.cuda, name, stand_in)
         border = Border(self)
         border.__enter__()
+        FakeTensor.record_stream = lambda tensor, stream: None  # type: ignore[method-assign]
         FakeTensor.tolist = lambda tensor: border.read(tensor, "tolist")  # type: ignore[method-assign]
 
     def forget(self) -> None:

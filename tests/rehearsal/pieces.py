@@ -20,11 +20,12 @@ import torch
 
 from benchmarks import kernels as kernel_benchmark
 from benchmarks import live as live_benchmark
+from benchmarks import topologies as topology_benchmark
 from benchmarks.kernels import MISSED
 from kernels import microbenchmark
 from kernels.sampling import SamplingParams
 from kernels.shapes import Shape
-from live.engine import Engine
+from live.engine import Engine, Progress
 from live.generation import Generation, make_generation
 from live.graphs.executor import GraphExecutor
 from live.loaded_model import ModelSource
@@ -37,13 +38,18 @@ from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import Cache, build_engine
 from live.server.server_config import ServerConfig
 from live.server.service import Service
+from live.topologies.bundle.layout import BundleLayout
+from live.topologies.bundle.local_bundle import LocalBundle
+from live.topologies.pools.layout import EnginePlace, PoolsLayout
+from live.topologies.pools.local_pools import LocalPools
+from live.topologies.streams import RoleStreams
 from live.validation.prompts import GREEDY
 from live.validation.replay import ReplayResult, replay
 from schedulers.chunking import StaticChunks
 from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.server.wire import Client
 from tests.rehearsal.gpu import PretendedGPU
-from twin.cli import app
+from twin.cli.program import app
 
 Piece = Callable[[PretendedGPU], None]
 
@@ -225,6 +231,44 @@ def validation(gpu: PretendedGPU) -> None:
         command(twin, "validate", "scenario.yaml", "--backend", "cuda")(gpu)
 
 
+def bundle(gpu: PretendedGPU) -> None:
+    """A bundle on streams: when everything has been captured, the host waits for inputs and tokens of steps alone."""
+    settings = EngineConfig(num_gpu_blocks=400, max_num_seqs=4, max_num_batched_tokens=512, enable_prefix_caching=False)
+    for model in (shallow("qwen3-0.6b"), decoder(ModelConfig("m", EXPERTS, max_position_embeddings=4096, tied=False))):
+        streams = RoleStreams()
+        layout = BundleLayout(3, 2, microbatches=2, engine=settings)
+        steps: list[int] = []
+
+        def note(progress: Progress, steps: list[int] = steps) -> None:
+            steps.append(len(progress.advanced))
+
+        made = LocalBundle(layout, model, timekeeper=streams, handover=streams, graphs=True, on_progress=note)
+        for _ in range(5):
+            gpu.forget()
+            steps.clear()
+            for i in range(24):
+                made.submit(make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY))
+            made.run()
+        layers = model.config.shape.layers
+        assert gpu.captured == 0
+        assert gpu.replayed > 8 * layers * 2 * 3
+        assert not [each for each in gpu.waits if each in ("an event", "a stream", "the device")]
+
+
+def pools(gpu: PretendedGPU) -> None:
+    """Two prefill engines and a decode engine on streams, with graphs."""
+    model, streams = shallow("qwen3-0.6b"), RoleStreams()
+    engines = [EnginePlace("prefill", CONFIGS[1])] * 2 + [EnginePlace("decode", CONFIGS[1])]
+    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
+    made = LocalPools(layout, lambda name: model, timekeeper=streams, handover=streams, graphs=True)
+    for _ in range(3):
+        requests = [make_generation(i, [1] * (20 + i), 12, sampling_params=GREEDY) for i in range(24)]
+        for request in requests:
+            made.submit(request)
+        made.run()
+        assert all(len(request.output) == 12 for request in requests)
+
+
 twin = partial(app, result_action="return_value")
 
 PIECES: dict[str, Piece] = {
@@ -235,6 +279,8 @@ PIECES: dict[str, Piece] = {
     "experts": engines(lambda: decoder(ModelConfig("qwen3_moe", EXPERTS, max_position_embeddings=4096, tied=False))),
     "few graphs": few_graphs,
     "waiting": waiting,
+    "bundle": bundle,
+    "pools": pools,
     "twin serve-live": server,
     "twin validate": validation,
     "twin calibrate": command(
@@ -242,6 +288,21 @@ PIECES: dict[str, Piece] = {
     ),
     "benchmarks.live": command(
         live_benchmark.main, "--device", "cuda", "--tiny", "--only", "Llama-3.1", "--repeats", "1"
+    ),
+    "benchmarks.topologies": command(
+        topology_benchmark.main,
+        "--device",
+        "cuda",
+        "--model",
+        str(TINY),
+        "--batch-size",
+        "4",
+        "--prompt",
+        "20",
+        "--output",
+        "6",
+        "--repeats",
+        "1",
     ),
     "benchmarks.kernels": command(kernel_benchmark.main, "--device", "cuda"),
 }

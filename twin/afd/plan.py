@@ -165,7 +165,7 @@ class BundlePlan:
         in_flight = scenario.microbatches * scenario.batch_size * topology.attention_instances
         prefill, decode = self.lengths.sample(rng, completions + in_flight)
         if stationary:
-            prefill[:in_flight], decode[:in_flight] = _mid_life(self.lengths, rng, in_flight)
+            prefill[:in_flight], decode[:in_flight] = mid_life(self.lengths, rng, in_flight)
         return Supply(prefill, decode, None, completions)
 
 
@@ -213,7 +213,7 @@ def _changed(line: tuple[float, float], spec: LineSpec) -> tuple[float, float]:
     return (alpha if spec.alpha is None else spec.alpha, beta if spec.beta is None else spec.beta)
 
 
-def _mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
+def mid_life(lengths: LengthPairs, rng: np.random.Generator, count: int) -> tuple[IntArray, IntArray]:
     """Requests in slots at a random step: long answers are more frequent, each at a uniform age.
 
     Generated tokens count as prompt, remaining ones as the answer.

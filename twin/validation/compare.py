@@ -14,7 +14,7 @@ from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
 from twin.serving.machine_speed import MachineSpeed
-from twin.serving.timeseries import quantiles
+from twin.serving.timeseries import curve
 from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
@@ -168,7 +168,7 @@ def _errors(errors: Floats, measured: Floats) -> dict[str, Any]:
 def curves(columns: Sequence[Mapping[str, Floats]]) -> dict[str, Any]:
     """Quantiles of every metric over all repeats, for plots of distributions."""
     each = [metrics(one) for one in columns]
-    return {name: quantiles(np.concatenate([one[name] for one in each])) for name in each[0]}
+    return {name: curve(np.concatenate([one[name] for one in each])) for name in each[0]}
 
 
 def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:

@@ -21,7 +21,7 @@ from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan import ServingPlan
 from twin.serving.simulation import Run, Simulation, realisation
 from twin.serving.summary import latencies, pooled_gaps, summarise
-from twin.serving.timeseries import quantiles
+from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend
 from twin.validation.compare import StepTimes, compare_load, compare_steps, curves, summary
@@ -74,6 +74,10 @@ def run_validation(
         fitted = model.fitted_file(FITTED)
         corrections = _corrections(_plans(scenario, base, fitted, capacity), recordings, fitted)
     file = read_engine_regression_file(beforehand)
+    loads = [
+        {"load": load, "rate": load * capacity, **_load(plan, recordings[load], file, corrections.get(load))}
+        for load, plan in plans.items()
+    ]
     return {
         "schema": SCHEMA,
         "name": scenario.name,
@@ -84,10 +88,11 @@ def run_validation(
         "calibration": read_yaml(beforehand),
         "calibration_at_measured_speed": read_yaml(fitted) if speed_is_read else None,
         "capacity": capacity,
-        "loads": [
-            {"load": load, "rate": load * capacity, **_load(plan, recordings[load], file, corrections.get(load))}
-            for load, plan in plans.items()
-        ],
+        "errors": {
+            name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
+            for name in loads[0]["metrics"]
+        },
+        "loads": loads,
     }
 
 
@@ -223,7 +228,7 @@ def _simulated_curves(plan: ServingPlan, runs: Sequence[Run]) -> dict[str, Any]:
     """The same quantiles as `compare.curves`, of simulated runs."""
     measure = plan.scenario.measure
     each = [latencies(run.columns, measure) for run in runs]
-    result = {name: quantiles(np.concatenate([one[name] for one in each])) for name in each[0]}
+    result = {name: curve(np.concatenate([one[name] for one in each])) for name in each[0]}
     gaps = [pooled_gaps(run.logs, measure) for run in runs]
-    result["itl"] = quantiles(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))
+    result["itl"] = curve(np.concatenate([np.repeat(values, weights) for values, weights in gaps]))
     return result

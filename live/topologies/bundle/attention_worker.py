@@ -17,6 +17,7 @@ from live.executor import ModelRunnerOutput
 from live.generation import Generation
 from live.models.decoder import Decoder, FFNRows
 from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
+from live.topologies.bundle.stages import AttentionStages, GraphedAttentionStages, PlainAttentionStages
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import (
     STOP,
@@ -39,15 +40,18 @@ class AttentionWorker:
 
     Args:
         decoder: a model without FFNs. transport: the worker's; its rank is one of the layout's attention ranks.
+        graphs: steps without prompts run as CUDA graphs, and on a CPU padded as these are.
 
     Attributes:
         engines: the microbatches.
     """
 
-    def __init__(self, layout: BundleLayout, decoder: Decoder, transport: Transport) -> None:
+    def __init__(self, layout: BundleLayout, decoder: Decoder, transport: Transport, *, graphs: bool = False) -> None:
         self._layout, self._decoder, self._transport = layout, decoder, transport
         self._instance = transport.rank - layout.attention_ranks.start
         self.engines = [Engine(decoder, layout.engine, clock=transport.clock) for _ in range(layout.microbatches)]
+        make = GraphedAttentionStages if graphs else PlainAttentionStages
+        self._stages: list[AttentionStages] = [make(decoder, engine) for engine in self.engines]
         self._home: dict[int, Engine] = {}  # of each unfinished request
         self._turns: deque[tuple[int, Turn]] = deque()
 
@@ -80,7 +84,10 @@ class AttentionWorker:
             message = yield wait
 
     def _obey(self, command: Message, current: int | None) -> bool:
-        """Admit and abort requests, and start microbatches; returns whether the current one goes on."""
+        """Admit and abort requests, and start microbatches; returns whether the current one goes on.
+
+        A request that has its first token comes with its prompt's KV in place: the content that its blocks have.
+        """
         *packed, aborts = command.tensors
         for request_id in aborts.tolist():
             engine = self._home.pop(request_id, None)
@@ -88,7 +95,7 @@ class AttentionWorker:
                 engine.abort(request_id)
         for generation, index in unpack_requests(PackedRequests(*packed)):
             self._home[generation.request.id] = self.engines[index]
-            self.engines[index].submit(generation)
+            self.engines[index].submit(generation, remote_prefill=bool(generation.output))
         started = [index for index in range(self._layout.microbatches) if command.fields[0] >> index & 1]
         self._turns.extend((index, self._life(index)) for index in started if index != current)
         return current in started
@@ -107,22 +114,19 @@ class AttentionWorker:
 
     def _step(self, index: int) -> Turn:
         """One decode step: every layer's attention stage, then sampling."""
-        engine = self.engines[index]
+        engine, stages = self.engines[index], self._stages[index]
         batch = engine.schedule(self._transport.clock())
-        inputs = None if batch is None else engine.executor.step_inputs(batch)
-        hidden = self._empty() if inputs is None else self._decoder.embed(inputs)
-        residual: torch.Tensor | None = None
+        if batch is not None:
+            stages.begin(batch)
+        hidden: torch.Tensor | None = None
         for layer in range(self._decoder.config.shape.layers):
-            if inputs is None:
-                rows = self._empty_rows()
-            else:
-                rows, residual = self._decoder.attention_stage(layer, hidden, residual, inputs, engine.executor.cache)
+            rows = self._empty_rows() if batch is None else stages.layer(layer, hidden)
             shares = self._send(index, layer, rows)
             yield None
             hidden = yield from self._receive(index, layer, shares)
         advanced: list[Generation] = []
-        if batch is not None and residual is not None:
-            advanced = self._commit(engine, batch, engine.executor.output(batch, hidden + residual))
+        if batch is not None and hidden is not None:
+            advanced = self._commit(engine, batch, stages.output(batch, hidden))
         core = engine.core
         fields = (index, core.kv_cache.num_free_blocks, core.preemptions)
         self._transport.send(COORDINATOR, Message(RESULT, fields, (pack_tokens(advanced),)))

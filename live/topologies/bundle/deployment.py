@@ -9,7 +9,7 @@ from functools import cached_property
 
 from live.backend import BackendLimits
 from live.engine import Progress
-from live.loaded_model import DTYPES, ModelSource
+from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.config import ModelConfig
 from live.topologies.bundle.attention_worker import AttentionWorker
 from live.topologies.bundle.coordinator import Coordinator
@@ -75,10 +75,16 @@ class BundleDeployment:
         longest = self.limits.max_model_len
         return Coordinator(self.layout, longest, transport, on_progress, REFILL_POLICIES.select(self.refill))
 
-    def load(self, rank: int) -> MakeRole:
+    @property
+    def device(self) -> str:
+        """See `Deployment.device`."""
+        return self.model.device
+
+    def load(self, rank: int, models: Models) -> MakeRole:
         """See `Deployment.load`: an attention or an FFN worker."""
+        graphs = self.device != "cpu"
         if rank in self.layout.attention_ranks:
-            decoder = self.model.load_attention()
-            return lambda transport: AttentionWorker(self.layout, decoder, transport).run()
-        ffns = self.model.load_ffns()
-        return lambda transport: FFNWorker(self.layout, ffns, transport).run()
+            decoder = models.attention(self.model)
+            return lambda transport: AttentionWorker(self.layout, decoder, transport, graphs=graphs).run()
+        ffns = models.ffns(self.model)
+        return lambda transport: FFNWorker(self.layout, ffns, transport, graphs=graphs).run()

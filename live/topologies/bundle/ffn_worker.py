@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from live.models.decoder import FFNRows, ffn_stage
+from live.models.decoder import FFNRows
 from live.models.weights import FFN
 from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
+from live.topologies.bundle.stages import FFNStages, GraphedFFNStages, PlainFFNStages
 from live.topologies.transport import IDLE, STOP, Message, Receive, Role, Transport, TransportError, received
 
 
@@ -16,11 +17,14 @@ class FFNWorker:
     """Computes the FFN stage for all attention instances together.
 
     Args:
-        ffns: weights, by layer.
+        ffns: weights, by layer. graphs: stages run as CUDA graphs, and on a CPU padded as these are.
     """
 
-    def __init__(self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport) -> None:
-        self._layout, self._ffns, self._transport = layout, ffns, transport
+    def __init__(
+        self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, graphs: bool = False
+    ) -> None:
+        self._layout, self._transport = layout, transport
+        self._stages: FFNStages = GraphedFFNStages(ffns) if graphs else PlainFFNStages(ffns)
 
     def run(self) -> Role:
         """One microbatch after the other, in the order in which the attention instances send them.
@@ -45,7 +49,7 @@ class FFNWorker:
         present = [message.tensors for message, count in zip(messages, counts, strict=True) if count]
         if present:
             columns = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*present, strict=True)]
-            output = ffn_stage(self._ffns[fields[1]], FFNRows(*columns))
+            output = self._stages.layer(fields[1], FFNRows(*columns))
         else:
             output = messages[0].tensors[0]
         parts = output.split(counts) if len(counts) > 1 else (output,)

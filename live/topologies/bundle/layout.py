@@ -84,17 +84,17 @@ def bundle_forms(layout: BundleLayout, config: ModelConfig, dtype: torch.dtype) 
     slots = layout.batch_size * layout.microbatches
     longest = min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size)
     routed = (
-        Payload(torch.float32, rows, (shape.experts_per_token,)),
-        Payload(torch.int32, rows, (shape.experts_per_token,)),
+        Payload(torch.float32, rows, (shape.experts_per_token,), on_device=True),
+        Payload(torch.int32, rows, (shape.experts_per_token,), on_device=True),
     )
-    hidden = Payload(dtype, rows, (shape.hidden,))
+    hidden = Payload(dtype, rows, (shape.hidden,), on_device=True)
     return {
         **COMMON_FORMS,
         COMMAND: Form(
             1,
             (
                 *request_payloads(slots, longest, longest // engine.prefix_id_tokens),
-                Payload(torch.int64, 2 * slots),
+                Payload(torch.int64, 2 * slots * layout.attention_instances),  # each worker gets those of all
             ),
         ),
         RESULT: Form(3, (Payload(torch.int64, layout.batch_size, (TOKEN_COLUMNS,)),)),

@@ -1,30 +1,35 @@
 """A bundle measured by direct execution, with its slots kept full (the closed loop of AFD 5.1).
 
 The metrics are those of the twin (`twin/afd/measure.py`), by the same functions: throughput of eq. 21, TPOT of eq. 22
-and idle shares of eq. 23. In two respects a real bundle does more than a simulated one. Its attention instances
-compute prompts, in chunks beside the decodes, where the twin's requests come with their KV cache. And all of a worker's
-Python counts as its work.
+and idle shares of eq. 23. All of a worker's Python counts as its work.
+
+The attention instances compute prompts, in chunks beside the decodes. With `prefilled` they do not: requests come with
+their first token and the KV cache of their prompts, as in the paper and in the twin. The caches are then filled with
+random numbers beforehand, and nothing is written to them when a request enters, so the tokens have no meaning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kernels.sampling import SamplingParams
 from live.clock import ClockName
 from live.engine import Progress
 from live.generation import Generation, make_generation
-from live.memory import freeze_loaded_objects
+from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
 from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
-from live.topologies.direct_time import DirectTime, RoleTime, Transfers
-from reports import metrics
+from live.topologies.direct_time import DirectTime, RoleTime
+from live.topologies.direct_time import Transfers as RoleTransfers
+from reports.bundle_metrics import BundleMetrics, BundleTimes, Transfers, bundle_metrics
 from schedulers.bundle_slots import Refill, refill_fcfs
 
 Integers = NDArray[np.int64]
@@ -33,31 +38,18 @@ WARM_UP_TOKENS = 8
 """Output tokens of each request before the measurement, one for each slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class BundleMeasurement:
-    """The metrics of one run. Times in seconds, throughput in tokens per second and instance.
+@dataclass(frozen=True)
+class BundleRun:
+    """One run.
 
     Attributes:
-        clock: that all times are of.
-        throughput: eq. 21. throughput_generated: with the tokens of requests in flight. tpot: eq. 22. tpot_gaps: per
-            gap between tokens; None if no request has two tokens.
-        idle_attention, idle_ffn: eq. 23, over each instance's own time.
-        total_time: until the last of the completions. steps: of all microbatches.
-        attention_to_ffn, ffn_to_attention: messages between them.
+        clock: that all times are of. times: of requests, steps and roles.
+        work: by rank, the stretches of each role's work (`DirectTime.work`).
     """
 
     clock: ClockName
-    throughput: float
-    throughput_generated: float
-    tpot: float
-    tpot_gaps: float | None
-    idle_attention: float
-    idle_ffn: float
-    total_time: float
-    requests: int
-    steps: int
-    attention_to_ffn: Transfers
-    ffn_to_attention: Transfers
+    times: BundleTimes
+    work: Mapping[int, Sequence[float]]
 
 
 class _Watch:
@@ -68,7 +60,8 @@ class _Watch:
         self.finished: list[Generation] = []
         self.steps: list[tuple[float, int]] = []  # end, tokens
         self.roles: dict[int, RoleTime] = {}  # when the last of the completions has finished
-        self.transfers: dict[tuple[int, int], Transfers] = {}
+        self.transfers: dict[tuple[int, int], RoleTransfers] = {}
+        self.work: dict[int, list[float]] = {}
         self._coordinator: Coordinator | None = None
 
     def begin(self, coordinator: Coordinator) -> None:
@@ -80,12 +73,84 @@ class _Watch:
         """A step of a microbatch has ended."""
         if self._coordinator is None:
             return
-        self.steps.append((self._time.now(COORDINATOR), len(progress.advanced)))
+        advanced = progress.advanced
+        self.steps.append((advanced[0].last_token if advanced else self._time.now(COORDINATOR), len(advanced)))
         self.finished += progress.finished
         if len(self.finished) >= self.completions:
-            self.roles, self.transfers = deepcopy(self._time.roles), deepcopy(self._time.transfers)
-            self._coordinator.stop()
-            self._coordinator = None
+            self.stop()
+
+    def stop(self) -> None:
+        """Keep the roles' times, and stop the bundle; again it changes nothing."""
+        if self._coordinator is None:
+            return
+        self.roles, self.transfers = deepcopy(self._time.roles), deepcopy(self._time.transfers)
+        self.work = {rank: stretches.copy() for rank, stretches in self._time.work.items()}
+        self._coordinator.stop()
+        self._coordinator = None
+
+
+class MeasuredBundle:
+    """A bundle and requests of given lengths, all there from the start; it runs until `completions` have finished.
+
+    With at least as many further requests as the bundle has slots, these stay full to the end. Prompts are random
+    tokens. Torch must compute on one thread. Call `begin`, `run_some` until it returns True, and `result`.
+
+    Args:
+        decoder: a whole model; all workers share its weights. time: the clocks, with the link.
+        prefilled: requests come with the KV cache of their prompts; otherwise the bundle computes it.
+
+    Raises:
+        ValueError: a request that is too long for the bundle, or more completions than requests.
+    """
+
+    def __init__(
+        self,
+        layout: BundleLayout,
+        decoder: Decoder,
+        prefill: Integers,
+        decode: Integers,
+        completions: int,
+        *,
+        time: DirectTime | None = None,
+        refill: Refill = refill_fcfs,
+        prefilled: bool = False,
+    ) -> None:
+        if not 0 < completions <= len(decode):
+            raise ValueError(f"expected at most the {len(decode)} requests as completions, found {completions}")
+        time = time or DirectTime()
+        self._layout, self._given = layout, int(prefilled)
+        self._watch = watch = _Watch(completions, time)
+        self._bundle = LocalBundle(layout, decoder, refill=refill, timekeeper=time, packed=True, on_progress=watch.note)
+        vocabulary = decoder.config.shape.vocabulary
+        warm_up, self._generations = closed_loop(layout, vocabulary, prefill, decode, prefilled=prefilled)
+        for generation in self._generations:
+            self._bundle.coordinator.check(generation)
+        for generation in warm_up:
+            self._bundle.submit(generation)
+        self._bundle.run()
+        if prefilled:
+            _fill_caches(self._bundle)
+
+    def begin(self) -> None:
+        """Submit the requests, at time 0."""
+        self._watch.begin(self._bundle.coordinator)
+        for generation in self._generations:
+            self._bundle.submit(generation)
+        self._bundle.network.wake(COORDINATOR)
+
+    def run_some(self, turns: int) -> bool:
+        """Resume roles so many times; returns whether the run is over."""
+        return self._bundle.network.run_some(turns)
+
+    def stop(self) -> None:
+        """End the run before its completions."""
+        self._watch.stop()
+        self._bundle.run()
+
+    def result(self) -> BundleRun:
+        """The finished run, in which at least one request has."""
+        times = _times(self._layout, self._watch, self._given)
+        return BundleRun(DirectTime.name, times, self._watch.work)
 
 
 def measure_bundle(
@@ -97,79 +162,96 @@ def measure_bundle(
     *,
     time: DirectTime | None = None,
     refill: Refill = refill_fcfs,
-) -> BundleMeasurement:
-    """Run requests of these lengths, all there from the start, until `completions` have finished.
+    prefilled: bool = False,
+) -> BundleMetrics:
+    """The metrics of one `MeasuredBundle`, which takes and raises the same."""
+    bundle = MeasuredBundle(
+        layout, decoder, prefill, decode, completions, time=time, refill=refill, prefilled=prefilled
+    )
+    (run,) = run_in_turns([bundle])
+    return bundle_metrics(run.times)
 
-    With at least as many further requests as the bundle has slots, these stay full to the end. Prompts are random
-    tokens. Torch must compute on one thread.
 
-    Args:
-        decoder: a whole model; all workers share its weights. time: the clocks, with the link.
+TURNS = 64
+"""Resumptions of roles after which the next of several bundles goes on."""
 
-    Raises:
-        ValueError: a request that is too long for the bundle, or more completions than requests.
+
+def run_in_turns(bundles: Sequence[MeasuredBundle]) -> list[BundleRun]:
+    """Run several bundles until the first is over, each for some milliseconds at a time.
+
+    All of them meet the same moods of the machine. The others end with the first.
     """
-    if not 0 < completions <= len(decode):
-        raise ValueError(f"expected at most the {len(decode)} requests as completions, found {completions}")
-    time = time or DirectTime()
-    watch = _Watch(completions, time)
-    bundle = LocalBundle(layout, decoder, refill=refill, timekeeper=time, packed=True, on_progress=watch.note)
-    warm_up, generations = closed_loop(layout, decoder.config.shape.vocabulary, prefill, decode)
-    for generation in warm_up:
-        bundle.submit(generation)
-    bundle.run()
-    freeze_loaded_objects()
-    watch.begin(bundle.coordinator)
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
-    return _summary(layout, watch)
+    first, *others = bundles
+    with no_garbage_collection():
+        for bundle in bundles:
+            bundle.begin()
+        while not first.run_some(TURNS):
+            others = [bundle for bundle in others if not bundle.run_some(TURNS)]
+    for bundle in others:
+        bundle.stop()
+    return [bundle.result() for bundle in bundles]
+
+
+def _fill_caches(bundle: LocalBundle) -> None:
+    """Fill all KV caches with random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    for worker in bundle.attention:
+        for engine in worker.engines:
+            for cache in (engine.executor.cache.keys, engine.executor.cache.values):
+                cache.normal_(generator=generator)
 
 
 def closed_loop(
-    layout: BundleLayout, vocabulary: int, prefill: Integers, decode: Integers
+    layout: BundleLayout, vocabulary: int, prefill: Integers, decode: Integers, *, prefilled: bool = False
 ) -> tuple[list[Generation], list[Generation]]:
-    """Requests that warm the bundle up, one for each slot, and those to measure. Their tokens are random."""
+    """Requests that warm the bundle up, one for each slot, and those to measure. Their tokens are random.
+
+    `prefilled`: requests have their first token, beside those that the bundle is to give them.
+    """
     slots = layout.attention_instances * layout.microbatches * layout.batch_size
     lengths = [*zip(prefill.tolist(), decode.tolist(), strict=True), *[(1, WARM_UP_TOKENS)] * slots]
     rng, greedy = np.random.default_rng(0), SamplingParams(temperature=0.0)
+    block_size = layout.engine.prefix_id_tokens
     generations = [
-        make_generation(i, rng.integers(vocabulary, size=prompt), tokens, sampling_params=greedy)
+        make_generation(
+            i,
+            rng.integers(vocabulary, size=prompt),
+            tokens + prefilled,
+            sampling_params=greedy,
+            block_size=block_size,
+        )
         for i, (prompt, tokens) in enumerate(lengths)
     ]
+    if prefilled:
+        for generation in generations:
+            generation.output.append(int(rng.integers(vocabulary)))
     return generations[len(decode) :], generations[: len(decode)]
 
 
-def _summary(layout: BundleLayout, watch: _Watch) -> BundleMeasurement:
+def _times(layout: BundleLayout, watch: _Watch, given: int) -> BundleTimes:
+    """The times of a run whose requests came with so many tokens each."""
     ended = watch.finished[: watch.completions]
-    tokens = np.array([len(each.output) for each in ended], dtype=np.int64)
-    first = np.array([each.first_token for each in ended])
-    finish = np.array([each.last_token for each in ended])
-    instances = layout.attention_instances + layout.ffn_instances
-    stable = metrics.stable_throughput(tokens, finish)
-    generated = sum(count for end, count in watch.steps if end <= stable.time)
-    return BundleMeasurement(
-        clock=DirectTime.name,
-        throughput=stable.per_instance(instances),
-        throughput_generated=generated / stable.time / instances,
-        tpot=metrics.tpot_paper(first, finish, tokens),
-        tpot_gaps=metrics.tpot(first, finish, tokens),
-        idle_attention=_idle(watch.roles, layout.attention_ranks),
-        idle_ffn=_idle(watch.roles, layout.ffn_ranks),
-        total_time=float(finish[-1]),
-        requests=len(ended),
-        steps=len(watch.steps),
+    step_ends, step_tokens = zip(*watch.steps, strict=True)
+    return BundleTimes(
+        ids=np.array([each.request.id for each in ended], dtype=np.int64),
+        tokens=np.array([len(each.output) - given for each in ended], dtype=np.int64),
+        first_token=np.array([each.first_token for each in ended]),
+        finish=np.array([each.last_token for each in ended]),
+        step_ends=np.array(step_ends),
+        step_tokens=np.array(step_tokens, dtype=np.int64),
+        attention=_busy_and_elapsed(watch.roles, layout.attention_ranks),
+        ffn=_busy_and_elapsed(watch.roles, layout.ffn_ranks),
         attention_to_ffn=_between(watch.transfers, layout.attention_ranks, layout.ffn_ranks),
         ffn_to_attention=_between(watch.transfers, layout.ffn_ranks, layout.attention_ranks),
     )
 
 
-def _idle(roles: dict[int, RoleTime], ranks: range) -> float:
-    """Idle share of some instances, each over its own time so far."""
-    return metrics.idle_ratio(sum(roles[rank].busy for rank in ranks), 1, sum(roles[rank].now for rank in ranks))
+def _busy_and_elapsed(roles: Mapping[int, RoleTime], ranks: range) -> NDArray[np.float64]:
+    """Busy and elapsed seconds of some instances, shape (instances, 2)."""
+    return np.array([(roles[rank].busy, roles[rank].now) for rank in ranks])
 
 
-def _between(transfers: dict[tuple[int, int], Transfers], sources: range, destinations: range) -> Transfers:
+def _between(transfers: Mapping[tuple[int, int], RoleTransfers], sources: range, destinations: range) -> Transfers:
     """The messages from some roles to others."""
     found = [transfers[pair] for pair in transfers if pair[0] in sources and pair[1] in destinations]
     return Transfers(

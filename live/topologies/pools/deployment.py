@@ -9,7 +9,7 @@ from functools import cached_property
 
 from live.backend import BackendLimits
 from live.engine import Progress
-from live.loaded_model import DTYPES, LoadedModel, ModelSource
+from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.config import ModelConfig
 from live.topologies.deployment import MakeRole
 from live.topologies.pools.frontend import Frontend
@@ -47,7 +47,15 @@ class PoolsDeployment:
     def fingerprint(self) -> str:
         """See `Deployment.fingerprint`."""
         modules = [(name, source.config(), source.random, source.seed) for name, source in sorted(self.modules.items())]
-        settings = self.config, self.layout, modules, self.model.dtype, self.model.random, self.model.seed
+        settings = (
+            self.config,
+            self.layout,
+            modules,
+            self.model.dtype,
+            self.model.random,
+            self.model.seed,
+            self.model.rounding,
+        )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @cached_property
@@ -76,13 +84,16 @@ class PoolsDeployment:
         """See `Deployment.front`."""
         return Frontend(self.layout, self.limits.max_model_len, transport, on_progress)
 
-    def load(self, rank: int) -> MakeRole:
+    @property
+    def device(self) -> str:
+        """See `Deployment.device`."""
+        return self.model.device
+
+    def load(self, rank: int, models: Models) -> MakeRole:
         """See `Deployment.load`: an engine with its model."""
         place = self.layout.engines[rank - 1]
         source = self.model if place.module is None else self.modules[place.module]
-        loaded = LoadedModel(
-            source.path, random=source.random, dtype=source.dtype, device=source.device, threads=source.threads,
-            seed=source.seed,
-        )  # fmt: skip
+        decoder = models.decoder(source)
         chunks = self.chunks[rank - 1]() if self.chunks else None
-        return lambda transport: EngineWorker(place, loaded.decoder, transport, chunks).run()
+        graphs = self.device != "cpu"
+        return lambda transport: EngineWorker(place, decoder, transport, chunks, graphs=graphs).run()

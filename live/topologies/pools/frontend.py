@@ -97,6 +97,9 @@ class Frontend(FrontRole):
             self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw))
         self._at: dict[int, RoutedEngine] = {}  # of each unfinished request
         self._moving: dict[int, tuple[RoutedEngine, RoutedEngine]] = {}  # prompts that are being sent: from, to
+        models = len(layout.prefill)
+        self._steps_by_models = [0] * models if models > 1 else []
+        self._decode_ranks = {rank for ranks in layout.decode.values() for rank in ranks} or set(layout.ranks)
 
     # -- called from outside -----------------------------------------------------------------------------------------
 
@@ -118,6 +121,7 @@ class Frontend(FrontRole):
             sum(engine.prefill_tokens for engine in engines),
             sum(engine.cached_tokens for engine in engines),
             sum(engine.preemptions for engine in engines),
+            tuple(self._steps_by_models),
         )
 
     # -- the role ----------------------------------------------------------------------------------------------------
@@ -188,6 +192,8 @@ class Frontend(FrontRole):
                 self._forget(request_id)
             elif handed_over:
                 self._hand_over(generation, engine)
+        if advanced and self._steps_by_models and engine.rank in self._decode_ranks:
+            self._steps_by_models[len({each.request.model for each in advanced}) - 1] += 1
         return Progress(advanced, finished)
 
     def _hand_over(self, generation: Generation, source: RoutedEngine) -> None:

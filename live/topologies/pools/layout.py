@@ -102,7 +102,7 @@ def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> 
         ),
         REPORT: Form(5, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
         SENT: Form(2),
-        BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block),)),
+        BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block, on_device=True),)),
     }
 
 

@@ -10,6 +10,7 @@ from live.block_pool import BlockPool
 from live.engine import Engine, StepResult
 from live.executor import AsyncModelRunnerOutput, Executor
 from live.generation import Generation
+from live.graphs.executor import GraphExecutor
 from live.models.decoder import Decoder
 from live.topologies.pools.layout import BLOCKS, BLOCKS_AT_ONCE, FRONT, NORMAL, PREFILL, REPORT, SENT, WORK, EnginePlace
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
@@ -63,26 +64,48 @@ class ReceivingExecutor(Executor):
             return torch.stack((self.cache.keys[:, table], self.cache.values[:, table])).permute(2, 0, 1, 3, 4, 5)
 
 
+class ReceivingGraphExecutor(ReceivingExecutor, GraphExecutor):
+    """A `ReceivingExecutor` that runs padded steps, on a GPU as graphs."""
+
+
 class EngineWorker:
     """One engine.
+
+    Args:
+        graphs: steps run as CUDA graphs, and on a CPU padded as these are.
 
     Attributes:
         engine: the engine. Its role decides what the front sends it.
     """
 
     def __init__(
-        self, place: EnginePlace, decoder: Decoder, transport: Transport, chunks: ChunkPolicy | None = None
+        self,
+        place: EnginePlace,
+        decoder: Decoder,
+        transport: Transport,
+        chunks: ChunkPolicy | None = None,
+        *,
+        graphs: bool = False,
     ) -> None:
-        self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=ReceivingExecutor)
+        make = ReceivingGraphExecutor if graphs else ReceivingExecutor
+        self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=make)
         executor = self.engine.executor
+        if isinstance(executor, ReceivingGraphExecutor):
+            executor.warm_up(executor.capture_sizes.decode_shapes())
         assert isinstance(executor, ReceivingExecutor)
         self._executor, self._transport = executor, transport
-        self._held: dict[int, Sequence] = {}  # finished prompts whose blocks are to be sent
+        self._held: dict[int, Sequence] = {}  # prompts whose blocks are to be sent
+        self._complete: set[int] = set()  # those of them that the front has been told of
 
     def run(self) -> Role:
-        """Take what the front sends; step while there are requests."""
+        """Take what the front sends; step while there are requests.
+
+        Before its next step, a prefill engine waits until the front has said where complete prompts go: that takes two
+        messages, and otherwise they would wait for a whole step.
+        """
         while True:
-            message = yield ReceiveAny((FRONT,), wait=not self.engine.core.sequences)
+            idle = not self.engine.core.sequences or bool(self._complete)
+            message = yield ReceiveAny((FRONT,), wait=idle)
             if message is None:
                 result = self.engine.step()
                 if result is not None:
@@ -116,6 +139,7 @@ class EngineWorker:
         """Abort a request, or give up the blocks of its prompt."""
         self.engine.abort(request_id)
         self._executor.arrived.pop(request_id, None)
+        self._complete.discard(request_id)
         held = self._held.pop(request_id, None)
         if held is not None:
             self.engine.core.release(held)
@@ -123,6 +147,7 @@ class EngineWorker:
     def _send(self, request_id: int, rank: int) -> None:
         """Send the blocks of a prompt to a decode engine and give them up."""
         sequence = self._held.pop(request_id)
+        self._complete.discard(request_id)
         core = self.engine.core
         blocks = self._executor.blocks_of(sequence, core.kv_cache.blocks_for(sequence.request.prompt_tokens))
         parts = blocks.split(BLOCKS_AT_ONCE)
@@ -153,5 +178,7 @@ class EngineWorker:
         for generation in result.finished:
             if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
                 self._drop(generation.request.id)
+            elif generation.request.id in self._held:
+                self._complete.add(generation.request.id)
         counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
         self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (pack_tokens(advanced),)))

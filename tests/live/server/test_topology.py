@@ -113,6 +113,7 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
         (BUNDLE, ["--role", "ffn", "--rank", "1"], "--rank: got 1, expected 0 to 0, of ffn"),
         (BUNDLE, ["--role", "ffn"], "--rendezvous: expected it beside --role"),
         (BUNDLE, ["--rendezvous", "here"], "--rendezvous: got 'here', expected HOST:PORT"),
+        (BUNDLE, ["--in-process", "--role", "ffn"], "--role: got 'ffn', expected none beside --in-process"),
         (BUNDLE, ["--join-seconds", "0"], "--join-seconds: got 0.0, expected a number above 0"),
         (POOLS, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside --scenario"),
         (
@@ -120,7 +121,15 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
             ["--module", "poems=x"],
             "--module: got 'poems=x', expected NAME=PATH, with a name of model-0",
         ),
+        (POOLS, ["--decoder-bits", "5"], "--decoder-bits: got 5, expected 3 or 4"),
+        (
+            POOLS,
+            ["--decoder-bits", "4", "--set", "system.decode=isolated"],
+            "--decoder-bits: got 4, expected it beside several models with a shared decode pool",
+        ),
+        (BUNDLE, ["--decoder-bits", "4"], "--decoder-bits: got 4, expected none: a bundle serves one model"),
         (POOLS, ["--set", "engine.async_scheduling=true"], "engine.async_scheduling: got True, expected false"),
+        (None, ["--in-process"], "--in-process: got True, expected it beside --scenario of a topology"),
         (None, ["--role", "ffn"], "--role: got 'ffn', expected it beside --scenario of a topology"),
     ],
 )

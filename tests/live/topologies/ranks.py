@@ -1,8 +1,9 @@
 """Starts the ranks of a topology as processes, forked from one that has imported everything: imports take seconds.
 
-Reads a line of JSON for each topology: {"kind": "bundle" or "pools", "folder", "port", "missing": ranks that are not
-started}. Writes the process ids of the ranks as a line of JSON. Each rank writes its last line to the file of its
-number in the folder; rank 0 writes the answers to `answers.json` before, and then sends requests until it fails.
+Reads a line of JSON for each topology: {"kind": "bundle" or "pools", "folder", "port", "link": whether activations and
+KV blocks go from device to device, "missing": ranks that are not started}. Writes the process ids of the ranks as a
+line of JSON. Each rank writes its last line to the file of its number in the folder; rank 0 writes the answers to
+`answers.json` before, and then sends requests until it fails.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from live.loaded_model import ModelSource
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.deployment import Deployment
+from live.topologies.device_link import DeviceLink, device_link
 from live.topologies.front import TopologyBackend
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.processes import TimeLimits, run_worker
+from live.topologies.processes import TimeLimits, WorkerProcesses, nccl_link, run_worker
 from tests.live.topologies.answers import requests, settings
 from workloads.errors import TwinError
 
@@ -38,7 +40,7 @@ def deployment(folder: Path, kind: str) -> Deployment:
     return PoolsDeployment(model, PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)}))
 
 
-def run_front(folder: Path, port: int, kind: str) -> str:
+def run_front(folder: Path, port: int, kind: str, link: bool) -> str:
     """Rank 0: serve requests on an event loop; returns why it ended."""
     wanted, address = deployment(folder, kind), Address("127.0.0.1", port)
     with listen_at(address) as listener:
@@ -46,7 +48,8 @@ def run_front(folder: Path, port: int, kind: str) -> str:
         try:
             members.gather()
             members.ready()
-            backend = TopologyBackend(wanted, members, None, LIMITS)
+            keep = gloo_link(wanted, members, LIMITS) if link else None
+            backend = TopologyBackend(wanted, WorkerProcesses(wanted, members, None, LIMITS))
         except TwinError:
             members.close()
             raise
@@ -54,6 +57,7 @@ def run_front(folder: Path, port: int, kind: str) -> str:
             return asyncio.run(_serve(backend, folder))
         finally:
             backend.close()
+            del keep
 
 
 async def _serve(backend: TopologyBackend, folder: Path) -> str:
@@ -78,14 +82,23 @@ async def _serve(backend: TopologyBackend, folder: Path) -> str:
     return failed.result()
 
 
-def run_rank(rank: int, folder: Path, port: int, kind: str) -> None:
+def gloo_link(deployment: Deployment, members: Membership, limits: TimeLimits) -> DeviceLink:
+    """The link that GPUs have, between CPUs: gloo in NCCL's place.
+
+    Unlike NCCL, gloo connects all members at once, so that rank 0 has to come, too.
+    """
+    return device_link(members.rank, lambda name: members.group(limits.answer, name), limits.answer, "cpu")
+
+
+def run_rank(rank: int, folder: Path, port: int, kind: str, link: bool) -> None:
     """One rank's life, in a process of its own."""
     try:
         said = "ended"
         if rank == 0:
-            said = run_front(folder, port, kind)
+            said = run_front(folder, port, kind, link)
         else:
-            run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS)
+            make_link = gloo_link if link else nccl_link
+            run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS, make_link)
     except TwinError as error:
         said = str(error)
     (folder / f"{rank}.tmp").write_text(said)
@@ -104,7 +117,7 @@ def main() -> None:
             pids[rank] = os.fork()
             if not pids[rank]:
                 os.close(0)
-                run_rank(rank, Path(wanted["folder"]), wanted["port"], wanted["kind"])
+                run_rank(rank, Path(wanted["folder"]), wanted["port"], wanted["kind"], wanted["link"])
                 os._exit(0)
         print(json.dumps(pids), flush=True)
 

@@ -43,6 +43,20 @@ def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, mi
     assert bundle.network.ended
 
 
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize(("attention", "ffn"), [(1, 1), (3, 1), (2, 3)])
+def test_padded_stages_give_the_same_tokens(model: str, attention: int, ffn: int) -> None:
+    """The stages that become CUDA graphs on a GPU run kernel by kernel here."""
+    decoder = make_decoder(model)
+    layout = BundleLayout(attention, ffn, 2, settings(11, num_gpu_blocks=300))
+    bundle = LocalBundle(layout, decoder, graphs=True)
+    generations = requests(40)
+    for generation in generations:
+        bundle.submit(generation)
+    bundle.run()
+    assert [each.output for each in generations] == colocated(decoder, generations)
+
+
 TIGHT = {
     "preemption": settings(4, num_gpu_blocks=16),
     "chunked prompts": settings(4, max_num_batched_tokens=5),

@@ -46,10 +46,13 @@ def check_empty(pools: LocalPools) -> None:
 
 
 @pytest.mark.parametrize("model", CONFIGS)
-@pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 1), (1, 3), (3, 0)])
-def test_tokens_are_those_of_one_engine(model: str, prefill: int, decode: int) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "graphs"),
+    [(1, 1, False), (2, 1, False), (1, 3, False), (3, 0, False), (2, 1, True), (2, 0, True)],
+)
+def test_tokens_are_those_of_one_engine(model: str, prefill: int, decode: int, graphs: bool) -> None:
     decoder = make_decoder(model)
-    pools = LocalPools(layout(prefill, decode, settings(4)), lambda module: decoder)
+    pools = LocalPools(layout(prefill, decode, settings(4)), lambda module: decoder, graphs=graphs)
     generations = requests(30)
     for generation in generations[:20]:
         pools.submit(generation)

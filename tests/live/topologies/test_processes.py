@@ -64,12 +64,14 @@ class Starter:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = ()) -> Ranks:
+    def start(
+        self, folder: Path, kind: str = "bundle", port: int = 0, missing: tuple[int, ...] = (), link: bool = False
+    ) -> Ranks:
         (folder / "config.json").write_text(json.dumps(TINY))
         port = port or free_port()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        wanted = {"kind": kind, "folder": str(folder), "port": port, "missing": missing}
+        wanted = {"kind": kind, "folder": str(folder), "port": port, "missing": missing, "link": link}
         self._process.stdin.write(json.dumps(wanted) + "\n")
         self._process.stdin.flush()
         return Ranks(folder, {int(rank): pid for rank, pid in json.loads(self._process.stdout.readline()).items()})
@@ -101,11 +103,12 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
 @pytest.mark.parametrize("kind", ["bundle", "pools"])
 def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(
-    kind: str, starter: Starter, tmp_path: Path
+    kind: str, link: bool, starter: Starter, tmp_path: Path
 ) -> None:
-    ranks = starter.start(tmp_path, kind)
+    ranks = starter.start(tmp_path, kind, link=link)
     answers = json.loads(ranks.wait_for("answers.json"))
     config = tmp_path / "config.json"
     decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
@@ -126,14 +129,18 @@ LOST = [
     ("pools", 1, "prefill 0", signal.SIGKILL),
     ("pools", 3, "decode 0", signal.SIGSTOP),
 ]
+LINKED = [("bundle", 3, "ffn 0", signal.SIGKILL), ("bundle", 2, "attention 1", signal.SIGSTOP)]
 
 
-@pytest.mark.parametrize(("kind", "rank", "name", "number"), LOST)
+@pytest.mark.parametrize(
+    ("kind", "rank", "name", "number", "link"),
+    [*((*case, False) for case in LOST), *((*case, True) for case in LINKED)],
+)
 def test_a_rank_that_is_lost_is_named_by_all_others(
-    kind: str, rank: int, name: str, number: int, starter: Starter, tmp_path: Path
+    kind: str, rank: int, name: str, number: int, link: bool, starter: Starter, tmp_path: Path
 ) -> None:
     what = "has ended" if number == signal.SIGKILL else "does not answer"
-    ranks = starter.start(tmp_path, kind)
+    ranks = starter.start(tmp_path, kind, link=link)
     ranks.wait_for("answers.json")
     ranks.signal(rank, number)
     begin = time.monotonic()

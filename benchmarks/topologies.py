@@ -1,0 +1,159 @@
+"""A bundle whose workers share one GPU, beside one engine of the same slots: tokens a second and time per token.
+
+    python -m benchmarks.topologies --device cuda [--model FILE] [--ratio 2] [--batch-size 32] [--out FILE]
+
+Weights are random at the model's shapes. Every request has the same prompt and output lengths, and all slots are full.
+The bundle runs four ways: its roles on one CUDA stream or on one each, and its stages kernel by kernel or as graphs.
+Times are on the wall. A bundle on one GPU cannot beat the engine: the benchmark shows what its messages, turns and
+launches cost, and how much of that streams and graphs take back. `--device cpu` goes the same way without either.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.provenance import provenance
+from kernels.sampling import SamplingParams
+from live.device import device_name, versions
+from live.engine import Engine
+from live.executor import Executor
+from live.generation import Generation, make_generation
+from live.graphs.executor import GraphExecutor
+from live.models.config import ModelConfig, read_config
+from live.models.decoder import Decoder
+from live.models.weights import random_weights
+from live.topologies.bundle.layout import BundleLayout
+from live.topologies.bundle.local_bundle import LocalBundle
+from live.topologies.streams import RoleStreams
+from scenarios.ratios import parse_ratios
+from schedulers.engine_config import EngineConfig
+
+MODEL = Path(__file__).parents[1] / "examples" / "models" / "qwen3-0.6b.json"
+
+BLOCK = 16
+
+SCHEMA = "twin.benchmark-topologies/1"
+
+
+class Bench:
+    """One model and layout, and the requests that fill its slots.
+
+    Args:
+        prompt, output: tokens of each request.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ratio: tuple[int, int], batch_size: int, device: str, prompt: int, output: int
+    ) -> None:
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self.config, self.device, self.prompt, self.output = config, device, prompt, output
+        self.decoder = Decoder(config, random_weights(config, dtype, device))
+        blocks = batch_size * -(-(prompt + output) // BLOCK)
+        engine = EngineConfig(
+            num_gpu_blocks=blocks, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=batch_size,
+            max_num_batched_tokens=max(2048, batch_size), enable_prefix_caching=False,
+        )  # fmt: skip
+        self.layout = BundleLayout(*ratio, microbatches=2, engine=engine)
+        self.slots = ratio[0] * 2 * batch_size
+
+    def bundle(self, *, streams: bool, graphs: bool) -> Callable[[list[Generation]], None]:
+        """A bundle that runs requests to their end."""
+        roles = RoleStreams() if streams else None
+        bundle = LocalBundle(self.layout, self.decoder, timekeeper=roles, handover=roles, graphs=graphs)
+
+        def run(generations: list[Generation]) -> None:
+            for generation in generations:
+                bundle.submit(generation)
+            bundle.run()
+
+        return run
+
+    def engine(self) -> Callable[[list[Generation]], None]:
+        """One engine with as many slots and blocks as the bundle."""
+        one = self.layout.engine
+        parts = self.layout.attention_instances * self.layout.microbatches
+        config = EngineConfig(
+            num_gpu_blocks=one.num_gpu_blocks * parts, block_size=BLOCK, prefix_id_tokens=BLOCK,
+            max_num_seqs=self.slots, max_num_batched_tokens=max(2048, self.slots), enable_prefix_caching=False,
+        )  # fmt: skip
+        make = Executor if self.device == "cpu" else GraphExecutor
+        engine = Engine(self.decoder, config, make_executor=make)
+
+        def run(generations: list[Generation]) -> None:
+            for generation in generations:
+                engine.submit(generation)
+            while engine.step() is not None:
+                pass
+
+        return run
+
+    def measure(self, run: Callable[[list[Generation]], None], repeats: int) -> dict[str, float]:
+        """Medians over runs after one to warm up: output tokens a second, and seconds per output token."""
+        run(self.requests())
+        rates, gaps = [], []
+        for _ in range(repeats):
+            generations = self.requests()
+            begin = time.perf_counter()
+            run(generations)
+            rates.append(self.slots * self.output / (time.perf_counter() - begin))
+            spans = [(each.last_token - each.first_token) / (self.output - 1) for each in generations]
+            gaps.append(statistics.mean(spans))
+        return {"tokens_per_second": statistics.median(rates), "tpot": statistics.median(gaps)}
+
+    def requests(self) -> list[Generation]:
+        """One request for each slot, of random tokens."""
+        rng, greedy = np.random.default_rng(0), SamplingParams(temperature=0.0)
+        prompts = rng.integers(self.config.shape.vocabulary, size=(self.slots, self.prompt))
+        return [make_generation(i, row, self.output, sampling_params=greedy) for i, row in enumerate(prompts)]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--model", type=Path, default=MODEL, help="a config.json")
+    parser.add_argument("--ratio", default="2", help="attention instances for each FFN instance")
+    parser.add_argument("--batch-size", type=int, default=32, help="requests of an attention instance in a microbatch")
+    parser.add_argument("--prompt", type=int, default=256, help="prompt tokens of a request")
+    parser.add_argument("--output", type=int, default=128, help="output tokens of a request")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="write the results to this file, too")
+    wanted = parser.parse_args(arguments)
+    topology = parse_ratios(wanted.ratio)[0]
+    ratio = topology.attention_instances, topology.ffn_instances
+    bench = Bench(read_config(wanted.model), ratio, wanted.batch_size, wanted.device, wanted.prompt, wanted.output)
+    on_gpu = wanted.device == "cuda"
+    runs: dict[str, Any] = {"one engine": bench.measure(bench.engine(), wanted.repeats)}
+    for streams in (False, True) if on_gpu else (False,):
+        for graphs in (False, True):
+            name = f"{topology}, {'a stream each' if streams else 'one stream'}, {'graphs' if graphs else 'kernels'}"
+            runs[name] = bench.measure(bench.bundle(streams=streams, graphs=graphs), wanted.repeats)
+    for name, found in runs.items():
+        rate, tpot = found["tokens_per_second"], found["tpot"]
+        share = rate / runs["one engine"]["tokens_per_second"]
+        print(f"{name:44} {rate:9.0f} tokens/s ({share:5.1%})  {1e3 * tpot:7.2f} ms a token", flush=True)
+    if wanted.out:
+        settings = {"model": wanted.model.name, "batch_size": wanted.batch_size, "prompt": wanted.prompt}
+        document = {
+            **provenance(SCHEMA),
+            "device": device_name(wanted.device),
+            "versions": versions(),
+            "settings": settings,
+            "runs": runs,
+        }
+        wanted.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The stages of a layer as a bundle's workers run them: kernel by kernel, or as CUDA graphs of padded sizes.
+
+A decode step has the same kernels at each layer, and they are short: launching them takes the host longer than the GPU
+needs to run them. So each layer's stage becomes a graph for each padded number of rows. Steps with prompt chunks vary
+too much and run kernel by kernel. On a CPU the padded stages run kernel by kernel, with the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from live.engine import Engine
+from live.executor import ModelRunnerOutput
+from live.graphs.capture_sizes import at_least, powers, sizes
+from live.graphs.captured_call import CapturedCall
+from live.models.decoder import Decoder, FFNRows, Inputs, ffn_stage
+from live.models.weights import FFN
+from schedulers.batches import Batch
+
+
+class AttentionStages(Protocol):
+    """The attention stages of one microbatch of an attention instance. Calls come in the order of this list."""
+
+    def begin(self, batch: Batch) -> None:
+        """Take the inputs of a step."""
+        ...
+
+    def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
+        """One layer's attention stage: the rows for its FFN, valid until the next call.
+
+        `hidden`: (n, hidden), the output of the FFN before; None at the first layer.
+        """
+        ...
+
+    def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
+        """The step's output, from the last FFN's, (n, hidden)."""
+        ...
+
+
+class FFNStages(Protocol):
+    """The FFN stages of one FFN instance."""
+
+    def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
+        """One layer's FFN stage, (n, hidden), in memory of its own."""
+        ...
+
+
+class PlainAttentionStages:
+    """`AttentionStages`, kernel by kernel."""
+
+    def __init__(self, decoder: Decoder, engine: Engine) -> None:
+        self._decoder, self._executor = decoder, engine.executor
+        self._inputs: Inputs | None = None
+        self._residual: torch.Tensor | None = None
+
+    def begin(self, batch: Batch) -> None:
+        """See `AttentionStages.begin`."""
+        self._inputs, self._residual = self._executor.step_inputs(batch), None
+
+    def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
+        """See `AttentionStages.layer`."""
+        inputs = self._inputs
+        assert inputs is not None, "a step has begun"
+        hidden = self._decoder.embed(inputs) if hidden is None else hidden
+        cache = self._executor.cache
+        rows, self._residual = self._decoder.attention_stage(index, hidden, self._residual, inputs, cache)
+        return rows
+
+    def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
+        """See `AttentionStages.output`."""
+        assert self._residual is not None, "every layer has run"
+        return self._executor.output(batch, hidden + self._residual)
+
+
+class GraphedAttentionStages(PlainAttentionStages):
+    """`AttentionStages` whose steps without prompts are padded, and on a GPU become graphs, one for each layer."""
+
+    def __init__(self, decoder: Decoder, engine: Engine) -> None:
+        super().__init__(decoder, engine)
+        rows, blocks = engine.executor.input_batch.tables.shape
+        self._sizes, self._widths = sizes(rows, 2), powers(64, 4, blocks)
+        device = engine.executor.device
+        self._memory = None if device.type == "cpu" else torch.cuda.graph_pool_handle()
+        self._steps: dict[tuple[int, int], _PaddedStep] = {}
+        self._padded: _PaddedStep | None = None
+        self._rows = 0
+
+    def begin(self, batch: Batch) -> None:
+        """See `AttentionStages.begin`."""
+        super().begin(batch)
+        self._padded = None
+        if not batch.chunks:
+            assert self._inputs is not None
+            self._rows, width = self._inputs.decode_tables.shape
+            key = at_least(self._sizes, self._rows), at_least(self._widths, width)
+            step = self._steps.get(key)
+            if step is None:
+                step = self._steps[key] = _PaddedStep(self._decoder, self._executor.cache, self._inputs, *key)
+                step.stages = [CapturedCall(partial(step.run, i), self._memory) for i in range(step.layers)]
+            step.fill(self._inputs)
+            self._padded = step
+
+    def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
+        """See `AttentionStages.layer`."""
+        step = self._padded
+        if step is None:
+            return super().layer(index, hidden)
+        if hidden is not None:
+            step.hidden[: self._rows].copy_(hidden)
+        return _first(step.stages[index](), self._rows)
+
+    def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
+        """See `AttentionStages.output`."""
+        if self._padded is not None:
+            self._residual = self._padded.residual[: self._rows]
+        return super().output(batch, hidden)
+
+
+class _PaddedStep:
+    """The tensors of a padded step without prompts, which keep their addresses.
+
+    Attributes:
+        hidden, residual: (rows, hidden), the input of a stage. stages: of the layers.
+    """
+
+    def __init__(self, decoder: Decoder, cache: Any, inputs: Inputs, rows: int, width: int) -> None:
+        self._decoder, self._cache = decoder, cache
+        self.layers = decoder.config.shape.layers
+        embedding = decoder.weights.embedding
+        self.hidden, self.residual = (embedding.new_zeros((rows, embedding.shape[1])) for _ in range(2))
+        self.stages: list[CapturedCall[FFNRows]] = []
+        self._inputs = replace(
+            inputs,
+            tokens=inputs.tokens.new_zeros(rows),
+            positions=inputs.positions.new_zeros(rows),
+            slots=inputs.slots.new_full((rows,), -1),
+            decode_tables=inputs.decode_tables.new_zeros((rows, width)),
+            decode_lengths=inputs.decode_lengths.new_zeros(rows),
+        )
+
+    def fill(self, inputs: Inputs) -> None:
+        """Copy a step's inputs; the other rows become padding, which reads and writes no cache."""
+        n, width = inputs.decode_tables.shape
+        padded = self._inputs
+        padded.slots[n:] = -1
+        padded.decode_lengths[n:] = 0
+        padded.tokens[:n].copy_(inputs.tokens)
+        padded.positions[:n].copy_(inputs.positions)
+        padded.slots[:n].copy_(inputs.slots)
+        padded.decode_lengths[:n].copy_(inputs.decode_lengths)
+        padded.decode_tables[:n, :width].copy_(inputs.decode_tables)
+
+    def run(self, index: int) -> FFNRows:
+        """One layer's stage, from `hidden` and `residual`; writes `residual`."""
+        first = index == 0
+        hidden = self._decoder.embed(self._inputs) if first else self.hidden
+        residual = None if first else self.residual
+        rows, residual = self._decoder.attention_stage(index, hidden, residual, self._inputs, self._cache)
+        self.residual.copy_(residual)
+        return rows
+
+
+class PlainFFNStages:
+    """`FFNStages`, kernel by kernel."""
+
+    def __init__(self, ffns: Sequence[FFN]) -> None:
+        self._ffns = ffns
+
+    def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
+        """See `FFNStages.layer`."""
+        return ffn_stage(self._ffns[index], rows)
+
+
+class GraphedFFNStages(PlainFFNStages):
+    """`FFNStages` of padded sizes, on a GPU as graphs.
+
+    Args:
+        max_rows: rows beyond which a stage is not padded: it takes the GPU longer than the host.
+    """
+
+    def __init__(self, ffns: Sequence[FFN], max_rows: int = 2048) -> None:
+        super().__init__(ffns)
+        self._sizes = sizes(max_rows, 2)
+        self._memory: Any = None
+        self._inputs: dict[int, FFNRows] = {}
+        self._calls: dict[tuple[int, int], CapturedCall[torch.Tensor]] = {}
+
+    def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
+        """See `FFNStages.layer`."""
+        n = rows.hidden.shape[0]
+        if n > self._sizes[-1]:
+            return super().layer(index, rows)
+        size = at_least(self._sizes, n)
+        padded = self._inputs.get(size)
+        if padded is None:
+            if rows.hidden.is_cuda and self._memory is None:
+                self._memory = torch.cuda.graph_pool_handle()
+            padded = self._inputs[size] = _empty_like(rows, size)
+        call = self._calls.get((index, size))
+        if call is None:
+            function = partial(ffn_stage, self._ffns[index], padded)
+            call = self._calls[index, size] = CapturedCall(function, self._memory)
+        for tensor, values in zip(padded, rows, strict=True):
+            if tensor is not None and values is not None:
+                tensor[:n].copy_(values)
+                tensor[n:] = values[:1]  # padding that asks for no other expert
+        return call()[:n].clone()  # the next microbatch may run before this one's output has been sent
+
+
+def _first(rows: FFNRows, n: int) -> FFNRows:
+    """The first n rows."""
+    return FFNRows(
+        rows.hidden[:n],
+        None if rows.weights is None else rows.weights[:n],
+        None if rows.experts is None else rows.experts[:n],
+    )
+
+
+def _empty_like(rows: FFNRows, size: int) -> FFNRows:
+    """Memory for so many rows of the same kinds."""
+    hidden, weights, experts = rows
+    return FFNRows(
+        hidden.new_empty((size, *hidden.shape[1:])),
+        None if weights is None else weights.new_empty((size, *weights.shape[1:])),
+        None if experts is None else experts.new_empty((size, *experts.shape[1:])),
+    )

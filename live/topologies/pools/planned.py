@@ -1,0 +1,41 @@
+"""The engines of a topology of pools, as a scenario describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from live.loaded_model import DTYPES
+from live.models.config import ModelConfig
+from live.topologies.pools.layout import EnginePlace, PoolsLayout
+from scenarios.engine_pools import EnginePool
+from scenarios.serving import ServingScenario
+from schedulers.chunking import ChunkPolicy
+
+
+def kv_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of KV cache of one token."""
+    shape = config.shape
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPES[dtype].itemsize
+
+
+def pools_layout(
+    spec: ServingScenario, pools: list[EnginePool]
+) -> tuple[PoolsLayout, tuple[Callable[[], ChunkPolicy | None], ...]]:
+    """The engines of a scenario, and what makes the chunk policy of each."""
+    models = spec.model_names
+    engines: list[EnginePlace] = []
+    chunks: list[Callable[[], ChunkPolicy | None]] = []
+    ranks: dict[str, dict[str, tuple[int, ...]]] = {"prefill": {}, "decode": {}}
+    for pool in pools:
+        known: dict[str, int] = {}
+        own = pool.spec.models == "each" and len(models) > 1
+        side = ranks["decode" if pool.spec.role == "decode" else "prefill"]
+        for model, names in pool.spec.engine_names(models).items():
+            for name in names:
+                if name not in known:
+                    engines.append(EnginePlace(pool.spec.role, pool.scheduler.config, model if own else None))
+                    chunks.append(pool.scheduler.chunk_policy)
+                    known[name] = len(engines)
+            side[model] = side.get(model, ()) + tuple(known[name] for name in names)
+    routing = spec.system.routing
+    return PoolsLayout(tuple(engines), ranks["prefill"], ranks["decode"], routing), tuple(chunks)

@@ -1,0 +1,174 @@
+"""Prefill and decode engines of one or several models on this machine, run by direct execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from latency_models.message_link import MessageLink
+from latency_models.speed_probes import Reading
+from live.engine import Progress
+from live.generation import Generation
+from live.loaded_model import LoadedModel
+from live.memory import no_garbage_collection
+from live.models.decoder import Decoder
+from live.topologies.direct_time import DirectTime
+from live.topologies.pools.layout import FRONT, PoolsLayout
+from live.topologies.pools.local_pools import LocalPools
+from live.topologies.pools.planned import kv_bytes, pools_layout
+from live.validation.backend import LiveBackend
+from live.validation.profiling import ProfilingResult
+from live.validation.prompts import materialise
+from scenarios.engine_pools import engine_pools
+from scenarios.validation import ProfilingSpec, ValidationScenario
+from schedulers.batches import Batch
+from schedulers.chunking import ChunkPolicy
+from schedulers.engine_config import EngineConfig
+from workloads.errors import BadInput
+from workloads.request import Request
+
+Floats = npt.NDArray[np.float64]
+
+
+class ReplayedPools:
+    """A replayed workload. Times are seconds since the start, of each role's own clock.
+
+    Attributes:
+        spans: every step of every engine: its batch, its begin and its end, in the order in which they ended in
+            real time. readings: none.
+    """
+
+    def __init__(self, generations: Sequence[Generation]) -> None:
+        self.spans: list[tuple[Batch, float, float]] = []
+        self.readings: list[Reading] = []
+        self._generations = generations
+        self._times: dict[int, list[float]] = {each.request.id: [] for each in generations}
+
+    def watch(self, batch: Batch, begin: float, end: float) -> None:
+        """Note a step."""
+        self.spans.append((batch, begin, end))
+
+    def note(self, progress: Progress) -> None:
+        """Note the tokens of a step."""
+        for generation in progress.advanced:
+            self._times[generation.request.id].append(generation.last_token)
+
+    @property
+    def token_times(self) -> list[list[float]]:
+        """The times of each request's output tokens, at the front."""
+        return [self._times[each.request.id] for each in self._generations]
+
+    def columns(self) -> dict[str, Floats]:
+        """One entry a request: arrival, noticed (by the front), first_token, last_token, output_tokens."""
+        each = self._generations
+        return {
+            "arrival": np.array([one.request.arrival for one in each]),
+            "noticed": np.array([one.submitted for one in each]),
+            "first_token": np.array([one.first_token for one in each]),
+            "last_token": np.array([one.last_token for one in each]),
+            "output_tokens": np.array([float(len(one.output)) for one in each]),
+        }
+
+
+class PoolsBackend:
+    """The pools of a scenario. Engines are profiled one at a time, as `LiveBackend` does.
+
+    Args:
+        base: folder that paths in the scenario start from.
+
+    Raises:
+        BadInput: as `LiveBackend`; or a link that counts other bytes of a token than the model's cache has.
+    """
+
+    def __init__(self, scenario: ValidationScenario, base: Path) -> None:
+        spec, link = scenario.model, scenario.system.kv_link
+        assert link is not None
+        quantise = spec.quantise.model_dump() if spec.quantise else None
+        self._single = LiveBackend(
+            base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device="cpu", threads=spec.threads,
+            seed=scenario.seed, quantise=quantise, clock="direct",
+        )  # fmt: skip
+        if link.bytes_per_token != (expected := kv_bytes(self._single.decoder.config, spec.dtype)):
+            raise BadInput(
+                f"expected {expected}, the bytes of the model's KV cache of a token",
+                field="system.link.bytes_per_token",
+                value=link.bytes_per_token,
+            )
+        serving, pools = engine_pools(scenario.serving_without_times(), {}, base / "scenario")
+        self._layout, self._chunks = pools_layout(serving, pools)
+        self._link = MessageLink(link.latency, link.bandwidth)
+        self._decoder_of = self._load_modules(self._layout, base, scenario)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models that requests may be for."""
+        return list(self._layout.prefill)
+
+    def _load_modules(
+        self, layout: PoolsLayout, base: Path, scenario: ValidationScenario
+    ) -> Callable[[str | None], Decoder]:
+        """The decoder of each module, with random weights of its own."""
+        spec = scenario.model
+        names = sorted({place.module for place in layout.engines if place.module is not None})
+        if names and spec.weights != "random":
+            raise BadInput("expected random with several models", field="model.weights", value=spec.weights)
+        decoders: dict[str | None, Decoder] = {None: self._single.decoder}
+        for i, name in enumerate(names):
+            loaded = LoadedModel(
+                base / spec.path, random=True, dtype=spec.dtype, device="cpu", threads=spec.threads,
+                seed=scenario.seed + 1 + i,
+            )  # fmt: skip
+            decoders[name] = loaded.decoder
+        return decoders.__getitem__
+
+    @property
+    def speed_probe_rows(self) -> Sequence[int]:
+        """None: the machine's speed is not read."""
+        return ()
+
+    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+        """Time steps of one engine: see `LiveBackend.profile`."""
+        return self._single.profile(config, spec, seed)
+
+    def warm_up(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> bool:
+        """Nothing is done only in a first replay on a CPU."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """The device, the dtype and the versions of the packages."""
+        return self._single.describe()
+
+    def replay(
+        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
+    ) -> ReplayedPools:
+        """Send each request, paired with its number of output tokens, to the front at its arrival time.
+
+        Raises:
+            ValueError: a request that the engines refuse.
+        """
+        made = [
+            materialise(request, answer, self._single.vocabulary, config.prefix_id_tokens)
+            for request, answer in requests
+        ]
+        generations = sorted(made, key=lambda each: each.request.arrival)
+        replayed, time = ReplayedPools(generations), DirectTime(self._link)
+        pools = LocalPools(
+            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=replayed.note,
+            chunks=self._chunks[0],
+        )  # fmt: skip
+        time.restart()
+        for worker in pools.workers:
+            worker.engine.watch = replayed.watch
+        for generation in generations:
+            pools.frontend.check(generation)
+            pools.network.at(FRONT, generation.request.arrival, partial(pools.submit, generation))
+        with no_garbage_collection():
+            pools.network.run()
+        return replayed

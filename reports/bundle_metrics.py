@@ -1,0 +1,100 @@
+"""Metrics of an attention/FFN bundle whose roles have clocks of their own, live or simulated (AFD 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reports import metrics
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Messages from some roles to others: how many, the bytes of their tensors, and seconds on the link together."""
+
+    messages: int = 0
+    size: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class BundleTimes:
+    """The times of one run, seconds since its start.
+
+    Attributes:
+        ids, tokens, first_token, finish: one entry for each of the wanted completions, in their order: the request's
+            number, its output tokens, and the times of the first and the last of them.
+        step_ends, step_tokens: one entry for each step of a microbatch.
+        attention, ffn: busy and elapsed seconds of each instance, shape (instances, 2).
+        attention_to_ffn, ffn_to_attention: messages between them.
+    """
+
+    ids: Integers
+    tokens: Integers
+    first_token: Floats
+    finish: Floats
+    step_ends: Floats
+    step_tokens: Integers
+    attention: Floats
+    ffn: Floats
+    attention_to_ffn: Transfers = field(default_factory=Transfers)
+    ffn_to_attention: Transfers = field(default_factory=Transfers)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleMetrics:
+    """The metrics of one run. Times in seconds, throughput in tokens per second and instance.
+
+    Attributes:
+        throughput: eq. 21. throughput_generated: with the tokens of requests in flight. throughput_full: of all steps,
+            for a bundle whose slots are full from the start to the last completion. tpot: eq. 22. tpot_gaps: per
+            gap between tokens; None if no request has two tokens.
+        idle_attention, idle_ffn: eq. 23, over each instance's own time.
+        total_time: until the last of the completions. steps: of all microbatches.
+        attention_to_ffn, ffn_to_attention: messages between them.
+    """
+
+    throughput: float
+    throughput_generated: float
+    throughput_full: float
+    tpot: float
+    tpot_gaps: float | None
+    idle_attention: float
+    idle_ffn: float
+    total_time: float
+    requests: int
+    steps: int
+    attention_to_ffn: Transfers
+    ffn_to_attention: Transfers
+
+
+def bundle_metrics(times: BundleTimes) -> BundleMetrics:
+    """The metrics of one run."""
+    instances = len(times.attention) + len(times.ffn)
+    stable = metrics.stable_throughput(times.tokens, times.finish)
+    generated = int(times.step_tokens[times.step_ends <= stable.time].sum())
+    return BundleMetrics(
+        throughput=stable.per_instance(instances),
+        throughput_generated=generated / stable.time / instances,
+        throughput_full=float(times.step_tokens.sum() / times.step_ends[-1]) / instances,
+        tpot=metrics.tpot_paper(times.first_token, times.finish, times.tokens),
+        tpot_gaps=metrics.tpot(times.first_token, times.finish, times.tokens),
+        idle_attention=_idle(times.attention),
+        idle_ffn=_idle(times.ffn),
+        total_time=float(times.finish[-1]),
+        requests=len(times.tokens),
+        steps=len(times.step_ends),
+        attention_to_ffn=times.attention_to_ffn,
+        ffn_to_attention=times.ffn_to_attention,
+    )
+
+
+def _idle(busy_and_elapsed: Floats) -> float:
+    """Idle share of some instances, each over its own time."""
+    busy, elapsed = busy_and_elapsed.sum(axis=0).tolist()
+    return metrics.idle_ratio(busy, 1, elapsed)

@@ -1,0 +1,94 @@
+"""Topologies on real GPUs: `pytest -n 0 tests/live/topologies/test_gpu.py`. `tests/rehearsal` runs the same on none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from live.generation import Generation  # noqa: E402
+from live.models.config import ModelConfig  # noqa: E402
+from live.models.decoder import Decoder  # noqa: E402
+from live.models.weights import random_weights  # noqa: E402
+from live.topologies.bundle.layout import BundleLayout  # noqa: E402
+from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
+from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
+from live.topologies.pools.local_pools import LocalPools  # noqa: E402
+from live.topologies.streams import RoleStreams  # noqa: E402
+from tests.live.topologies.answers import CONFIGS, colocated, requests, settings  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+
+
+def decoder_on_gpu(name: str) -> Decoder:
+    """A tiny model with the weights of the CPU's tests. Float32 leaves no ties to rounding."""
+    config: ModelConfig = CONFIGS[name]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return Decoder(config, random_weights(config, torch.float32, "cuda", 3))
+
+
+def outputs(generations: list[Generation]) -> list[list[int]]:
+    return [each.output for each in generations]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("model", CONFIGS)
+def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: bool) -> None:
+    decoder, streams = decoder_on_gpu(model), RoleStreams()
+    layout = BundleLayout(3, 2, 2, settings(4, num_gpu_blocks=200))
+    bundle = LocalBundle(layout, decoder, timekeeper=streams, handover=streams, graphs=graphs)
+    for seed in (1, 2, 3):  # graphs are captured on the way
+        generations = requests(40, seed=seed)
+        for generation in generations:
+            bundle.submit(generation)
+        bundle.run()
+        assert outputs(generations) == colocated(decoder, generations)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_pools_on_streams_give_the_tokens_of_one_engine(graphs: bool) -> None:
+    decoder, streams = decoder_on_gpu("qwen3"), RoleStreams()
+    engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(8))]
+    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
+    pools = LocalPools(layout, lambda name: decoder, timekeeper=streams, handover=streams, graphs=graphs)
+    generations = requests(40)
+    for generation in generations:
+        pools.submit(generation)
+    pools.run()
+    assert outputs(generations) == colocated(decoder, generations)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs a GPU for each worker of a bundle 2A-1F")
+def test_a_bundle_over_nccl_serves_what_one_process_serves(tmp_path: Path) -> None:
+    model, scenario = ROOT / "examples/models/tiny-llama.json", ROOT / "examples/afd-tiny-cpu.yaml"
+    answers = []
+    for more in ([], ["--in-process"]):
+        command = [
+            sys.executable, "-m", "live.server", "--model", str(model), "--random-weights", "--device", "cuda",
+            "--dtype", "float32", "--scenario", str(scenario), "--set", "ratio=2", "--port", "0",
+            "--join-seconds", "60", *more,
+        ]  # fmt: skip
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[0]
+            body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+            post = [
+                "curl",
+                "-s",
+                f"{url}/v1/completions",
+                "-H",
+                "Content-Type: application/json",
+                "-d",
+                json.dumps(body),
+            ]
+            told = json.loads(subprocess.run(post, capture_output=True, check=True, text=True).stdout)
+            answers.append(told["choices"][0]["token_ids"])
+            server.terminate()
+    assert answers[0] == answers[1]
