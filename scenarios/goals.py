@@ -1,0 +1,110 @@
+"""Goals of a plan: `ttft_p99: 1s`, `classify.e2e_mean: 200ms`, `goodput: 95%`, `output_throughput: 5000`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scenarios.overrides import parse_overrides
+from workloads.errors import BadInput
+
+LATENCY = re.compile(r"(?:(?P<of>[\w-]+)\.)?(?P<metric>ttft|tpot|itl|e2e)_(?P<statistic>mean|p\d{1,2}(?:\.\d+)?)")
+THROUGHPUTS = ("output_throughput", "request_throughput")
+UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "%": 1e-2}
+_VALUE = re.compile(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([a-z%]*)\s*")
+KNOWN = (
+    "expected METRIC_STATISTIC such as ttft_p99, tpot_mean or classify.e2e_p95 (ttft, tpot, itl, e2e; mean or a "
+    "percentile), goodput, output_throughput or request_throughput"
+)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One goal.
+
+    Attributes:
+        name: as it was given. metric: `ttft`, `tpot`, `itl`, `e2e`, `goodput`, or a throughput. limit: seconds, a
+            share, or a rate per second.
+        quantile: of a percentile, between 0 and 1; None for a mean, a share and a rate. of: the task or model of the
+            requests that it is about; None: all of them.
+    """
+
+    name: str
+    metric: str
+    limit: float
+    quantile: float | None = None
+    of: str | None = None
+
+    @property
+    def at_most(self) -> bool:
+        """True for latencies, which must not exceed the limit; the others must reach it."""
+        return self.metric in ("ttft", "tpot", "itl", "e2e")
+
+    def ratio(self, value: float) -> float:
+        """The value relative to the limit, such that 1 is the limit and more is a miss."""
+        if self.at_most:
+            return value / self.limit
+        return self.limit / value if value > 0 else float("inf")
+
+
+def read_goals(given: Mapping[str, float | str]) -> list[Goal]:
+    """The goals of a mapping of names to limits.
+
+    Raises:
+        BadInput: a name or a limit that is none.
+    """
+    return [_goal(name, limit) for name, limit in given.items()]
+
+
+def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
+    """The mapping of goals given as `name=limit`.
+
+    Raises:
+        BadInput: one is not of this form, or is given twice.
+    """
+    found: dict[str, float | str] = {}
+    for text in texts:
+        try:
+            ((name, values),) = parse_overrides([text]).items()
+        except BadInput as error:
+            raise BadInput("expected GOAL=LIMIT, for example ttft_p99=1s", field=flag, value=error.value) from None
+        if len(values) != 1 or name in found:
+            raise BadInput("expected one limit for each goal", field=flag, value=text)
+        found[name] = values[0]
+    return found
+
+
+def _goal(name: str, limit: float | str) -> Goal:
+    value = _number(name, limit)
+    if name == "goodput":
+        if value > 1:
+            raise BadInput("expected a share of the requests, at most 1 or 100%", field=name, value=limit)
+        return Goal(name, name, value)
+    if name in THROUGHPUTS:
+        return Goal(name, name, value)
+    match = LATENCY.fullmatch(name)
+    if match is None:
+        raise BadInput(KNOWN, field="goals", value=name)
+    of, metric, statistic = match["of"], match["metric"], match["statistic"]
+    if of is not None and metric == "itl":
+        raise BadInput("expected ttft, tpot or e2e: ITL is of steps, which serve all requests", field=name, value=name)
+    quantile = None if statistic == "mean" else float(statistic[1:]) / 100
+    if quantile == 0:
+        raise BadInput("expected a percentile above 0", field="goals", value=name)
+    return Goal(name, metric, value, quantile, of)
+
+
+def _number(name: str, limit: float | str) -> float:
+    if isinstance(limit, str):
+        match = _VALUE.fullmatch(limit)
+        if match is None or match[2] not in UNITS:
+            expected = "expected a number, or one with a unit: 1s, 40ms, 95%"
+            raise BadInput(expected, field=name, value=limit)
+        try:
+            limit = float(match[1]) * UNITS[match[2]]
+        except ValueError:
+            raise BadInput("expected a number", field=name, value=limit) from None
+    if not limit > 0:
+        raise BadInput("expected a number above 0", field=name, value=limit)
+    return float(limit)

@@ -1,0 +1,117 @@
+"""The `plan` section of a serving scenario: what may vary, the goals, limits and prices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from latency_models.io.config_io import Strict
+from scenarios.goals import Goal, read_goals
+from scenarios.limits import Engines
+from scenarios.pools import DeviceSpec, Role
+from scenarios.system import LinkSpec, Routing
+from workloads.errors import BadInput
+
+Layout = Literal["colocated", "disaggregated"]
+Sharing = Literal["isolated", "shared"]
+TOGETHER: Layout = "colocated"
+ISOLATED: Sharing = "isolated"
+ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+Objective = Literal["gpus", "cost_per_hour", "cost_per_million_tokens", "throughput"]
+
+
+class EngineKindSpec(Strict):
+    """One kind of engine that a plan may use: a model on devices, with a parallelism.
+
+    Attributes:
+        name: of the kind, and part of the names of pools. device: what one engine runs on.
+        engine, step_time: as in the scenario, whose fields stand in for those that are left out.
+        roles: pools that may have such engines; `both` is a colocated pool.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    device: DeviceSpec
+    engine: dict[str, Any] = Field(default_factory=dict)
+    step_time: dict[str, Any] | None = None
+    roles: list[Role] = Field(default_factory=lambda: list(ROLES), min_length=1)
+
+
+class PlanLimits(Strict):
+    """The most devices, and the highest price per hour, of a deployment; the most engines of one pool."""
+
+    gpus: PositiveInt | None = None
+    cost_per_hour: PositiveFloat | None = None
+    engines: Engines | None = None
+
+
+class PlanSpec(Strict):
+    """The choices that `twin plan` has, and the goals that it must reach.
+
+    Attributes:
+        goals: limits by name (`scenarios.goals`), in seconds or with a unit.
+        objective: what to make small, or `throughput`: the highest rate on the devices within the limits. None: the
+            price per hour where every device has a price, else the number of devices.
+        engines: kinds of engines. layouts: prefill and decode together, or apart with a `link`.
+        decode: with several models, decode engines for each of them, or one pool for all.
+        vary: values of fields of `engine`, in every combination. routing: routers.
+        prices: of one device per hour, by type.
+        confidence: the share of time spans like this one in which a deployment must meet all goals.
+        span: their length, seconds.
+        window: requests of one long replication; None: from the rate and the lengths.
+        replications: at most so many decide on one deployment.
+    """
+
+    goals: Annotated[dict[str, float | str], Field(min_length=1)]
+    objective: Objective | None = None
+    engines: Annotated[list[EngineKindSpec], Field(min_length=1, max_length=1000)]
+    layouts: list[Layout] = Field(default_factory=lambda: [TOGETHER], min_length=1)
+    decode: list[Sharing] = Field(default_factory=lambda: [ISOLATED], min_length=1)
+    link: LinkSpec | None = None
+    vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    routing: list[Routing] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
+    limits: PlanLimits = Field(default_factory=PlanLimits)
+    prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    span: PositiveFloat = 3600.0
+    window: PositiveInt | None = None
+    replications: int = Field(default=20, ge=4, le=1000)
+
+    @field_validator("goals")
+    @classmethod
+    def _known_goals(cls, goals: dict[str, float | str]) -> dict[str, float | str]:
+        read_goals(goals)
+        return goals
+
+    @model_validator(mode="after")
+    def _agrees(self) -> PlanSpec:
+        if "disaggregated" in self.layouts and self.link is None:
+            expected = "expected a link from prefill to decode engines, since layouts has disaggregated"
+            raise BadInput(expected, field="link")
+        names = [kind.name for kind in self.engines]
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise BadInput("expected a name that no other kind has", field=f"engines[{i}].name", value=name)
+        if self.objective == "throughput" and self.limits.gpus is None and self.limits.cost_per_hour is None:
+            raise BadInput("expected limits.gpus or limits.cost_per_hour, for objective throughput", field="limits")
+        wants_prices = (self.objective or "").startswith("cost") or self.limits.cost_per_hour is not None
+        missing = [kind.device.type for kind in self.engines if self.price(kind.device) is None]
+        if wants_prices and missing:
+            raise BadInput(f"expected a price per hour of {missing[0]}", field="prices")
+        return self
+
+    def price(self, device: DeviceSpec) -> float | None:
+        """The price of one device per hour; None where it is not known."""
+        return self.prices.get(device.type) if device.price_per_hour is None else device.price_per_hour
+
+    @property
+    def aim(self) -> Objective:
+        """The objective, with its default."""
+        if self.objective is not None:
+            return self.objective
+        return "cost_per_hour" if all(self.price(kind.device) is not None for kind in self.engines) else "gpus"
+
+    @property
+    def wanted(self) -> list[Goal]:
+        """The goals."""
+        return read_goals(self.goals)

@@ -1,0 +1,56 @@
+"""Small questions for tests: engines with linear step times that are simulated in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twin.planning.planner import Planner
+from twin.planning.question import Question, read_question
+
+SMALL: dict[str, Any] = {
+    "schema": "twin.scenario/1",
+    "kind": "serving",
+    "name": "small",
+    "workload": {
+        "prefill": {"distribution": "lognormal", "mean": 200, "cv": 1.0},
+        "decode": {"distribution": "geometric", "mean": 16},
+        "arrivals": {"process": "poisson", "rate": 40},
+    },
+    "engine": {"num_gpu_blocks": 2000, "max_num_seqs": 64, "enable_prefix_caching": False},
+}
+
+
+def kind(name: str, count: int, price: float, speed: float, **engine: Any) -> dict[str, Any]:
+    """A kind of engine on `count` devices, `speed` times as fast as one device."""
+    step = {"source": "linear", "overhead": 0.01 / speed, "per_token": 6e-5 / speed, "per_kv_token": 2e-7 / speed}
+    return {
+        "name": name,
+        "device": {"type": "X", "count": count, "price_per_hour": price},
+        "engine": engine,
+        "step_time": step,
+    }
+
+
+def document(**plan: Any) -> dict[str, Any]:
+    """A scenario with a plan: two kinds of engines, together or apart, with two budgets of tokens a step."""
+    section = {
+        "goals": {"ttft_p99": "300ms", "tpot_p99": "40ms"},
+        "layouts": ["colocated", "disaggregated"],
+        "link": {"bandwidth": 1e10, "bytes_per_token": 1e5},
+        "vary": {"max_num_batched_tokens": [256, 1024]},
+        "engines": [kind("one", 1, 2.0, 1.0), kind("two", 2, 2.0, 1.8)],
+        "replications": 4,
+        "window": 600,
+    }
+    return {**SMALL, "plan": {**section, **plan}}
+
+
+def question(made: dict[str, Any]) -> Question:
+    """The question of a document in the current folder."""
+    return read_question(made, {}, Path("scenario.yaml"))
+
+
+def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1) -> Planner:
+    """A planner that keeps nothing."""
+    return Planner(question(made), {}, lambda key, point: None, jobs, brief=brief)

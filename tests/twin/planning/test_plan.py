@@ -1,0 +1,193 @@
+"""Plans of small questions: against the exhaustive search, against `simulate`, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import twin
+from tests.twin.planning.scenarios import document, kind, planner
+from twin.cli import run
+from twin.planning.judging import Judge, Verdict
+from twin.planning.planner import Planner
+from twin.planning.space import Candidate
+
+RATE = 250.0
+
+
+def busy(**plan: Any) -> dict[str, Any]:
+    made = document(**plan)
+    arrivals = {"process": "poisson", "rate": RATE}
+    return {**made, "workload": {**made["workload"], "arrivals": arrivals}}
+
+
+def exhaustive(made: Planner) -> dict[str, Verdict]:
+    """A verdict on every candidate from all of its windows."""
+    judge = Judge(made.question, made.horizon, {}, lambda key, point: None, 1)
+    every: list[Candidate] = [each for prospect in made.prospects for each in prospect.candidates]
+    verdicts = judge.look(every, made.question.spec.replications)
+    return {each.candidate.name: each for each in verdicts}
+
+
+def test_the_recommendation_is_the_exhaustive_optimum() -> None:
+    limits = {"engines": 2}
+    made = planner(busy(limits=limits))
+    answer = made.run()
+    verdicts = exhaustive(made)
+    assert 30 <= len(verdicts) <= 50
+    costs = [verdict.candidate.cost for verdict in verdicts.values() if verdict.meets]
+    known = [cost for cost in costs if cost is not None]
+    assert answer["recommendation"]["cost_per_hour"] == min(known)
+    assert verdicts[answer["recommendation"]["name"]].meets
+    # Pruning is right: what the plan rules out, all windows rule out too.
+    for entry in answer["ledger"]:
+        if entry["status"] in ("saturated", "infeasible") and entry["sizes"]:
+            assert not verdicts[entry["name"]].meets, entry
+
+
+def test_every_candidate_is_in_the_ledger_with_a_reason() -> None:
+    short = kind("small", 1, 0.5, 1.0, num_gpu_blocks=8)
+    made = planner(busy(engines=[kind("one", 1, 2.0, 1.0), short], limits={"engines": 4}))
+    answer = made.run()
+    statuses = {entry["status"] for entry in answer["ledger"]}
+    assert {"feasible", "dominated", "saturated", "out of memory"} <= statuses
+    assert all(entry["reason"] for entry in answer["ledger"] if entry["status"] != "feasible")
+    assert {entry["name"] for entry in answer["ledger"] if entry["sizes"]} == {
+        each.name for prospect in made.prospects for each in prospect.candidates
+    }
+
+
+def test_a_growing_queue_is_never_feasible_whatever_its_finished_requests_say() -> None:
+    """With goals so lax that all finished requests meet them, too few engines are still refused."""
+    made = planner(busy(goals={"tpot_p99": 10.0, "ttft_p50": 100.0}, layouts=["colocated"], limits={"engines": 4}))
+    answer = made.run()
+    verdicts = exhaustive(made)
+    below = [each for each in verdicts.values() if each.saturated]
+    assert below
+    assert all(not each.meets and "saturated" in each.reason for each in below)
+    assert all(each.value(1) < 100.0 for each in below if each.value(1) is not None)  # type: ignore[operator]
+    assert answer["recommendation"]["name"] not in {each.candidate.name for each in below}
+
+
+def test_processes_change_nothing() -> None:
+    one, two = (planner(busy(limits={"engines": 4}), jobs=jobs).run() for jobs in (1, 2))
+    assert one == two
+
+
+def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy()))
+    assert run(["plan", "plan.yaml", "--write", "out", "--no-figures", "--brief", "--jobs", "1"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    best = json.loads((folder / "summary.json").read_text())["recommendation"]
+    again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1).document
+    for metric in ("ttft", "tpot", "itl", "e2e", "output_throughput", "steps"):
+        assert again["summary"][metric] == best["summary"][metric]
+    assert again["intervals"]["ttft.p99"] == best["intervals"]["ttft.p99"]
+    by_goal = {goal["name"]: goal["value"] for goal in best["goals"]}
+    assert by_goal["ttft_p99"] == pytest.approx(again["summary"]["ttft"]["p99"], rel=1e-12)
+    launch = (tmp_path / "out" / "launch.sh").read_text()
+    assert launch.count("vllm serve") == len(best["sizes"])
+    assert "--max-num-seqs 64" in launch
+
+
+def test_no_candidate_meets_the_goals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tight = busy(goals={"ttft_p99": "60ms"}, limits={"engines": 2}, layouts=["colocated"])
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tight))
+    assert run(["plan", "plan.yaml", "--json", "--no-figures", "--jobs", "1"]) == 3
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["feasible"], answer["recommendation"]) == (False, None)
+    assert "ttft_p99 is" in answer["nearest_miss"]["reason"]
+    assert answer["nearest_miss"]["gpus"] == 4  # the largest one comes closest
+
+
+def test_a_goal_that_no_engine_reaches_needs_no_simulation() -> None:
+    answer = planner(busy(goals={"tpot_p99": "5ms"})).run()
+    assert not answer["feasible"]
+    assert answer["simulated_requests"] == 0
+    assert {entry["status"] for entry in answer["ledger"]} == {"infeasible"}
+    assert "tpot_p99 is at least" in answer["ledger"][0]["reason"]
+
+
+def test_a_killed_plan_takes_up_its_windows() -> None:
+    kept: dict[str, Any] = {}
+    first = planner(busy())
+    first.keep = kept.__setitem__
+    whole = first.run()
+    some = dict(list(kept.items())[: len(kept) // 2])
+    new: dict[str, Any] = {}
+    second = planner(busy())
+    second.done, second.keep = dict(some), new.__setitem__
+    assert second.run() == whole
+    assert new.keys() == kept.keys() - some.keys()
+
+
+def test_goals_of_one_kind_of_request() -> None:
+    tasks = [
+        {
+            "task": "generate", "weight": 3.0, "prefill": {"distribution": "fixed", "mean": 100},
+            "decode": {"distribution": "geometric", "mean": 40},
+        },
+        {"task": "classify", "weight": 1.0, "prefill": {"distribution": "fixed", "mean": 800}},
+    ]  # fmt: skip
+    made = busy(goals={"classify.e2e_p90": "200ms", "tpot_mean": "40ms"}, layouts=["colocated"])
+    made["workload"] = {"tasks": tasks, "arrivals": {"process": "poisson", "rate": 60}}
+    answer = planner(made).run()
+    assert answer["feasible"]
+    of_class, of_all = answer["recommendation"]["goals"]
+    assert 0 < of_class["value"] <= 0.2
+    assert of_class["value"] != answer["recommendation"]["summary"]["e2e"]["p90"]
+    assert of_all["value"] == pytest.approx(answer["recommendation"]["summary"]["tpot"]["mean"])
+
+
+def test_headroom_and_changes() -> None:
+    made = planner(busy(layouts=["colocated"]), brief=False)
+    answer = made.run()
+    headroom = answer["headroom"]
+    assert headroom["rate"] >= RATE * 0.98
+    changes = {each["change"]: each for each in answer["changes"]}
+    assert changes["rate -20 %"]["meets"]
+    assert changes["lengths -20 %"]["meets"]
+    assert made.best is not None
+    above = made.judge(made.question.at_rate(headroom["rate"] * 1.06))
+    (verdict,) = above.settle([made.best.candidate])
+    assert not verdict.meets
+
+
+def test_the_most_throughput_on_given_devices() -> None:
+    made = busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"])
+    answer = planner(made).run()
+    assert answer["feasible"]
+    assert answer["recommendation"]["gpus"] <= 2
+    assert answer["question"]["rate"] > 40
+    goals = answer["recommendation"]["goals"]
+    assert all(goal["met"] for goal in goals)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"link": None}, "expected a link"),
+        ({"goals": {"goodput": 0.9}}, "measure.slo"),
+        ({"objective": "throughput"}, "limits.gpus"),
+        ({"engines": [kind("one", 1, 2.0, 1.0), kind("one", 2, 2.0, 1.0)]}, "a name that no other kind has"),
+        ({"vary": {"max_num_sequences": [1]}}, "max_num_sequences"),
+    ],
+)
+def test_bad_input_is_one_line(
+    change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(**change)))
+    assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert expected in told[-1]
+    assert "plan.yaml" in told[-1]

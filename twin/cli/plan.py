@@ -1,0 +1,256 @@
+"""`twin plan`: from a workload and goals to a deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from reports.records.run_directory import RunDirectory
+    from twin.planning.judging import Verdict
+    from twin.planning.planner import Planner
+    from twin.planning.question import Question
+
+FLAG = Parameter(negative=())
+
+Given = TypeVar("Given")
+
+INFEASIBLE = 3
+"""Exit code: no candidate meets the goals."""
+
+
+def plan(
+    scenario: Path | None = None,
+    /,
+    *,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    slo: Annotated[list[str] | None, Parameter(negative=())] = None,
+    rate: float | None = None,
+    trace: Path | None = None,
+    model: str | None = None,
+    gpu: Annotated[list[str] | None, Parameter(negative=())] = None,
+    price: Annotated[list[str] | None, Parameter(negative=())] = None,
+    prompt_tokens: float | None = None,
+    answer_tokens: float | None = None,
+    tensor_parallel: str = "1,2,4,8",
+    layout: str = "colocated,disaggregated",
+    weights: str = "bf16",
+    cache: str = "bf16",
+    chunk: str = "512,1024,2048,4096,8192",
+    max_gpus: int | None = None,
+    objective: str | None = None,
+    json: Annotated[bool, FLAG] = False,
+    runs: Path = Path("runs"),
+    jobs: int | None = None,
+    fresh: Annotated[bool, FLAG] = False,
+    brief: Annotated[bool, FLAG] = False,
+    write: Path | None = None,
+    no_figures: Annotated[bool, FLAG] = False,
+) -> int:
+    """Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.
+
+    Candidates are pruned by bounds and estimates, and decided by simulation, all with the same requests. The answer
+    says with which confidence it meets the goals, how much more load it bears, and what would change it. Leaves a run
+    folder with manifest, windows, summary, figures and an HTML report. The same command resumes a killed plan. Exit
+    code 3 if no candidate meets the goals; the nearest miss is shown then.
+
+    Parameters
+    ----------
+    scenario
+        Scenario file (YAML) of kind serving with a section plan, for example examples/plan-tiny.yaml. Without one,
+        --model, --gpu, --rate, --slo and --trace make the question, and step times are computed from data sheets.
+    set_
+        Change any field, key=value. Example: --set plan.limits.gpus=16
+    slo
+        Goal, in place of those in the file: --slo ttft_p99=1s --slo tpot_p99=40ms --slo classify.e2e_p95=200ms
+    rate
+        Requests per second.
+    trace
+        Trace whose lengths to use, and whose arrivals where the scenario replays.
+    model
+        Without a scenario: a built-in name, a model file or a config.json.
+    gpu
+        Without a scenario: a GPU of the hardware catalogue, or a file; several are tried one by one.
+    price
+        Price of a GPU per hour: --price 3.5, or h200=3.5 where there are several. Makes cost the objective.
+    prompt_tokens, answer_tokens
+        Without a trace: mean lengths; log-normal, with a coefficient of variation of 1.
+    tensor_parallel
+        Without a scenario: GPUs of an engine to try.
+    layout
+        Without a scenario: colocated, disaggregated (prefill and decode apart), or both.
+    weights, cache
+        Without a scenario: formats of weights to try (bf16, fp8, …), and the format of the KV cache.
+    chunk
+        Without a scenario: values of max_num_batched_tokens to try.
+    max_gpus
+        At most so many GPUs in all.
+    objective
+        gpus, cost_per_hour, cost_per_million_tokens, or throughput: the highest rate on --max-gpus.
+    json
+        Print one JSON document on stdout and nothing else there.
+    runs
+        Parent of the run folders.
+    jobs
+        Processes; default: one for each core.
+    fresh
+        Start anew even if an unfinished run of the same plan exists.
+    brief
+        Leave out headroom and what would change the answer.
+    write
+        Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands.
+    no_figures
+        Leave out figures and the HTML report.
+    """
+    from scenarios.goals import goals_of_texts
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from twin.api.arguments import require_at_least
+    from twin.planning.question import read_question
+
+    require_at_least("--jobs", jobs, 1)
+    require_at_least("--max-gpus", max_gpus, 1)
+    settings: dict[str, Any] = single_settings(set_ or [])
+    goals = goals_of_texts(slo or [])
+    if scenario is None:
+        from twin.planning.catalogue import CatalogueQuestion, scenario_of
+
+        asked = CatalogueQuestion(
+            _required("--model", model), _required("--gpu", gpu), _required("--slo", goals or None),
+            _required("--rate", rate), trace, prompt_tokens, answer_tokens,
+            _wholes("--tensor-parallel", tensor_parallel), layout.split(","), weights.split(","), cache,
+            _wholes("--chunk", chunk), _prices(price or [], gpu or []), max_gpus, objective,
+        )  # fmt: skip
+        question = read_question(scenario_of(asked), settings, Path("plan"))
+    else:
+        _refuse({"--model": model, "--gpu": gpu, "--price": price, "--prompt-tokens": prompt_tokens,
+                 "--answer-tokens": answer_tokens})  # fmt: skip
+        settings |= {"plan.goals": goals} if goals else {}
+        settings |= {} if rate is None else {"workload.arrivals.rate": rate}
+        settings |= {} if max_gpus is None else {"plan.limits.gpus": max_gpus}
+        settings |= {} if objective is None else {"plan.objective": objective}
+        question = read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
+    return _answer(question, runs, jobs, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures)
+
+
+def _required(flag: str, value: Given | None) -> Given:
+    """The value of a flag that a question without a scenario needs."""
+    if value is None:
+        from workloads.errors import BadInput
+
+        raise BadInput("expected a scenario file, or --model, --gpu, --rate, --slo and --trace", field=flag)
+    return value
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Refuse flags of a question without a scenario beside one."""
+    for flag, value in given.items():
+        if value is not None:
+            from workloads.errors import BadInput
+
+            raise BadInput("expected none beside a scenario, whose section plan says it", field=flag, value=value)
+
+
+def _wholes(flag: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    from workloads.errors import BadInput
+
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise BadInput("expected whole numbers with commas between", field=flag, value=text)
+    return [int(part) for part in parts]
+
+
+def _prices(texts: list[str], gpus: list[str]) -> dict[str, float]:
+    """Prices by GPU; one without a name is that of all."""
+    from workloads.errors import BadInput
+
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise BadInput("expected a price, or GPU=PRICE", field="--price", value=text) from None
+        found |= {name: value} if equals else dict.fromkeys(gpus, value)
+    return found
+
+
+def _answer(
+    question: Question,
+    runs: Path,
+    jobs: int | None,
+    *,
+    as_json: bool,
+    fresh: bool,
+    brief: bool,
+    write: Path | None,
+    figures: bool,
+) -> int:
+    from twin.api.drawing import illustrate
+    from twin.cli.console import note, print_json, print_table, progress
+    from twin.planning.planner import Planner
+    from twin.sweeps.parallel import usable_cores
+
+    with _run_folder(question, runs, fresh=fresh) as run:
+        done = run.points()
+        if done:
+            note(f"taking up {run.path}: {len(done)} windows are done")
+        with progress("simulating", 100, 0) as advance:
+            planner = Planner(
+                question, done, run.add_point, jobs or usable_cores(), lambda key: advance(""), _tell(question), brief
+            )
+            document = planner.run()
+        document["run"] = {"id": run.id, "directory": str(run.path)}
+        if write is not None:
+            _write(planner, write)
+        run.write_json("summary.json", document)
+        if figures:
+            illustrate(document, run)
+        run.set_status(True, "complete")
+    if as_json:
+        print_json(document)
+    else:
+        from reports.planning.table import plan_table
+
+        print_table(plan_table(document))
+    note(f"run folder: {run.path}")
+    return 0 if document["feasible"] else INFEASIBLE
+
+
+def _tell(question: Question) -> Any:
+    """A function that notes each better deployment on stderr, as soon as it is found."""
+    from twin.cli.console import note
+
+    def tell(verdict: Verdict) -> None:
+        settings = "".join(f", {key} {value}" for key, value in verdict.candidate.family.settings)
+        note(f"meets the goals: {verdict.candidate.devices} ({verdict.candidate.family.parallelism}{settings})")
+
+    return tell
+
+
+def _run_folder(question: Question, runs: Path, *, fresh: bool) -> RunDirectory:
+    from reports.records.run_directory import fingerprint, open_run
+    from twin.api.manifest import manifest
+
+    inputs = {
+        "scenario_file": str(question.path),
+        "scenario": question.document,
+        "plan": question.spec.model_dump(mode="json"),
+        "seed": question.seed,
+        "trace": None if question.trace is None else question.trace.name,
+    }
+    content = manifest(inputs)
+    identity = [content["version"], inputs, str(question.path.parent)]
+    return open_run(runs, "plan", fingerprint(identity), content, resume=not fresh)
+
+
+def _write(planner: Planner, folder: Path) -> None:
+    from twin.cli.console import note
+    from twin.planning.launch import write_deployment
+
+    if planner.best is not None:
+        write_deployment(planner, folder)
+        note(f"deployment: {folder}")

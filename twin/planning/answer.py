@@ -1,0 +1,154 @@
+"""The document of a plan: the recommendation, the table, what would change it, and the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from scenarios.goals import Goal
+from twin.planning.judging import Horizon, Verdict, in_unit
+from twin.planning.load import Load
+from twin.planning.prospects import Prospect, Refused
+from twin.planning.question import Document, Question
+from twin.planning.search import Search
+from twin.planning.space import Candidate
+from twin.serving.uncertainty import combine
+
+SCHEMA = "twin.plan/1"
+NOTE = "Simulated (discrete events, no hardware)."
+HOURS = 100
+"""Spans that a confidence is stated for."""
+
+
+def row(question: Question, verdict: Verdict) -> Document:
+    """One deployment: what it costs, what it does, and how its goals stand."""
+    candidate, goals = verdict.candidate, question.goals
+    summary = verdict.summary
+    output = summary.get("output_throughput")
+    tpot = (summary.get("tpot") or {}).get("mean")
+    return {
+        **identity(candidate),
+        "devices": candidate.devices,
+        "cost_per_million_output_tokens": _per_million(candidate.cost, output),
+        "output_throughput": output,
+        "tokens_per_second_per_gpu": None if output is None else output / candidate.gpus,
+        "tokens_per_second_per_user": None if not tpot else 1 / tpot,
+        "goals": [_goal(goal, i, verdict) for i, goal in enumerate(goals)],
+        "probability": verdict.probability,
+        "meets": verdict.meets,
+        "saturated": verdict.saturated,
+        "reason": verdict.reason,
+        "windows": len(verdict.windows),
+        "requests_a_window": verdict.windows[0]["requests"] if verdict.windows else None,
+        "draws": verdict.draws,
+        "summary": summary,
+        "intervals": verdict.intervals,
+    }
+
+
+def identity(candidate: Candidate) -> Document:
+    """The fields that tell a candidate from others."""
+    family = candidate.family
+    return {
+        "name": candidate.name,
+        "layout": family.layout,
+        "parallelism": family.parallelism,
+        "settings": dict(family.settings),
+        "routing": family.routing,
+        "sizes": list(candidate.sizes),
+        "gpus": candidate.gpus,
+        "cost_per_hour": candidate.cost,
+    }
+
+
+def _goal(goal: Goal, index: int, verdict: Verdict) -> Document:
+    value = verdict.value(index)
+    interval = None
+    if value is not None and len(verdict.windows) > 1:
+        _, intervals = combine([{"value": window["values"][index]} for window in verdict.windows])
+        interval = intervals["value"]["confidence"]
+    met = None if value is None else goal.ratio(value) <= 1
+    return {"name": goal.name, "limit": goal.limit, "value": value, "interval": interval, "met": met}
+
+
+def _per_million(cost: float | None, output: float | None) -> float | None:
+    return None if cost is None or not output else cost / 3600 / output * 1e6
+
+
+def describe_load(load: Load | None, rate: float | None) -> Document | None:
+    """The headroom of a deployment."""
+    if load is None:
+        return None
+    return {
+        "rate": load.rate,
+        "factor": None if rate is None else load.rate / rate,
+        "binds": None if load.binds is None else load.binds.name,
+        "beyond": load.reason,
+    }
+
+
+def ledger(search: Search, prospects: Sequence[Prospect], refused: Sequence[Refused]) -> list[Document]:
+    """Every candidate with its status and reason; a family that cannot run is one entry."""
+    entries: list[Document] = [
+        {
+            "name": each.name,
+            "layout": each.family.layout,
+            "parallelism": each.family.parallelism,
+            "settings": dict(each.family.settings),
+            "routing": each.family.routing,
+            "sizes": None,
+            "gpus": None,
+            "cost_per_hour": None,
+            "status": each.status,
+            "reason": each.reason,
+        }
+        for each in refused
+    ]
+    for prospect in prospects:
+        for candidate in prospect.candidates:
+            status, reason = search.ledger.statuses.get(candidate.name, ("not decided", "no candidate meets the goals"))
+            entries.append({**identity(candidate), "status": status, "reason": reason})
+    return entries
+
+
+def sentence(question: Question, best: Document | None, headroom: Document | None) -> str:
+    """The recommendation in a sentence."""
+    goals = ", ".join(
+        f"{goal.name} {'≤' if goal.at_most else '≥'} {in_unit(goal, goal.limit)}" for goal in question.goals
+    )
+    if best is None:
+        return f"No candidate meets {goals}."
+    where = best["parallelism"] if best["layout"] == "colocated" else f"{best['parallelism']}, prefill and decode apart"
+    varied = "".join(f", {key} {value}" for key, value in best["settings"].items())
+    price = "" if best["cost_per_hour"] is None else f", {best['cost_per_hour']:.4g} an hour"
+    count = min(math.floor(HOURS * best["probability"]), HOURS)
+    span = "hours" if question.spec.span == 3600 else f"spans of {question.spec.span:g} s"
+    sure = f"meets {goals} in {count} of {HOURS} {span} like this one"
+    more = ""
+    if headroom is not None and headroom["factor"] is not None:
+        binds = f" before {headroom['binds']} binds" if headroom["binds"] else " before a queue grows"
+        more = f"; it bears {100 * (headroom['factor'] - 1):.0f} % more load{binds}"
+    return f"Take {best['gpus']} GPUs ({best['devices']}; {where}{varied}){price}: {sure}{more}."
+
+
+def nearest_miss(search: Search, goals: Sequence[Goal]) -> Verdict | None:
+    """The candidate that failed in simulation, but exceeds its worst goal least."""
+    failed = [each for each in search.ledger.verdicts.values() if each.windows and not each.meets]
+    return min(failed, key=lambda each: (each.saturated, each.worst(goals)[0]), default=None)
+
+
+def describe_question(question: Question, found: Horizon) -> Document:
+    """The question's fields in a document."""
+    fields: dict[str, Any] = {
+        "goals": {goal.name: goal.limit for goal in question.goals},
+        "objective": question.spec.aim,
+        "rate": question.rate,
+        "confidence": question.spec.confidence,
+        "span": question.spec.span,
+        "limits": question.spec.limits.model_dump(),
+        "workload": question.document["workload"],
+        "window": {"requests": found.long, "screening": found.short, "warmup": found.warmup},
+        "seed": question.seed,
+    }
+    return fields

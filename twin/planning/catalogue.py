@@ -1,0 +1,147 @@
+"""A question without a file: a model on GPUs of the catalogue, with roofline step times, becomes a scenario.
+
+A plan needs from a source of step times no more than a section for a model on a GPU with a parallelism and formats of
+weights and cache. What cannot be (memory, heads that do not divide) is found when the section is built, with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latency_models.deployment.hardware import Hardware, load_hardware
+from latency_models.deployment.hugging_face import any_model
+from latency_models.io.builtin_files import builtin_names, is_path
+from workloads.errors import BadInput
+
+Document = dict[str, Any]
+
+CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0}
+MOST_SEQUENCES = 256
+"""`max_num_seqs` of the engines, as vLLM has it on GPUs of this size."""
+
+
+@dataclass(frozen=True)
+class CatalogueQuestion:
+    """A question in place of a file.
+
+    Attributes:
+        model: a name, a model file or a config.json. gpus: names, or parts of names, of the hardware catalogue.
+        goals: as in `plan.goals`. rate: requests per second. trace: file of the lengths; or
+        prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
+        degrees: tensor parallelism. weights, cache: formats. chunks: values of `max_num_batched_tokens`.
+        prices: of a GPU per hour, by its name as given.
+    """
+
+    model: str
+    gpus: Sequence[str]
+    goals: Mapping[str, float | str]
+    rate: float
+    trace: Path | None = None
+    prompt_tokens: float | None = None
+    answer_tokens: float | None = None
+    degrees: Sequence[int] = (1, 2, 4, 8)
+    layouts: Sequence[str] = ("colocated", "disaggregated")
+    weights: Sequence[str] = ("bf16",)
+    cache: str = "bf16"
+    chunks: Sequence[int] = (512, 1024, 2048, 4096, 8192)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    most_gpus: int | None = None
+    objective: str | None = None
+
+
+def scenario_of(asked: CatalogueQuestion) -> Document:
+    """The scenario, with a section `plan`.
+
+    Raises:
+        BadInput: a model or a GPU that is not known, or no lengths.
+    """
+    model = any_model(asked.model, Path())
+    found = [(name, *find_hardware(name)) for name in asked.gpus]
+    prices = {key: _price_of(name, key, asked.prices) for name, key, _ in found}
+    for name in asked.prices:
+        if name not in {given for given, _, _ in found} | prices.keys():
+            raise BadInput("expected the name of a --gpu", field="--price", value=name)
+    kinds = [
+        _kind(asked, key, hardware, degree, weights, several=len(found) > 1)
+        for _, key, hardware in found
+        for weights in asked.weights
+        for degree in asked.degrees
+        if degree <= hardware.devices_per_node
+    ]
+    plan: Document = {
+        "goals": dict(asked.goals),
+        "engines": kinds,
+        "layouts": list(asked.layouts),
+        "vary": {"max_num_batched_tokens": list(asked.chunks)},
+        "prices": {key: price for key, price in prices.items() if price is not None},
+        "limits": {} if asked.most_gpus is None else {"gpus": asked.most_gpus},
+    }
+    if asked.objective is not None:
+        plan["objective"] = asked.objective
+    if "disaggregated" in asked.layouts:
+        slowest = min(hardware.network.inter_node for _, _, hardware in found)
+        cached = model.kv_bytes(CACHE_BYTES.get(asked.cache, 2.0)) * model.layers
+        plan["link"] = {"bandwidth": slowest * min(asked.degrees), "bytes_per_token": cached}
+    return {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": f"plan-{model.name.rsplit('/', 1)[-1].lower()}",
+        "workload": _workload(asked),
+        "engine": {"max_num_seqs": MOST_SEQUENCES, "enable_prefix_caching": False, "async_scheduling": True},
+        "plan": plan,
+    }
+
+
+def find_hardware(name: str) -> tuple[str, Hardware]:
+    """The hardware of a name, of the beginning of exactly one name, or of a file.
+
+    Raises:
+        BadInput: there is none, or there are several.
+    """
+    names = builtin_names("hardware")
+    if not is_path(name) and name not in names:
+        starting = [known for known in names if known.startswith(name.lower())]
+        if len(starting) != 1:
+            among = starting or names
+            raise BadInput(f"expected one of {', '.join(among)}, or a file", field="--gpu", value=name)
+        name = starting[0]
+    return (str(Path(name).absolute()) if is_path(name) else name), load_hardware(name)
+
+
+def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
+    return prices.get(name, prices.get(key))
+
+
+def _kind(
+    asked: CatalogueQuestion, key: str, hardware: Hardware, degree: int, weights: str, *, several: bool
+) -> Document:
+    """A kind of engine: `tp4`, with the GPU and the weights in its name where there are several."""
+    parts = [*([hardware.name] if several else []), f"tp{degree}", *([weights] if len(asked.weights) > 1 else [])]
+    return {
+        "name": "-".join(parts),
+        "device": {"type": key if not is_path(key) else hardware.name, "count": degree},
+        "step_time": {
+            "source": "roofline",
+            "model": str(Path(asked.model).absolute()) if is_path(asked.model) else asked.model,
+            "hardware": key,
+            "tensor_parallel": degree,
+            "weights": weights,
+            "cache": asked.cache,
+        },
+    }
+
+
+def _workload(asked: CatalogueQuestion) -> Document:
+    arrivals = {"process": "poisson", "rate": asked.rate}
+    if asked.trace is not None:
+        return {"trace": {"path": str(asked.trace.absolute())}, "arrivals": arrivals}
+    if asked.prompt_tokens is None or asked.answer_tokens is None:
+        raise BadInput("expected --trace FILE, or --prompt-tokens and --answer-tokens", field="--trace")
+    return {
+        "prefill": {"distribution": "lognormal", "mean": asked.prompt_tokens},
+        "decode": {"distribution": "lognormal", "mean": asked.answer_tokens},
+        "arrivals": arrivals,
+    }

@@ -1,0 +1,62 @@
+"""The probability that a deployment meets its goals over a span of time, from shorter windows of it.
+
+A goal becomes an excess, a sum over the requests of a window: for "P99 at most x", the requests above x less 1 % of
+all. The goal is met over a span exactly when the excesses of its windows sum to at most 0, so windows that are shorter
+than the span suffice. A span has m windows; of R simulated ones the excesses have mean e and covariance S. The mean of
+one more span then differs from e with covariance S·(1/m + 1/R), as Student's t with R - 1 degrees of freedom, since S
+is itself estimated. Errors of the step-time model are no noise between windows: each draw of the model shifts all
+windows of a span together, and the probability is the mean over draws.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+SAMPLES = 4096
+"""Random spans of several goals."""
+
+
+def probability(excess: Floats, windows: float, shifts: Floats | None = None) -> float:
+    """Probability that a span meets all goals.
+
+    Args:
+        excess: shape (R, goals). windows: in a span, m.
+        shifts: shape (draws, goals): by how much each draw of the step-time model moves the mean excess.
+    """
+    mean = excess.mean(axis=0)
+    means = mean[None, :] if shifts is None else mean[None, :] + shifts
+    count = len(excess)
+    if count < 2:
+        return float((means <= 0).all(axis=1).mean())
+    scale = np.sqrt(1 / max(windows, 1e-9) + 1 / count)
+    deviations = (excess - mean) / np.sqrt(count - 1)
+    spread = np.sqrt((deviations**2).sum(axis=0)) * scale
+    if len(mean) == 1 or int((spread > 0).sum()) <= 1:
+        from scipy.special import stdtr  # slow to import
+
+        with np.errstate(divide="ignore", invalid="ignore"):
+            standard = np.where(spread > 0, -means / spread, np.where(means <= 0, np.inf, -np.inf))
+        return float(np.prod(stdtr(count - 1, standard), axis=1).mean())
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((SAMPLES, count)) @ deviations
+    noise = normal * (scale / np.sqrt(rng.chisquare(count - 1, SAMPLES) / (count - 1)))[:, None]
+    return float(np.mean([(noise + each <= 0).all(axis=1).mean() for each in means]))
+
+
+CLUSTERED = 10.0
+"""Variance of the count of misses of one window, relative to independent requests: misses come together."""
+
+CERTAIN = 3.5
+"""Standard deviations beyond which one short window decides."""
+
+
+def clearly_missed(excess: float, variance: float) -> bool:
+    """True if one window's excess is too large for a deployment that meets the goal.
+
+    Args:
+        variance: of the excess of a deployment that just meets the goal, were its requests independent.
+    """
+    return excess > CERTAIN * float(np.sqrt(CLUSTERED * variance))

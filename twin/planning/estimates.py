@@ -1,0 +1,203 @@
+"""Estimates of an engine under a rate of requests, and bounds that no number of engines can pass.
+
+The steady state of an engine is a fixed point: a step that takes T seconds decodes for λ·O·T sequences and computes
+λ·P·T prompt tokens, at λ requests a second of P prompt and O answer tokens on average, and T is the time of that step.
+The number of running sequences of an engine that is not full is about Poisson (M/G/∞), which gives the percentiles of
+steps. Estimates order the search; only bounds, and an engine far beyond its capacity, end it for a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from latency_models.step_time import StepTime
+from scenarios.goals import Goal
+from schedulers.batches import Batch, Chunk
+from schedulers.engine_config import EngineConfig
+from schedulers.sequence import Sequence
+from twin.planning.question import Lengths
+from workloads.request import Request
+
+ITERATIONS = 200
+"""Iterations of a fixed point; a saturated engine leaves its limits long before."""
+
+SHORT_ANSWER = 0.1
+"""The quantile of answers whose TPOT stands for the high percentiles of TPOT."""
+
+BEYOND = 1.25
+"""A load of so many times the estimated capacity is taken as saturation without simulation."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The steady state of an engine.
+
+    Attributes:
+        seconds: mean of all steps. decodes: running decodes. alone: seconds of a step of these alone.
+        beside: seconds of a step with a chunk of prompt tokens too. share: of the steps that have one.
+    """
+
+    seconds: float
+    decodes: float
+    alone: float
+    beside: float
+    share: float
+
+    @property
+    def busy(self) -> float:
+        """Share of the time that prompts take."""
+        return self.share * (self.beside - self.alone) / self.seconds if self.seconds else 0.0
+
+
+class EngineEstimate:
+    """One engine and the lengths of its requests.
+
+    Args:
+        role: `both`, `prefill` (answers of one token) or `decode` (no prompts).
+    """
+
+    def __init__(self, config: EngineConfig, step_time: StepTime, lengths: Lengths, role: str) -> None:
+        self.config, self.step_time, self.lengths, self.role = config, step_time, lengths, role
+        self.prompt = 0.0 if role == "decode" else float(lengths.prompts.mean())
+        self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
+        self.context = max(lengths.context, 1.0)
+        tokens = config.num_gpu_blocks * config.block_size
+        self._steady: dict[float, Steady | None] = {}
+        self.most_decodes = min(float(config.max_num_seqs), tokens / self.context)
+        self.capacity = self._capacity()
+
+    def step(self, decodes: int, prompt_tokens: int) -> float:
+        """Seconds of a step of so many decodes of mean context, and prompt tokens of one mean prompt."""
+        kv = round(decodes * self.context)
+        if not prompt_tokens:
+            return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
+        before = max(round((self.prompt - prompt_tokens) / 2), 0)
+        chunk = Chunk(_SEQUENCE, prompt_tokens, before, before == 0)
+        return self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+
+    def steady(self, rate: float) -> Steady | None:
+        """The steady state at a rate of requests per second; None if the engine is saturated."""
+        if rate not in self._steady:
+            self._steady[rate] = self._fixed_point(rate)
+        return self._steady[rate]
+
+    def _fixed_point(self, rate: float) -> Steady | None:
+        if not self.answer:
+            return self._prefill(rate)
+        seconds = self.step(1, 0)
+        for _ in range(ITERATIONS):
+            decodes, tokens = rate * self.answer * seconds, rate * self.prompt * seconds
+            if decodes > self.most_decodes or decodes + tokens > self.config.max_num_batched_tokens:
+                return None
+            found = self._mixture(decodes, tokens)
+            if abs(found.seconds - seconds) <= 1e-4 * seconds:
+                return found
+            seconds = found.seconds
+        return None
+
+    def _prefill(self, rate: float) -> Steady | None:
+        """The state of an engine without decodes, which is idle between prompts. `share` is its utilisation."""
+        chunk = max(round(min(self.prompt, self.config.max_num_batched_tokens)), 1)
+        full = self.config.max_num_batched_tokens
+        least = min(self.step(0, chunk) / chunk, self.step(0, full) / full)
+        share = rate * self.prompt * least
+        return Steady(self.step(0, chunk), 0.0, 0.0, self.step(0, chunk), share) if share < 1 else None
+
+    def _mixture(self, decodes: float, tokens: float) -> Steady:
+        """Steps of so many decodes, of which some have a chunk: so many prompt tokens a step on average."""
+        whole = max(round(decodes), 1)
+        alone = self.step(whole, 0)
+        if not tokens:
+            return Steady(alone, decodes, alone, alone, 0.0)
+        chunk = max(round(min(max(self.prompt, tokens), self.config.max_num_batched_tokens - decodes)), 1)
+        beside, share = self.step(whole, chunk), min(tokens / chunk, 1.0)
+        return Steady(alone + share * (beside - alone), decodes, alone, beside, share)
+
+    def token_seconds(self, rate: float, quantile: float | None) -> float:
+        """The TPOT of a request, or a percentile over requests; infinite for a saturated engine.
+
+        A short answer may meet more chunks than others, and a batch larger than usual.
+        """
+        steady = self.steady(rate)
+        if steady is None:
+            return math.inf
+        if quantile is None:
+            return steady.seconds
+        reach = max(float(ndtri(quantile)), 0.0)
+        steps = max(float(np.quantile(self.lengths.answers, SHORT_ANSWER)) - 1, 1.0)
+        share = min(steady.share + reach * math.sqrt(steady.share * (1 - steady.share) / steps), 1.0)
+        decodes = min(steady.decodes + reach * math.sqrt(steady.decodes), self.most_decodes)
+        grown = self.step(max(round(decodes), 1), 0) - steady.alone
+        return steady.alone + grown + share * (steady.beside - steady.alone)
+
+    def first_token_seconds(self, rate: float, quantile: float | None) -> float:
+        """TTFT: half a step, the steps of the prompt, and a wait as in M/G/1 with the prompts' share of the time."""
+        steady = self.steady(rate)
+        if steady is None:
+            return math.inf
+        prompts = self.lengths.prompts
+        prompt = float(prompts.mean() if quantile is None else np.quantile(prompts, quantile))
+        decodes = round(steady.decodes)
+        mean = self.prompt_seconds(max(self.prompt, 1.0), decodes) - steady.alone
+        busy = min(steady.share if not self.answer else steady.busy, 0.999)
+        variation = (1 + float(np.var(prompts)) / max(self.prompt, 1.0) ** 2) / 2
+        wait = busy / (1 - busy) * variation * max(mean, 0.0)
+        factor = 1.0 if quantile is None else max(-math.log(1 - min(quantile, 0.9999)), 1.0)
+        return self.prompt_seconds(prompt, decodes) + steady.seconds / 2 + wait * factor
+
+    def prompt_seconds(self, prompt: float, decodes: int = 0) -> float:
+        """Seconds of a prompt that has an engine's steps to itself, beside some decodes."""
+        budget = max(self.config.max_num_batched_tokens - decodes, 1)
+        done, seconds, kv = 0, 0.0, round(decodes * self.context)
+        while done < prompt:
+            tokens = min(budget, math.ceil(prompt) - done)
+            chunk = Chunk(_SEQUENCE, tokens, done, done + tokens >= prompt)
+            seconds += self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+            done += tokens
+        return seconds
+
+    def _capacity(self) -> float:
+        """The highest rate with a steady state, requests per second."""
+        low, high = 0.0, 1.0
+        while self.steady(high) is not None and high < 1e9:
+            low, high = high, 2 * high
+        for _ in range(20):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.steady(middle) is not None else (low, middle)
+        return high
+
+
+_SEQUENCE = Sequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
+
+
+def bound(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate) -> float | None:
+    """The least value that a goal's metric can have in an engine that serves one request at a time; None: unknown."""
+    if goal.of is not None or not goal.at_most or goal.metric == "e2e":
+        return None
+    if goal.metric in ("tpot", "itl"):
+        shortest = int(decode.lengths.prompts.min()) + 1
+        return decode.step_time.decode_seconds(1, shortest, shortest, 1)[0]
+    prompts = prefill.lengths.prompts
+    least = float(prompts.min()) if goal.quantile is None else float(np.quantile(prompts, goal.quantile))
+    return prefill.prompt_seconds(least)
+
+
+def estimate(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate, rates: tuple[float, float]) -> float:
+    """The goal's metric relative to its limit, above 1 for a miss, at a rate for each engine."""
+    first, later = rates
+    if prefill.steady(first) is None or decode.steady(later) is None:
+        return math.inf
+    match goal.metric:
+        case "ttft":
+            return goal.ratio(prefill.first_token_seconds(first, goal.quantile))
+        case "tpot" | "itl":
+            return goal.ratio(decode.token_seconds(later, goal.quantile))
+        case "e2e":
+            answers = decode.lengths.answers
+            tokens = float(answers.mean() if goal.quantile is None else np.quantile(answers, goal.quantile))
+            return goal.ratio(prefill.first_token_seconds(first, None) + tokens * decode.token_seconds(later, None))
+    return 0.0  # goodput and throughputs: what an engine bears

@@ -1,0 +1,333 @@
+"""Judges candidates by simulation: a short window, some long ones, then as many as a verdict needs.
+
+Every candidate gets the same requests at the same times (common random numbers): window r of each uses replication r.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from reports.records.run_directory import fingerprint
+from scenarios.goals import Goal
+from twin.planning.confidence import clearly_missed, probability
+from twin.planning.question import Document, Question
+from twin.planning.space import Candidate, document
+from twin.planning.windows import Window, describe_overload, needs_detail, run_window
+from twin.serving.plan import ServingPlan
+from twin.serving.uncertainty import combine
+from twin.sweeps.parallel import each_as_done
+
+HOPELESS = 0.02
+"""A candidate less likely than this to meet its goals gets no further windows."""
+
+LONG_WINDOWS, DRAWS, DRAWS_AT_ONCE = 4, 20, 4
+"""Long windows of the first look; draws of the step-time model, a window of each."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The lengths of windows.
+
+    Attributes:
+        short, long: requests of a window. warmup: seconds that do not count at its begin.
+        span: seconds that a verdict is about.
+    """
+
+    short: int
+    long: int
+    warmup: float
+    span: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict of simulation on a candidate.
+
+    Attributes:
+        probability: that a span meets all goals; 0 for a saturated system. windows: of the long kind, or 1 short one.
+        decided: no further windows would be made. meets: the verdict so far.
+        reason: why not; empty for a candidate that meets its goals.
+    """
+
+    candidate: Candidate
+    probability: float
+    windows: list[Document]
+    short: bool
+    decided: bool
+    meets: bool
+    reason: str
+    saturated: bool = False
+    draws: int = 0
+    summary: Document = field(default_factory=dict)
+    intervals: Document = field(default_factory=dict)
+
+    def value(self, goal: int) -> float | None:
+        """The mean over windows of a goal's metric; None where no request counts."""
+        values = [window["values"][goal] for window in self.windows]
+        return None if None in values else float(np.mean(values))
+
+    def worst(self, goals: Sequence[Goal]) -> tuple[float, Goal]:
+        """The largest ratio of a metric to its limit, and its goal."""
+        ratios = [
+            (math.inf if (value := self.value(i)) is None else goal.ratio(value), goal) for i, goal in enumerate(goals)
+        ]
+        return max(ratios, key=lambda each: each[0])
+
+
+class Judge:
+    """Simulates windows of candidates, once each.
+
+    Args:
+        done: windows by key that have been made, to which new ones are added; `keep` saves each.
+        jobs: processes.
+
+    Attributes:
+        simulated: requests in all windows, also those taken from `done`.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        horizon: Horizon,
+        done: dict[str, Document],
+        keep: Callable[[str, Document], None],
+        jobs: int,
+        advance: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.question, self.horizon, self.goals = question, horizon, question.goals
+        self._done, self._keep, self._jobs, self._advance = done, keep, jobs, advance
+        self._used: dict[str, int] = {}
+        self._against: Counter[int] = Counter()  # how many candidates each draw has spoken against
+        self._plans: dict[tuple[str, int], ServingPlan] = {}
+        self._identity = fingerprint([question.document["workload"], question.change, horizon.warmup])
+
+    @property
+    def simulated(self) -> int:
+        """Requests simulated for this question."""
+        return sum(self._used.values())
+
+    def screen(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """A verdict on each from one short window, decided only where it is clear."""
+        self._simulate([self._window(each, self.horizon.short, 0) for each in candidates])
+        return [self._screened(each) for each in candidates]
+
+    def look(self, candidates: Sequence[Candidate], replications: int = LONG_WINDOWS) -> list[Verdict]:
+        """A verdict on each from so many long windows."""
+        replications = self._replications(candidates, replications)
+        self._simulate([self._window(each, self.horizon.long, r) for each in candidates for r in range(replications)])
+        return [self._looked(each, replications) for each in candidates]
+
+    def settle(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """A final verdict on each: windows are doubled until it is clear, or there are `plan.replications` of them."""
+        found = {each.name: each for each in candidates}
+        verdicts: dict[str, Verdict] = {}
+        count = LONG_WINDOWS
+        while found:
+            for verdict in self.look(list(found.values()), count):
+                verdicts[verdict.candidate.name] = verdict
+                if verdict.decided:
+                    del found[verdict.candidate.name]
+            count *= 2
+        return [verdicts[each.name] for each in candidates]
+
+    def _replications(self, candidates: Sequence[Candidate], wanted: int) -> int:
+        """So many as the plan allows; one where nothing is random."""
+        random = any(self._plan(each, self.horizon.long).random for each in candidates)
+        return min(wanted, self.question.spec.replications) if random else 1
+
+    def confirm(self, candidate: Candidate) -> Verdict:
+        """The verdict from all replications of the plan, and from draws of the step-time model where it has any."""
+        draws = self._plan(candidate, self.horizon.long).can_draw
+        (verdict,) = self.look([candidate], LONG_WINDOWS)
+        if draws and not (drawn := self._with_draws(verdict)).meets:
+            return drawn
+        (verdict,) = self.look([candidate], self.question.spec.replications)
+        return self._with_draws(verdict) if draws and verdict.meets else verdict
+
+    def doubt(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """Verdicts on those that fail in short windows under draws that others have failed under."""
+        allowed = math.floor((1 - self.question.spec.confidence) * DRAWS + 1e-9)
+        worst = [draw for draw in self._draws() if self._against[draw]][: allowed + 2]
+        drawn = [each for each in candidates if self._plan(each, self.horizon.long).can_draw]
+        if len(worst) <= allowed or not drawn:
+            return []
+        windows = [[self._window(each, self.horizon.short, 0, draw) for draw in worst] for each in drawn]
+        self._simulate([window for of_one in windows for window in of_one])
+        found = []
+        for candidate, of_one in zip(drawn, windows, strict=True):
+            failed = sum(self._fails_clearly(self._result(window)) for window in of_one)
+            if failed > allowed:
+                chance = (DRAWS - failed) / DRAWS
+                reason = f"misses its goals under {failed} of the first {len(worst)} draws of the step times"
+                found.append(Verdict(candidate, chance, [], True, True, False, reason, draws=len(worst)))
+        return found
+
+    def _draws(self) -> list[int]:
+        """Draws of the step-time model, those that have spoken against most candidates first."""
+        return sorted(range(DRAWS), key=lambda draw: (-self._against[draw], draw))
+
+    @staticmethod
+    def _fails_clearly(result: Document) -> bool:
+        return bool(
+            "refused" in result or result["overload"] or any(map(clearly_missed, result["excess"], result["variance"]))
+        )
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    def scenario(self, candidate: Candidate, requests: int) -> Document:
+        """The scenario of a candidate's windows."""
+        horizon, question = self.horizon, self.question
+        made = document(question, candidate.family, candidate.sizes)
+        if question.rate is not None:
+            measure = {**(made.get("measure") or {}), "after": horizon.warmup, "before": requests / question.rate}
+            made = {**made, "measure": measure, "workload": {**made["workload"], "requests": requests}}
+        return made
+
+    def _plan(self, candidate: Candidate, requests: int) -> ServingPlan:
+        key = (candidate.name, requests)
+        if key not in self._plans:
+            made = self.scenario(candidate, requests)
+            plan = self.question.plan({**made, "detail": needs_detail(self.goals)})
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _window(self, candidate: Candidate, requests: int, replication: int, draw: int | None = None) -> Window:
+        plan = self._plan(candidate, requests)
+        key = f"{self._identity}/{candidate.name}/{plan.requests}/{'-' if draw is None else draw}/{replication}"
+        return Window(key, plan, tuple(self.goals), replication, draw)
+
+    def _simulate(self, windows: Iterable[Window]) -> None:
+        every = {window.key: window for window in windows}
+        missing = [window for key, window in every.items() if key not in self._done]
+        if missing:
+            with each_as_done(run_window, missing, self._jobs) as results:
+                for window, result in results:
+                    self._keep(window.key, result)
+                    self._done[window.key] = result
+                    self._advance(window.key)
+        self._used |= {key: window.plan.requests for key, window in every.items()}
+
+    def _result(self, window: Window) -> Document:
+        return self._done[window.key]
+
+    # -- verdicts ----------------------------------------------------------------------------------------------------
+
+    def _screened(self, candidate: Candidate) -> Verdict:
+        result = self._result(self._window(candidate, self.horizon.short, 0))
+        failed = self._failed(candidate, [result])
+        if failed is not None:
+            return replace(failed, short=True)
+        missed = [
+            goal
+            for goal, excess, variance in zip(self.goals, result["excess"], result["variance"], strict=True)
+            if clearly_missed(excess, variance)
+        ]
+        reason = self._missed([result], missed[0]) if missed else ""
+        summary, intervals = combine([result["summary"]])
+        chance = 0.0 if missed else 0.5
+        return Verdict(
+            candidate, chance, [result], True, bool(missed), not missed, reason, False, 0, summary, intervals
+        )  # fmt: skip
+
+    def _looked(self, candidate: Candidate, replications: int) -> Verdict:
+        windows = [self._result(self._window(candidate, self.horizon.long, r)) for r in range(replications)]
+        failed = self._failed(candidate, windows)
+        if failed is not None:
+            return failed
+        excess = np.array([window["excess"] for window in windows])
+        chance = probability(excess, self._windows_in_span(windows))
+        return self._verdict(candidate, windows, chance, replications)
+
+    def _verdict(self, candidate: Candidate, windows: list[Document], chance: float, replications: int) -> Verdict:
+        spec = self.question.spec
+        plan = self._plan(candidate, self.horizon.long)
+        # What is in doubt with the estimates of the step times is out with their error.
+        most = LONG_WINDOWS if plan.can_draw else spec.replications
+        last = replications >= most or not plan.random
+        sure = (1 + spec.confidence) / 2
+        meets = chance >= (spec.confidence if last else sure)
+        summary, intervals = combine([window["summary"] for window in windows])
+        reason = ""
+        if not meets:
+            totals = [sum(window["excess"][i] for window in windows) for i in range(len(self.goals))]
+            scale = [math.sqrt(sum(window["variance"][i] for window in windows)) or 1.0 for i in range(len(self.goals))]
+            worst = max(range(len(self.goals)), key=lambda i: totals[i] / scale[i])
+            reason = self._missed(windows, self.goals[worst])
+            reason += f" (meets its goals with probability {chance:.2g})" if chance >= HOPELESS else ""
+        decided = last or meets or chance < HOPELESS
+        return Verdict(candidate, chance, windows, False, decided, meets, reason, False, 0, summary, intervals)
+
+    def _failed(self, candidate: Candidate, windows: list[Document]) -> Verdict | None:
+        """A verdict on a candidate that cannot run, or whose queue grows in half of the windows."""
+        for window in windows:
+            if "refused" in window:
+                return Verdict(candidate, 0.0, [], False, True, False, window["refused"])
+        overloads = [window["overload"] for window in windows if window["overload"]]
+        if 2 * len(overloads) < len(windows):
+            return None
+        reason = describe_overload(overloads[0])
+        summary, intervals = combine([window["summary"] for window in windows])
+        return Verdict(candidate, 0.0, windows, False, True, False, reason, True, 0, summary, intervals)
+
+    def _with_draws(self, verdict: Verdict) -> Verdict:
+        """The verdict with the error of the step-time model in its probability.
+
+        Draws come in small batches, which end as soon as too many of them speak against the candidate.
+        """
+        candidate, spec = verdict.candidate, self.question.spec
+        excess = np.array([window["excess"] for window in verdict.windows])
+        span = self._windows_in_span(verdict.windows)
+        moved: list[list[float]] = []
+        in_order = self._draws()
+        for first in range(0, DRAWS, DRAWS_AT_ONCE):
+            windows = [
+                self._window(candidate, self.horizon.long, draw % len(verdict.windows), draw)
+                for draw in in_order[first : first + DRAWS_AT_ONCE]
+            ]
+            self._simulate(windows)
+            for window in windows:
+                moved.append(_moved(self._result(window), verdict.windows[window.replication]))
+                if probability(excess, span, np.array(moved[-1:])) < 0.5:
+                    assert window.draw is not None
+                    self._against[window.draw] += 1
+            chance = probability(excess, span, np.array(moved))
+            at_best = (chance * len(moved) + DRAWS - len(moved)) / DRAWS
+            if at_best < spec.confidence:
+                chance = min(chance, at_best)
+                break
+        meets = chance >= spec.confidence
+        reason = "" if meets else f"meets its goals with probability {chance:.2g}, given the error of the step times"
+        return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=len(moved))
+
+    def _windows_in_span(self, windows: list[Document]) -> float:
+        """Windows in the span of a verdict; 1 where a window is a whole run, as of a replay."""
+        if self.question.rate is None:
+            return 1.0
+        seconds = float(np.mean([window["summary"]["duration"] for window in windows]))
+        return max(self.horizon.span / seconds, 1.0) if seconds else 1.0
+
+    def _missed(self, windows: list[Document], goal: Goal) -> str:
+        index = self.goals.index(goal)
+        values = [window["values"][index] for window in windows]
+        if None in values:
+            return f"no request counts for {goal.name}"
+        return f"{goal.name} is {in_unit(goal, float(np.mean(values)))}, goal {in_unit(goal, goal.limit)}"
+
+
+def _moved(drawn: Document, base: Document) -> list[float]:
+    """By how much a draw of the step-time model moves the excesses of a window."""
+    if drawn["overload"]:
+        return [math.inf] * len(base["excess"])
+    return [after - before for after, before in zip(drawn["excess"], base["excess"], strict=True)]
+
+
+def in_unit(goal: Goal, value: float) -> str:
+    """A goal's value with its unit."""
+    if goal.at_most:
+        return f"{1e3 * value:.4g} ms" if value < 1 else f"{value:.4g} s"
+    return f"{100 * value:.4g} %" if goal.metric == "goodput" else f"{value:.4g}/s"

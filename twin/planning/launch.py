@@ -1,0 +1,105 @@
+"""The recommended deployment as files: scenarios to simulate it, and the commands that launch its engines in vLLM."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latency_models.io.builtin_files import is_path
+from latency_models.io.config_io import write_yaml
+from reports.records.run_directory import naming, write_text
+
+if TYPE_CHECKING:
+    from twin.planning.judging import Verdict
+    from twin.planning.planner import Planner
+
+Document = dict[str, Any]
+
+CONNECTOR = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+"""vLLM's transfer of caches between prefill and decode instances."""
+
+
+def write_deployment(planner: Planner, folder: Path) -> None:
+    """Write `scenario.yaml`, and `launch.sh` with a command for each pool, into a folder, which is made.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    best = planner.best
+    assert best is not None
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    scenario = simulated(planner, best)
+    write_text(folder / "scenario.yaml", _header(best) + write_yaml(scenario))
+    write_text(folder / "launch.sh", launch_commands(scenario["system"]))
+
+
+def simulated(planner: Planner, verdict: Verdict) -> Document:
+    """The scenario of a deployment, with absolute paths."""
+    made = planner.judge(planner.question).scenario(verdict.candidate, verdict.windows[0]["requests"])
+    absolute: Document = _absolute(made, planner.question.path.parent.absolute())
+    return absolute
+
+
+def _header(verdict: Verdict) -> str:
+    return (
+        "# The recommended deployment, in windows as it was planned with. The figures of the plan come from:\n"
+        f"# twin simulate scenario.yaml --replications {len(verdict.windows)}\n"
+    )
+
+
+def launch_commands(system: Document) -> str:
+    """A shell script with the command of one engine of each pool, and how many of them there are."""
+    apart = any(pool["role"] != "both" for pool in system["pools"])
+    lines = [
+        "#!/bin/sh",
+        "# One line for each pool; start it once for each engine, with its own port and devices.",
+    ]
+    if apart:
+        lines.append(
+            "# In front of both pools is a proxy that sends a prompt to a prefill engine, then to a decode engine"
+        )
+        lines.append("# (vLLM: examples/online_serving/disaggregated_serving).")
+    for pool in system["pools"]:
+        role = "" if pool["role"] == "both" else f" ({pool['role']})"
+        lines += ["", f"# pool {pool['name']}{role}: {pool['replicas']} engines", _vllm(pool, apart=apart)]
+    return "\n".join(lines) + "\n"
+
+
+def _vllm(pool: Document, *, apart: bool) -> str:
+    """The command of one engine."""
+    engine, memory = pool["engine"], pool["engine"].get("kv_memory") or {}
+    step_time = pool["step_time"]
+    degree = memory.get("tensor_parallel_size") or step_time.get("tensor_parallel") or pool["device"]["count"]
+    ranks = engine.get("data_parallel_size", 1)
+    words = ["vllm", "serve", str(memory.get("model") or step_time.get("model") or "MODEL")]
+    words += ["--tensor-parallel-size", str(degree)]
+    words += ["--data-parallel-size", str(ranks)] if ranks > 1 else []
+    words += ["--enable-expert-parallel"] if step_time.get("expert_parallel") not in (None, False, 1) else []
+    words += ["--max-num-seqs", str(engine.get("max_num_seqs", 128))]
+    words += ["--max-num-batched-tokens", str(engine.get("max_num_batched_tokens", 2048))]
+    words += ["--block-size", str(engine.get("block_size", 16))]
+    if "gpu_memory_utilization" in memory:
+        words += ["--gpu-memory-utilization", str(memory["gpu_memory_utilization"])]
+    if engine.get("num_gpu_blocks") is not None:
+        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks"])]
+    words += ["--enable-prefix-caching" if engine.get("enable_prefix_caching", True) else "--no-enable-prefix-caching"]
+    words += ["--scheduling-policy", "priority"] if engine.get("scheduling_policy") == "priority" else []
+    words += ["--async-scheduling"] if engine.get("async_scheduling") else []
+    words += ["--quantization", "fp8"] if memory.get("weight_bytes") == 1 else []
+    words += ["--kv-cache-dtype", "fp8"] if memory.get("cache_bytes") == 1 else []
+    words += ["--kv-transfer-config", CONNECTOR] if apart else []
+    return shlex.join(words)
+
+
+def _absolute(value: Any, base: Path, key: str = "") -> Any:
+    """A document whose paths start from the root: those of files, and of models that are files."""
+    if isinstance(value, dict):
+        return {name: _absolute(each, base, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_absolute(each, base, key) for each in value]
+    files = key in ("path", "tables") or (key in ("model", "hardware") and isinstance(value, str) and is_path(value))
+    if isinstance(value, str) and (files or (key == "plugins" and value.endswith(".py"))):
+        return str(base / value)
+    return value

@@ -1,0 +1,123 @@
+"""A plan from beginning to end: prospects, search, alternatives, headroom, changes, document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from twin.planning.answer import (
+    NOTE,
+    SCHEMA,
+    describe_load,
+    describe_question,
+    ledger,
+    nearest_miss,
+    row,
+    sentence,
+)
+from twin.planning.judging import Judge, Verdict
+from twin.planning.load import Load, MostThroughput, changes, highest_rate
+from twin.planning.prospects import horizon, prospects
+from twin.planning.question import Document, Question
+from twin.planning.search import Search
+from workloads.errors import BadInput
+
+ALTERNATIVES = 8
+"""Rows of the table: the recommendation, and the best of other layouts and kinds of engines."""
+
+
+@dataclass
+class Planner:
+    """Answers one question.
+
+    Args:
+        done: windows by key that have been made; `keep` saves each new one.
+        jobs: processes. advance: called for each window, with its name. found: called with each better deployment.
+        brief: leave out headroom and changes.
+    """
+
+    question: Question
+    done: dict[str, Document]
+    keep: Callable[[str, Document], None]
+    jobs: int
+    advance: Callable[[str], object] = lambda text: None
+    found: Callable[[Verdict], object] = lambda verdict: None
+    brief: bool = False
+    judges: list[Judge] = field(default_factory=list, init=False)
+
+    def run(self) -> Document:
+        """The document `twin.plan/1`.
+
+        Raises:
+            BadInput: no candidate is left to try.
+        """
+        question = self.question
+        self.prospects, self.refused = prospects(question)
+        self._require_candidates()
+        self.horizon = horizon(question, self.prospects)
+        self.search = Search(question, self.prospects, self.judge(question), self.found)
+        load: Load | None = None
+        if question.spec.aim == "throughput":
+            load = self._most_throughput()
+        elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
+            load = highest_rate(self.judge, question, best.candidate, question.rate * 1.25)
+        return self._document(load)
+
+    def _require_candidates(self) -> None:
+        reasons = [each.reason for each in self.refused] or ["none is within the limits"]
+        if not self.prospects and all(each.status == "unsupported" for each in self.refused):
+            raise BadInput(f"expected a candidate that can run: {reasons[0]}", file=self.question.path)
+
+    @property
+    def best(self) -> Verdict | None:
+        """The recommendation; None if no candidate meets the goals."""
+        return self.search.best
+
+    def judge(self, question: Question) -> Judge:
+        made = Judge(question, self.horizon, self.done, self.keep, self.jobs, self.advance)
+        self.judges.append(made)
+        return made
+
+    def _most_throughput(self) -> Load | None:
+        if self.question.rate is None:
+            expected = "expected arrivals with a rate, which objective throughput changes"
+            raise BadInput(expected, field="workload.arrivals.process", file=self.question.path)
+        most = MostThroughput(self.question, self.judge)
+        for verdict in most.run(self.prospects):
+            self.search.ledger.add(verdict)
+        if most.best is None:
+            return None
+        _, load = most.best
+        self.search.best = load.verdict
+        self.question = self.search.question = self.question.at_rate(load.rate)
+        self.search.ledger.add(load.verdict)
+        return load
+
+    def _document(self, load: Load | None) -> Document:
+        question, search, best = self.question, self.search, self.search.best
+        alternatives: list[Verdict] = []
+        if question.spec.aim == "throughput":
+            alternatives = [] if best is None else [best]
+        elif any(each.candidates for each in self.prospects):
+            alternatives = search.alternatives(ALTERNATIVES)
+        rows = [row(question, each) for each in alternatives if each.windows]
+        recommendation = row(question, best) if best is not None else None
+        headroom = describe_load(load, question.rate)
+        miss = nearest_miss(search, question.goals) if best is None else None
+        what_if = [] if best is None or self.brief else changes(self.judge, question, best.candidate)
+        return {
+            "schema": SCHEMA,
+            "name": str(question.document.get("name", "plan")),
+            "simulated": True,
+            "note": NOTE,
+            "question": describe_question(question, self.horizon),
+            "answer": sentence(question, recommendation, headroom),
+            "feasible": best is not None,
+            "recommendation": recommendation,
+            "nearest_miss": None if miss is None else row(question, miss),
+            "rows": rows,
+            "headroom": headroom,
+            "changes": what_if,
+            "ledger": ledger(search, self.prospects, self.refused),
+            "simulated_requests": sum(judge.simulated for judge in self.judges),
+        }

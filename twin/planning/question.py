@@ -1,0 +1,187 @@
+"""The question that a plan answers: a workload, goals, and what may vary, checked."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.io.config_io import Strict, checked
+from scenarios.goals import Goal
+from scenarios.overrides import Settings, apply
+from scenarios.planning import PlanSpec
+from scenarios.plugins import load_plugins
+from scenarios.serving import ServingScenario, check_scenario
+from scenarios.serving_workload import OpenLoopSpec
+from twin.serving.plan import ServingPlan, StepTimes, make_plan
+from twin.serving.simulation import realisation
+from workloads.errors import BadInput
+from workloads.traces import Trace
+
+Document = dict[str, Any]
+
+SAMPLE = 4000
+"""Requests drawn for estimates."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompts and answers, tokens, of a sample of the requests."""
+
+    prompts: NDArray[np.int64]
+    answers: NDArray[np.int64]
+
+    @property
+    def context(self) -> float:
+        """Mean tokens that a decode attends to, over all decode steps."""
+        answers = np.maximum(self.answers, 1)
+        return float(((self.prompts + answers / 2) * answers).sum() / answers.sum())
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checked question.
+
+    Attributes:
+        document: the scenario without `plan` and `system`; the workload may be changed (`scaled`).
+        path: the file; relative paths start from its folder. spec: the `plan` section.
+        trace: the trace of the workload, read. step_times: read once for all candidates. goals: those of `spec`.
+        change: what is other than in the file, in words.
+    """
+
+    document: Document
+    path: Path
+    spec: PlanSpec
+    trace: Trace | None
+    step_times: StepTimes
+    goals: list[Goal] = field(default_factory=list)
+    change: str = ""
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second of an open loop; None where arrivals are replayed or wait for answers."""
+        arrivals = self.document["workload"].get("arrivals", {})
+        return float(arrivals["rate"]) if "rate" in arrivals else None
+
+    @property
+    def seed(self) -> int:
+        """The seed of the scenario."""
+        return int(self.document.get("seed", 0))
+
+    def plan(self, document: Document) -> ServingPlan:
+        """The simulation of a candidate's document.
+
+        Raises:
+            BadInput: settings that cannot be simulated.
+        """
+        scenario = check_scenario(document, {}, self.path)
+        return make_plan(scenario, self.path.parent, self.trace, self.step_times)
+
+    def at_rate(self, rate: float) -> Question:
+        """The same question at another rate of arrivals.
+
+        Raises:
+            BadInput: arrivals without a rate.
+        """
+        workload = self.document["workload"]
+        changed = {**workload, "arrivals": {**workload["arrivals"], "rate": rate}}
+        return self._with_workload(changed, f"rate {rate:.6g}")
+
+    def with_lengths(self, factor: float) -> Question:
+        """The same question with prompts and answers of all requests longer by a factor."""
+        workload = copy.deepcopy(self.document["workload"])
+        for section in (workload, *(workload.get("tasks") or [])):
+            for side in ("prefill", "decode"):
+                _scale(section.get(side), factor)
+        trace = self.trace
+        if trace is not None:
+            prompts, answers = (_scaled(column, factor) for column in (trace.prefill_tokens, trace.decode_tokens))
+            trace = replace(trace, prefill_tokens=prompts, decode_tokens=answers)
+        return replace(self._with_workload(workload, f"lengths x {factor:g}"), trace=trace)
+
+    def sample(self, plan: ServingPlan) -> Lengths:
+        """Lengths of some requests of a candidate's workload."""
+        shorter = replace(plan, requests=min(SAMPLE, plan.requests))
+        made = realisation(shorter, 0)
+        prompts = np.array([request.prompt_tokens for request, _ in made], dtype=np.int64)
+        answers = np.array([min(answer, request.max_tokens) for request, answer in made], dtype=np.int64)
+        return Lengths(prompts, answers)
+
+    def _with_workload(self, workload: Document, change: str) -> Question:
+        return replace(self, document={**self.document, "workload": workload}, change=change)
+
+
+class _PlanFile(Strict):
+    """The section under its name, so that errors have it."""
+
+    plan: PlanSpec
+
+
+def read_question(document: Document, settings: Settings, path: Path, trace: Path | None = None) -> Question:
+    """Check the parts of a scenario that all candidates share.
+
+    Args:
+        trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
+
+    Raises:
+        BadInput: a field that cannot be used, or a scenario without `plan`.
+    """
+    document = apply(document, settings)
+    load_plugins(document, path)
+    if not isinstance(document.get("plan"), dict):
+        raise BadInput("expected a section plan, with goals and engines", field="plan", file=path)
+    try:
+        spec = checked(_PlanFile, {"plan": document["plan"]}, path).plan
+    except BadInput as error:
+        raise BadInput(error.expected, value=error.value, field=error.field, file=path) from None
+    if trace is not None:
+        lengths = ("prefill", "decode", "tasks")
+        kept = {name: value for name, value in (document.get("workload") or {}).items() if name not in lengths}
+        kept["trace"] = {**(kept.get("trace") or {}), "path": str(trace.absolute())}
+        document = {**document, "workload": kept}
+    base = {name: value for name, value in document.items() if name not in ("plan", "system", "failures", "measured")}
+    workload = _workload(document, path)
+    if "requests" not in base["workload"] and workload.trace is None:
+        base["workload"] = {**base["workload"], "requests": SAMPLE}
+    if isinstance(workload.arrivals, OpenLoopSpec) and (base.get("measure") or {}).keys() & {"after", "before"}:
+        raise BadInput("expected none: a plan chooses the measured time itself", field="measure", file=path)
+    read = workload.read_trace(path.parent)
+    goals = spec.wanted
+    if any(goal.metric == "goodput" for goal in goals) and not (base.get("measure") or {}).get("slo"):
+        raise BadInput("expected limits of ttft, tpot or e2e, for the goal goodput", field="measure.slo", file=path)
+    return Question(base, path, spec, read, StepTimes(path.parent), goals)
+
+
+def _workload(document: Document, path: Path) -> Any:
+    """The workload section, checked as that of a scenario whose engine does not matter."""
+    if (
+        isinstance(workload := document.get("workload"), dict)
+        and "requests" not in workload
+        and "trace" not in workload
+    ):
+        document = {**document, "workload": {**workload, "requests": 1}}
+    stand_in = {
+        **{name: value for name, value in document.items() if name not in ("plan", "system", "failures")},
+        "engine": {"num_gpu_blocks": 1},
+        "step_time": {"source": "linear", "overhead": 1.0},
+    }
+    return checked(ServingScenario, stand_in, path).workload
+
+
+def _scale(lengths: Any, factor: float) -> None:
+    """Scale the section of one distribution in place."""
+    if not isinstance(lengths, dict):
+        return
+    whole = lengths.get("distribution") in ("fixed", "uniform")
+    for name in ("mean", "low", "high"):
+        if name in lengths:
+            lengths[name] = max(round(lengths[name] * factor), 1) if whole else max(lengths[name] * factor, 1.0)
+
+
+def _scaled(tokens: NDArray[np.int64], factor: float) -> NDArray[np.int64]:
+    longer: NDArray[np.int64] = np.maximum(np.rint(tokens * factor), np.minimum(tokens, 1)).astype(np.int64)
+    return longer

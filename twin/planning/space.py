@@ -1,0 +1,187 @@
+"""The space of a plan: families of candidates, which differ in the sizes of their pools alone, and their documents."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scenarios.limits import SWEEP_POINTS
+from scenarios.overrides import apply
+from scenarios.planning import EngineKindSpec, Layout, PlanSpec
+from scenarios.pools import fill_pools
+from twin.planning.question import Document, Question
+from workloads.errors import BadInput
+
+MOST_CANDIDATES = 100_000
+"""Candidates of one plan."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Candidates that differ in the sizes of their pools alone.
+
+    Attributes:
+        kinds: the engines of the one pool, or of the prefill and the decode pool. settings: fields of `engine` that the
+            plan varies. shared: one decode pool serves all models.
+    """
+
+    layout: Layout
+    kinds: tuple[EngineKindSpec, ...]
+    settings: tuple[tuple[str, Any], ...]
+    routing: str
+    shared: bool = False
+    models: int = 1
+
+    @property
+    def name(self) -> str:
+        """A name that no other family has."""
+        parts = ["+".join(kind.name for kind in self.kinds)]
+        parts += [f"{key}={value}" for key, value in self.settings]
+        parts += [self.routing, *(["shared"] if self.shared else [])]
+        return f"{self.layout} {' '.join(parts)}"
+
+    @property
+    def parallelism(self) -> str:
+        """The kinds of engines in words."""
+        return " P + ".join(kind.name for kind in self.kinds) + (" D" if len(self.kinds) > 1 else "")
+
+    def engines(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Engines of each pool in all: of each model, unless a decode pool is shared."""
+        return tuple(size * (1 if self.shared and pool == 1 else self.models) for pool, size in enumerate(sizes))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One deployment.
+
+    Attributes:
+        sizes: engines of each pool (of each model, where these have engines of their own). gpus: devices in all.
+        cost: price per hour; None where a device has none.
+    """
+
+    family: Family
+    sizes: tuple[int, ...]
+    gpus: int
+    cost: float | None
+
+    @property
+    def name(self) -> str:
+        """A name that no other candidate has."""
+        return f"{self.family.name} {'+'.join(map(str, self.sizes))}"
+
+    @property
+    def devices(self) -> str:
+        """The devices in words: `10 = 3×2 P + 2×2 D`."""
+        kinds, engines = self.family.kinds, self.family.engines(self.sizes)
+        roles = ("",) if len(kinds) == 1 else (" P", " D")
+        parts = [f"{count}×{kind.device.count}{role}" for count, kind, role in zip(engines, kinds, roles, strict=True)]
+        return f"{self.gpus} = {' + '.join(parts)}"
+
+    def within(self, other: Candidate) -> bool:
+        """True for a candidate of the same family none of whose pools is larger than the other's."""
+        return self.family is other.family and all(own <= its for own, its in zip(self.sizes, other.sizes, strict=True))
+
+
+def families(question: Question) -> list[Family]:
+    """Every combination of layout, kinds of engines, varied settings and router."""
+    spec = question.spec
+    models = int((question.document["workload"].get("models") or {}).get("count", 1))
+    settings = [tuple(zip(spec.vary, values, strict=True)) for values in itertools.product(*spec.vary.values())]
+    found = []
+    for layout in spec.layouts:
+        for kinds in _kinds(spec, layout):
+            shares = [how == "shared" for how in spec.decode] if layout == "disaggregated" and models > 1 else [False]
+            found += [
+                Family(layout, kinds, each, routing, shared, models)
+                for each, routing, shared in itertools.product(settings, spec.routing, shares)
+            ]
+    if len(found) > SWEEP_POINTS.most:
+        raise BadInput(SWEEP_POINTS.expectation(len(found)), field="plan.vary", value=len(found), file=question.path)
+    return found
+
+
+def _kinds(spec: PlanSpec, layout: Layout) -> Iterator[tuple[EngineKindSpec, ...]]:
+    if layout == "colocated":
+        yield from ((kind,) for kind in spec.engines if "both" in kind.roles)
+        return
+    prefill = [kind for kind in spec.engines if "prefill" in kind.roles]
+    decode = [kind for kind in spec.engines if "decode" in kind.roles]
+    yield from itertools.product(prefill, decode)
+
+
+def candidate(spec: PlanSpec, family: Family, sizes: tuple[int, ...]) -> Candidate:
+    """The candidate of a family with pools of these sizes."""
+    counts = [
+        (kind, count * kind.device.count) for kind, count in zip(family.kinds, family.engines(sizes), strict=True)
+    ]
+    prices = [spec.price(kind.device) for kind, _ in counts]
+    known = [price for price in prices if price is not None]
+    cost = None
+    if len(known) == len(prices):
+        cost = sum(price * count for price, (_, count) in zip(known, counts, strict=True))
+    return Candidate(family, sizes, sum(count for _, count in counts), cost)
+
+
+def candidates(question: Question, family: Family, most: tuple[int, ...]) -> list[Candidate]:
+    """The candidates of a family that are within the plan's limits.
+
+    Args:
+        most: engines of each pool. Without a limit of the plan's own, larger pools are not tried.
+    """
+    spec, limits = question.spec, question.spec.limits
+    ranges = []
+    for pool, kind in enumerate(family.kinds):
+        per_engine = kind.device.count * family.engines((1,) * len(family.kinds))[pool]
+        largest = most[pool]
+        if limits.engines is not None:
+            largest = min(largest, limits.engines)
+        if limits.gpus is not None:
+            largest = min(largest, limits.gpus // per_engine)
+        ranges.append(range(1, largest + 1))
+    if math.prod(map(len, ranges)) > MOST_CANDIDATES:
+        expected = f"expected limits that leave at most {MOST_CANDIDATES:,} candidates"
+        raise BadInput(expected, field="plan.limits", file=question.path)
+    found = (candidate(spec, family, sizes) for sizes in itertools.product(*ranges))
+    return [
+        each
+        for each in found
+        if (limits.gpus is None or each.gpus <= limits.gpus)
+        and (limits.cost_per_hour is None or each.cost is None or each.cost <= limits.cost_per_hour)
+    ]
+
+
+def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Document:
+    """The scenario of a candidate: the question's, with the pools of the candidate. The workload is unchanged."""
+    base, spec = question.document, question.spec
+    pools = [_pool(question, family, pool, size) for pool, size in enumerate(sizes)]
+    system: Document = {"layout": "pools", "routing": family.routing, "pools": pools}
+    if family.layout == "disaggregated":
+        assert spec.link is not None
+        system["link"] = spec.link.model_dump(mode="json")
+    first = pools[0]
+    return {**base, "engine": first["engine"], "step_time": first["step_time"], "system": system}
+
+
+def _pool(question: Question, family: Family, index: int, size: int) -> Document:
+    kind, apart = family.kinds[index], family.layout == "disaggregated"
+    common = {name: question.document[name] for name in ("engine", "step_time") if name in question.document}
+    own: Document = {"engine": dict(kind.engine)} | ({"step_time": kind.step_time} if kind.step_time else {})
+    (filled,) = fill_pools({**common, "system": {"pools": [own]}})["system"]["pools"]
+    role = ("prefill", "decode")[index] if apart else "both"
+    if "step_time" not in filled:
+        raise BadInput("expected step times, of the engine or of the scenario", field=f"plan.engines.{kind.name}")
+    device = kind.device.model_dump() | {"price_per_hour": question.spec.price(kind.device)}
+    return {
+        "name": role if apart else "engine",
+        "role": role,
+        "replicas": size,
+        "models": "all" if family.shared and index == 1 else "each",
+        "engine": apply({"engine": filled["engine"]}, {f"engine.{key}": value for key, value in family.settings})[
+            "engine"
+        ],
+        "step_time": filled["step_time"],
+        "device": {name: value for name, value in device.items() if value is not None},
+    }
