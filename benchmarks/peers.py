@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 from benchmarks import serving_speed
 from benchmarks.provenance import provenance
+from benchmarks.serving_speed import children_cpu
 
 PROGRAMS = Path(__file__).parent / "peer_programs"
 
@@ -104,12 +104,6 @@ def run_peer(peer: Peer, interpreter: str, work: Mapping[str, Any]) -> dict[str,
     return {**result, "process": seconds, "process_cpu": cpu}
 
 
-def children_cpu() -> float:
-    """CPU seconds of all processes that this one has run."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def find(interpreters: list[str]) -> tuple[dict[Peer, str], list[dict[str, str]]]:
     """The peers that run, each with its interpreter; and the others, each with the reason."""
     found: dict[Peer, str] = {}
@@ -135,9 +129,8 @@ def compare(requests: int, found: Mapping[Peer, str], repeat: int) -> list[dict[
     theirs: dict[Peer, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for turn in range(repeat):
         print(f"\r{requests} requests: turn {turn + 1} of {repeat} ", end="", file=sys.stderr, flush=True)
-        loop, cpu = serving_speed.loop(requests, 1), children_cpu()
-        command = serving_speed.command(requests, 1)
-        ours.append({**loop, "process": command, "process_cpu": children_cpu() - cpu})
+        loop, command = serving_speed.loop(requests, 1), serving_speed.command(requests, 1)
+        ours.append({**loop, "process": command.seconds, "process_cpu": command.cpu})
         # Little's law: requests under way = rate × time in the system, most of which is decoding.
         concurrent = round(workload(requests)["rate"] * loop["mean_itl"] * workload(requests)["answer"])
         for peer in peers:

@@ -5,7 +5,8 @@
 The tables are LLMServingSim's of an RTX PRO 6000. Two calls are timed: one step of two prompts beside a hundred decodes
 of two lengths, and one run of five hundred decode steps, divided by its steps. The third row is a whole simulation, the
 loop alone: the recorded vLLM run of 300 requests, on its tables and on a line through three of their steps. Tables and
-line alternate in this process; times are CPU seconds, and a ratio is the median of the ratios of each turn.
+line alternate in this process; times are CPU seconds, and a ratio is the median of the ratios of each turn. At last the
+command `twin simulate` on that run is timed as a process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,8 @@ from typing import Any
 from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
 from benchmarks.serving_accuracy import EXAMPLE, RUN
-from benchmarks.serving_speed import SCENARIO
+from benchmarks.serving_speed import SCENARIO, Timing, simulate
+from latency_models.io.config_io import write_yaml
 from latency_models.sources.linear.spec import LinearSpec
 from latency_models.step_time import StepTime
 from scenarios.kinds import read_scenario
@@ -104,13 +107,29 @@ def simulations(tables: StepTime, data: Path, repeat: int) -> dict[str, Any]:
     one, hundred, longer = (tables.decode_seconds(*run, 1)[0] for run in runs)
     per_kv = (longer - hundred) / 10**5
     line = {"overhead": one, "per_token": (hundred - one - per_kv * 10**5) / 99, "per_kv_token": per_kv}
-    scenario = read_scenario(EXAMPLE, "serving")
-    scenario["workload"]["trace"]["path"] = str((data / RUN / "workload.jsonl").absolute())
-    scenario["step_time"]["path"] = str((data / RUN / "kernels_tp1").absolute())
+    scenario = recorded(data)
     sections = (scenario["step_time"], {"source": "linear", **line})
     plans = [prepare({**scenario, "step_time": section}, EXAMPLE).cases[0].plan for section in sections]
     ours, baseline = in_turns(repeat, [lambda p=plan: seconds_of_a_loop(p) for plan in plans])  # type: ignore[misc]
     return row("a simulation of 300 requests", ours, baseline)
+
+
+def recorded(data: Path) -> dict[str, Any]:
+    """The scenario of the recorded run, with its files in `data`."""
+    scenario = read_scenario(EXAMPLE, "serving")
+    scenario["workload"]["trace"]["path"] = str((data / RUN / "workload.jsonl").absolute())
+    scenario["step_time"]["path"] = str((data / RUN / "kernels_tp1").absolute())
+    for name, file in scenario["measured"].items():
+        scenario["measured"][name] = str((data / RUN / Path(file).name).absolute())
+    return scenario
+
+
+def command(data: Path, repeat: int) -> Timing:
+    """Times of `twin simulate` on the recorded run as a process, median of the turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scenario.yaml"
+        file.write_text(write_yaml(recorded(data)))
+        return simulate(file, repeat)
 
 
 def seconds_of_a_loop(plan: ServingPlan) -> float:
@@ -143,13 +162,20 @@ def main() -> int:
         tables, line = models(arguments.data)
         rows = measure(tables, line, arguments.repeat)
         rows.append(simulations(tables, arguments.data, arguments.repeat))
+        whole = command(arguments.data, arguments.repeat)
     except BadInput as error:
         parser.error(str(error))
     for found in rows:
         text = f"tables {1e6 * found['tables']:8.2f} µs, line {1e6 * found['line']:8.2f} µs, × {found['ratio']:.1f}"
         print(f"{found['question']:>28}: {text}")
+    print(f"{'the whole command':>28}: {whole.seconds:.2f} s, {whole.cpu:.2f} s of CPU time")
     if arguments.out:
-        document = {**provenance("twin.benchmark-step-time/2"), "repeat": arguments.repeat, "rows": rows}
+        document = {
+            **provenance("twin.benchmark-step-time/3"),
+            "repeat": arguments.repeat,
+            "rows": rows,
+            "command": whole._asdict(),
+        }
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

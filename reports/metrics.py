@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,17 +59,32 @@ PERCENTILES = (50, 90, 95, 99)
 """Percentiles of every reported latency."""
 
 
-def spread(values: Floats) -> dict[str, float] | None:
-    """Mean and percentiles (linear between order statistics, like numpy's); None for an empty array."""
+def quantiles(values: Floats, shares: Floats) -> Floats:
+    """Quantiles of at least one number, linear between order statistics.
+
+    Bit for bit those of `numpy.quantile`, whose first call imports numpy's masked arrays.
+    """
+    ordered = np.sort(values)
+    ranks = shares * (len(values) - 1)
+    low = np.floor(ranks).astype(np.intp)
+    below, above = ordered[low], ordered[np.minimum(low + 1, len(values) - 1)]
+    rise, share = above - below, ranks - low
+    return np.where(share < 0.5, below + rise * share, above - rise * (1 - share))
+
+
+def spread(values: Floats, percentiles: Sequence[float] = PERCENTILES) -> dict[str, float] | None:
+    """Mean and percentiles (linear between order statistics); None for an empty array."""
     if not len(values):
         return None
     found = {"mean": float(values.mean())}
-    for q, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True):
-        found[f"p{q}"] = float(value)
+    for q, value in zip(percentiles, quantiles(values, np.array(percentiles) / 100).tolist(), strict=True):
+        found[f"p{q:g}"] = value
     return found
 
 
-def weighted_spread(values: Floats, weights: Integers) -> dict[str, float] | None:
+def weighted_spread(
+    values: Floats, weights: Integers, percentiles: Sequence[float] = PERCENTILES
+) -> dict[str, float] | None:
     """The `spread` of an array that repeats each value by its whole weight, computed without making that array."""
     kept = weights > 0
     values, weights = values[kept], weights[kept]
@@ -78,9 +94,60 @@ def weighted_spread(values: Floats, weights: Integers) -> dict[str, float] | Non
     values, through = values[order], np.cumsum(weights[order])
     count = int(through[-1])
     found = {"mean": float((values * weights[order]).sum() / count)}
-    for q in PERCENTILES:
+    for q in percentiles:
         rank = q / 100 * (count - 1)
         low, high = math.floor(rank), math.ceil(rank)
         below, above = values[np.searchsorted(through, (low, high), side="right")]
-        found[f"p{q}"] = float(below + (above - below) * (rank - low))
+        found[f"p{q:g}"] = float(below + (above - below) * (rank - low))
     return found
+
+
+Parts = Callable[[], Iterable[tuple[Floats, Integers]]]
+"""Gives the parts of an array of values and of their whole weights, the same at each call."""
+
+
+def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
+    """The `weighted_spread` of values from 0 on that come in parts and need not fit into memory together.
+
+    Percentiles are exact: of each order statistic 16 more bits are found in each pass over the parts. The mean is
+    summed part by part.
+    """
+    count = sum(int(weights.sum()) for _, weights in parts())
+    if not count:
+        return None
+    total = math.fsum(float((values * weights).sum()) for values, weights in parts())
+    ranks = {q: q / 100 * (count - 1) for q in PERCENTILES}
+    wanted = sorted({whole(rank) for rank in ranks.values() for whole in (math.floor, math.ceil)})
+    value = dict(zip(wanted, _order_statistics(parts, wanted), strict=True))
+    found = {"mean": total / count}
+    for q, rank in ranks.items():
+        below, above = value[math.floor(rank)], value[math.ceil(rank)]
+        found[f"p{q}"] = float(below + (above - below) * (rank - math.floor(rank)))
+    return found
+
+
+_DIGIT = 16
+"""Bits of a number that a pass of `_order_statistics` finds."""
+
+
+def _order_statistics(parts: Parts, ranks: list[int]) -> list[float]:
+    """The values of these ranks, counted from 0, in the order of all values.
+
+    Numbers from 0 on are in the order of their bits. A pass counts, among the values that share the leading bits found
+    so far, how often each next digit occurs.
+    """
+    leading, left = [0] * len(ranks), list(ranks)  # the bits found, and the rank among the values that have them
+    for shift in range(64 - _DIGIT, -1, -_DIGIT):
+        counts = {bits: np.zeros(1 << _DIGIT) for bits in leading}
+        for values, weights in parts():
+            numbers = (np.abs(values).view(np.int64)) >> shift
+            for bits, counted in counts.items():
+                digits = numbers - (bits << _DIGIT)
+                here = (digits >= 0) & (digits < 1 << _DIGIT)
+                counted += np.bincount(digits[here], weights[here], 1 << _DIGIT)
+        for index, bits in enumerate(leading):
+            through = np.cumsum(counts[bits])
+            digit = int(np.searchsorted(through, left[index], side="right"))
+            left[index] -= int(through[digit - 1]) if digit else 0
+            leading[index] = (bits << _DIGIT) + digit
+    return np.array(leading, dtype=np.int64).view(np.float64).tolist()  # type: ignore[no-any-return]

@@ -64,7 +64,7 @@ class InstancesSpec(Strict):
     ffn_weights: NonNegativeFloat | None = None
 
 
-def _ratio_text(value: Any) -> Any:
+def ratio_text(value: Any) -> Any:
     """A ratio that YAML reads as a number, as text."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value:g}" if number else value
@@ -110,7 +110,7 @@ class AfdScenario(Strict):
     advance: Advance = "lockstep"
     ffn_order: FfnOrder = "in_order"
     fast_forward: bool = True
-    ratio: Annotated[str, BeforeValidator(_ratio_text)] = "1:32"
+    ratio: Annotated[str, BeforeValidator(ratio_text)] = "1:32"
     workload: WorkloadSpec
 
 

@@ -64,7 +64,8 @@ class EngineSpec(Strict):
     """One engine; names and defaults are vLLM's. `schedulers.engine_config` explains the other fields.
 
     Attributes:
-        num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two.
+        num_gpu_blocks, kv_memory: KV memory, as a number of blocks or from bytes; one of the two. Both may be left out
+            if the step times know model and memory (roofline).
         data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
             attention of a mixture of experts whose experts are spread over all of them. 1: none.
         async_scheduling: schedule a step while the one before still runs.
@@ -105,9 +106,16 @@ class EngineSpec(Strict):
 
     @model_validator(mode="after")
     def _one_memory(self) -> EngineSpec:
-        if (self.num_gpu_blocks is None) == (self.kv_memory is None):
+        if self.num_gpu_blocks is not None and self.kv_memory is not None:
             raise ValueError("expected either num_gpu_blocks or kv_memory")
         return self
+
+    @property
+    def needs_step_time(self) -> bool:
+        """True if the scheduler depends on the step times: on a chunk policy's table, or for its memory."""
+        return bool(self.chunking) or (
+            self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None
+        )
 
     def build(
         self, base: Path, prefix_id_tokens: int | None = None, step_time: StepTime | None = None
@@ -117,15 +125,15 @@ class EngineSpec(Strict):
         Args:
             base: relative paths start from it.
             prefix_id_tokens: prompt tokens that one id of a request's `prefix_blocks` stands for; None: one block.
-            step_time: the model whose table a chunk policy may use.
+            step_time: the model whose table a chunk policy may use, and that may know the memory.
 
         Raises:
             BadInput: settings that contradict each other.
         """
         blocks = self.num_gpu_blocks
         if blocks is None:
-            assert self.kv_memory is not None
-            blocks = self.kv_memory.blocks(self.block_size, base)
+            memory = self.kv_memory or KVMemorySpec()
+            blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_gpu_blocks", "one_shot"}
         settings = {name: value for name, value in self if name in of_scheduler}
         try:

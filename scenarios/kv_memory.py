@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from latency_models.deployment.models import load_model
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import NameOrFile
+from latency_models.step_time import StepTime
 from scenarios.limits import KV_BLOCKS
 from workloads.errors import BadInput
 
@@ -20,7 +20,8 @@ class KVMemorySpec(Strict):
 
     Attributes:
         memory: of one device, bytes. gpu_memory_utilization: the share of it that the engine may use.
-        model: a model file.
+        model: a model file. Without memory and model, both are those of the step times, if these know them (roofline);
+            the other fields but `gpu_memory_utilization` are then left out, too.
         tensor_parallel_size: devices over which weights and cache are spread.
         weight_bytes, cache_bytes: of one weight and one cached element. activations: bytes to leave for them.
     """
@@ -30,28 +31,54 @@ class KVMemorySpec(Strict):
         "tensor_parallel": "tensor_parallel_size",
     }
 
-    memory: PositiveFloat
+    memory: PositiveFloat | None = None
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    model: NameOrFile
+    model: NameOrFile | None = None
     tensor_parallel_size: PositiveInt = 1
     weight_bytes: PositiveFloat = 2.0
     cache_bytes: PositiveFloat = 2.0
     activations: NonNegativeFloat = 0.0
 
-    def blocks(self, block_size: int, base: Path) -> int:
+    @model_validator(mode="after")
+    def _whole(self) -> KVMemorySpec:
+        given = self.model_fields_set - {"gpu_memory_utilization"}
+        if given and not {"memory", "model"} <= given:
+            raise ValueError("expected both memory and model, or neither and no field but gpu_memory_utilization")
+        return self
+
+    def blocks(self, block_size: int, base: Path, step_time: StepTime | None = None, max_num_seqs: int = 256) -> int:
         """The number of blocks that fit.
 
+        Args:
+            step_time: the model that knows memory and weights where this section does not state them.
+
         Raises:
-            BadInput: none do, or more than the limit.
+            BadInput: none do, or more than the limit, or neither the section nor the step times state the memory.
         """
-        model = load_model(self.model, base)
+        if self.memory is None or self.model is None:
+            return self._blocks_of(step_time, block_size, max_num_seqs)
+        from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
+
+        model = any_model(self.model, base)
         weights = model.parameters * self.weight_bytes / self.tensor_parallel_size
         free = self.memory * self.gpu_memory_utilization - weights - self.activations
         block = model.kv_bytes(self.cache_bytes) * model.layers * block_size / self.tensor_parallel_size
         if free < block:
             expected = f"expected more than weights and activations take ({weights + self.activations:.3g} bytes)"
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)
-        blocks = int(free // block)
+        return self._within_limit(int(free // block))
+
+    def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int) -> int:
+        """The blocks for which the step times have memory."""
+        tokens = step_time.kv_tokens(self.gpu_memory_utilization, max_num_seqs) if step_time else None
+        if tokens is None:
+            raise BadInput("expected either num_gpu_blocks or kv_memory", field="engine")
+        if tokens < block_size:
+            expected = "expected a deployment whose weights leave room for a KV cache: more devices, or fewer bits"
+            raise BadInput(expected, field="step_time")
+        return self._within_limit(int(tokens // block_size))
+
+    def _within_limit(self, blocks: int) -> int:
         if blocks > KV_BLOCKS.most:
             expected = f"{KV_BLOCKS.expectation(blocks)}, found room for {blocks:.3g}"
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)

@@ -1,10 +1,16 @@
-"""Overrides: `--set a.b=1,2,4` changes any field of a scenario, or tries several values of it."""
+"""Overrides of a scenario's fields on the command line.
+
+`--set a.b=8` changes any field, `--set a.b=1,2,4` tries several values of it, and `--set a.b=5:40:5` those from 5 to 40
+in steps of 5. With `--zip a=1,2 b=3,4`, the first values of fields go together, the second ones, and so on.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -17,25 +23,52 @@ from workloads.errors import BadInput
 
 Settings = dict[str, Any]
 
+_NUMBER = r"\s*-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*"
+_RANGE = re.compile(f"({_NUMBER}):({_NUMBER}):({_NUMBER})")
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, list[Any]]:
+OWN_RANGES = frozenset({"ratio"})
+"""Fields whose values may read like ranges, with a meaning of their own: they are left as they are."""
+
+
+def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list[Any]]:
     """Parse each `key=v1,v2` into a dotted key and its values, read as YAML (so 1 is a number and [1, 2] a list).
 
+    A value `start:stop:step` stands for the numbers from start to stop, which is one of them if a step ends there.
+
+    Args:
+        flag: that the texts were given with, for errors.
+
     Raises:
-        BadInput: no `=`, an empty key or value, a key given twice or of too many sections, or a value that is not YAML
-            or exceeds a limit of `latency_models.io.yaml_limits`.
+        BadInput: no `=`, an empty key or value, a key given twice or of too many sections, a range whose step leads
+            nowhere, or a value that is not YAML or exceeds a limit of `latency_models.io.yaml_limits`.
     """
     found: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         key = key.strip()
         if not equals or not all(key.split(".")) or not values.strip():
-            raise BadInput("expected key=value or key=v1,v2", field="--set", value=text)
+            raise BadInput("expected key=value or key=v1,v2", field=flag, value=text)
         if key.count(".") > MAX_DEPTH:
-            raise BadInput(f"expected a key of at most {MAX_DEPTH} sections", field="--set", value=text)
+            raise BadInput(f"expected a key of at most {MAX_DEPTH} sections", field=flag, value=text)
         if key in found:
-            raise BadInput("expected each key once; give several values as key=v1,v2", field="--set", value=text)
-        found[key] = [_value(value, text) for value in _split(values)]
+            raise BadInput("expected each key once; give several values as key=v1,v2", field=flag, value=text)
+        parts = _split(values)
+        found[key] = [each for part in parts for each in _values(part, text, flag, key)]
+    return found
+
+
+def parse_zipped(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Parse fields that vary together, each `key=v1,v2` or several of these with blanks between them.
+
+    Raises:
+        BadInput: as `parse_overrides`, or fields with different numbers of values.
+    """
+    words = [word for text in texts for word in re.split(r"\s+(?=[\w.-]+=)", text.strip())]
+    found = parse_overrides(words, "--zip")
+    counts = {key: len(values) for key, values in found.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{key} has {count}" for key, count in counts.items())
+        raise BadInput(f"expected as many values of each field, found: {told}", field="--zip", value=words)
     return found
 
 
@@ -52,17 +85,25 @@ def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
     return {key: value for key, (value,) in found.items()}
 
 
-def combinations(overrides: dict[str, list[Any]]) -> Iterator[Settings]:
+def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] | None = None) -> Iterator[Settings]:
     """Every combination of one value a key, in order; one empty combination when there are no overrides.
 
+    Args:
+        zipped: fields that vary together, with as many values each.
+
     Raises:
-        BadInput: more combinations than a sweep may have.
+        BadInput: more combinations than a sweep may have, or a key among both.
     """
-    count = math.prod(map(len, overrides.values()))
+    together = zipped or {}
+    tied = list(zip(*together.values(), strict=True)) if together else [()]
+    for key in together:
+        if key in overrides:
+            raise BadInput("expected each key once, in --set or in --zip", field="--zip", value=key)
+    count = math.prod(map(len, overrides.values())) * len(tied)
     if count > SWEEP_POINTS.most:
         raise BadInput(SWEEP_POINTS.expectation(count), field="--set", value=count)
-    for values in itertools.product(*overrides.values()):
-        yield dict(zip(overrides, values, strict=True))
+    for values in itertools.product(*overrides.values(), tied):
+        yield dict(zip(overrides, values[:-1], strict=True)) | dict(zip(together, values[-1], strict=True))
 
 
 def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -128,11 +169,27 @@ def _split(values: str) -> list[str]:
     return [*parts, current]
 
 
-def _value(text: str, whole: str) -> Any:
+def _values(text: str, whole: str, flag: str, key: str) -> list[Any]:
+    """The values of one part between commas: those of a range, or one."""
+    found = _RANGE.fullmatch(text)
+    if found is None or key in OWN_RANGES:
+        return [_value(text, whole, flag)]
+    start, stop, step = (Decimal(number.strip()) for number in found.groups())
+    if step == 0 or (stop - start) / step < 0:
+        raise BadInput("expected start:stop:step with a step from start to stop", field=flag, value=whole)
+    count = int((stop - start) // step) + 1
+    if count > SWEEP_POINTS.most:
+        raise BadInput(SWEEP_POINTS.expectation(count), field=flag, value=whole)
+    numbers = [start + i * step for i in range(count)]
+    whole_numbers = all(number == number.to_integral_value() for number in (start, step)) and "." not in text
+    return [int(number) if whole_numbers else float(number) for number in numbers]
+
+
+def _value(text: str, whole: str, flag: str) -> Any:
     if not text.strip():
-        raise BadInput("expected a value between commas", field="--set", value=whole)
+        raise BadInput("expected a value between commas", field=flag, value=whole)
     try:
         return read_yaml_text(text)
     except yaml.YAMLError as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-        raise BadInput(f"expected a YAML value: {problem}", field="--set", value=whole) from None
+        raise BadInput(f"expected a YAML value: {problem}", field=flag, value=whole) from None

@@ -43,8 +43,9 @@ def load_plugins(document: dict[str, Any], path: Path) -> None:
     Raises:
         BadInput: `plugins` is no list of text, or a plug-in cannot be found or imported.
     """
-    section = {"plugins": document["plugins"]} if "plugins" in document else {}
-    for i, name in enumerate(checked(_Plugins, section, path).plugins):
+    if "plugins" not in document:
+        return
+    for i, name in enumerate(checked(_Plugins, {"plugins": document["plugins"]}, path).plugins):
         try:
             _import(name, path.parent)
         except BadInput as error:

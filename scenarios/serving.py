@@ -13,6 +13,7 @@ from scenarios.engine import EngineSpec
 from scenarios.limits import ENGINES
 from scenarios.measure import MeasuredSpec, MeasureSpec
 from scenarios.overrides import Settings
+from scenarios.planning import PlanSpec
 from scenarios.plugins import Plugin
 from scenarios.pools import PoolSpec, fill_pools
 from scenarios.reading import check
@@ -27,9 +28,9 @@ class ServingScenario(Strict):
     Attributes:
         plugins: Python files or modules that register what the scenario names; imported when it is read.
         step_time: source of the durations of steps. system: engines, and the routing of requests.
-        measure: the measurements. measured: a real run to compare with.
+        measure: the measurements. measured: a real run to compare with. plan: read by `twin plan` alone.
         fast_forward: pass over steps in which nothing changes; the same records, sooner.
-        detail: keep every step and request for the report, the trace and `requests.parquet`.
+        detail: keep every step and request for the report, the trace and `requests.parquet`; or `requests` alone.
     """
 
     schema_: Literal["twin.scenario/1"] = Field(alias="schema")
@@ -45,8 +46,9 @@ class ServingScenario(Strict):
     failures: list[FailureSpec] = Field(default_factory=list)
     measure: MeasureSpec = Field(default_factory=MeasureSpec)
     measured: MeasuredSpec | None = None
+    plan: PlanSpec | None = Field(default=None, exclude=True)
     fast_forward: bool = True
-    detail: bool = True
+    detail: bool | Literal["requests"] = True
 
     @model_validator(mode="before")
     @classmethod

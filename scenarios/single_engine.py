@@ -35,5 +35,5 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
         count = f"1 of the scenario's {num_engines} engines" if num_engines > 1 else "one engine"
         print_note(f"{path}: {count} is run, which gets every request: system.routing {system.routing} chooses nothing")
     workload = scenario.workload.build(scenario.workload.read_trace(base))
-    step_time = pools[0].step_time.build(base) if engine.chunking else None
+    step_time = pools[0].step_time.build(base) if engine.needs_step_time else None
     return engine.build(base, workload.prefix_block_tokens, step_time)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.earlier_names import Notes
@@ -16,11 +16,16 @@ from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
 from scenarios.reading import check
-from scenarios.system import ColocatedSpec
+from scenarios.system import ColocatedSpec, DisaggregatedSpec
 from workloads.errors import BadInput
 
 ClockName = Literal["wall", "direct"]
 Load = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _with_layout(system: object) -> object:
+    """A section that names no layout is colocated."""
+    return {"layout": "colocated", **system} if isinstance(system, dict) and "layout" not in system else system
 
 
 class QuantiseSpec(Strict):
@@ -81,12 +86,13 @@ class MachineSpeedSpec(Strict):
 
 
 class ValidationScenario(Strict):
-    """A workload and an engine, which are run live and simulated.
+    """A workload and one or several engines, which are run live and simulated.
 
     Attributes:
         workload, engine: as in a scenario of kind serving; the arrivals have no rate, since `loads` give it.
             `workload.requests` is the number at a load of 1; lower loads have fewer, so that all take equally long.
-        system: as in a scenario of kind serving, with one engine. The prediction asks its router, which has one choice.
+        system: as in a scenario of kind serving: one engine, or prefill and decode engines (`layout: disaggregated`)
+            for one model or several.
         loads: requests per second, relative to the predicted capacity.
         repeats: of each load, with other requests each time.
         clock: of the live runs: `wall` time, or `direct`: the CPU time of the run's own computation, which arrivals do
@@ -106,7 +112,9 @@ class ValidationScenario(Strict):
     model: LiveModelSpec
     workload: dict[str, Any]
     engine: EngineSpec
-    system: ColocatedSpec = Field(default_factory=ColocatedSpec)
+    system: Annotated[
+        ColocatedSpec | DisaggregatedSpec, Field(discriminator="layout"), BeforeValidator(_with_layout)
+    ] = Field(default_factory=ColocatedSpec)
     loads: list[Load] = Field(min_length=1, max_length=1000)
     repeats: Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec
@@ -126,6 +134,8 @@ class ValidationScenario(Strict):
         arrivals = self.workload.get("arrivals")
         if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
             raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
+        if self.workload.get("sessions"):
+            raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
         if self.engine.async_scheduling and self.machine_speed:
@@ -135,6 +145,8 @@ class ValidationScenario(Strict):
 
     @model_validator(mode="after")
     def _one_engine(self) -> ValidationScenario:
+        if isinstance(self.system, DisaggregatedSpec):
+            return self._several_engines()
         models = self.workload.get("models")
         engines = {
             "engine.data_parallel_size": self.engine.data_parallel_size,
@@ -145,6 +157,29 @@ class ValidationScenario(Strict):
             if isinstance(value, int) and value > 1:
                 raise BadInput("expected 1: the live engine is alone", field=field, value=value)
         return self
+
+    def _several_engines(self) -> ValidationScenario:
+        """Refuse what several live engines do not have: they are run by direct execution."""
+        assert isinstance(self.system, DisaggregatedSpec)
+        refused = {
+            "machine_speed": self.machine_speed is not None,
+            "system.decode_step_time": self.system.decode_step_time is not None,
+            "system.link.shared": self.system.link.shared,
+        }
+        for field, given in refused.items():
+            if given:
+                raise BadInput("expected none with layout: disaggregated", field=field)
+        return self
+
+    @property
+    def max_concurrency(self) -> int:
+        """Sequences that all decode engines run at once."""
+        system, models = self.system, self.workload.get("models")
+        engines = 1
+        if isinstance(system, DisaggregatedSpec):
+            each = models.get("count", 1) if isinstance(models, dict) and system.decode == "isolated" else 1
+            engines = system.decode_replicas * each
+        return self.engine.max_num_seqs * engines
 
     def on_device(self, device: Literal["cpu", "cuda"]) -> ValidationScenario:
         """This scenario with its clock chosen: unless it says so, `direct` on one CPU thread, else `wall`.
@@ -157,6 +192,9 @@ class ValidationScenario(Strict):
         if self.machine_speed and device != "cpu":
             raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
         single = device == "cpu" and self.model.threads == 1
+        if isinstance(self.system, DisaggregatedSpec) and (not single or self.clock == "wall"):
+            expected = "expected clock: direct, model.threads: 1 and --backend cpu"
+            raise BadInput(expected, field="system.layout", value="disaggregated")
         clock = self.clock or ("direct" if single and self.machine_speed is None else "wall")
         if clock == "direct" and not single:
             expected = (
@@ -168,10 +206,18 @@ class ValidationScenario(Strict):
         return self.model_copy(update={"clock": clock})
 
     def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
-        """The scenario of kind serving at a rate; without one, `max_num_seqs` clients that always have a request."""
+        """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request."""
+        step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
+        return self._serving(step_time, rate)
+
+    def serving_without_times(self) -> dict[str, Any]:
+        """The scenario of kind serving for a live backend, which needs no step times."""
+        return self._serving({"source": "linear", "overhead": 1.0, "per_token": 0.0}, None)
+
+    def _serving(self, step_time: dict[str, Any], rate: float | None) -> dict[str, Any]:
         arrivals = dict(self.workload["arrivals"]) | {"rate": rate}
         if rate is None:
-            arrivals = {"process": "closed_loop", "concurrency": self.engine.max_num_seqs}
+            arrivals = {"process": "closed_loop", "concurrency": self.max_concurrency}
         return {
             "schema": self.schema_,
             "kind": "serving",
@@ -181,7 +227,7 @@ class ValidationScenario(Strict):
             "workload": self.workload | {"arrivals": arrivals},
             "engine": self.engine.model_dump(mode="json", by_alias=True),
             "system": self.system.model_dump(mode="json"),
-            "step_time": {"source": "engine_regression", "path": str(calibration.resolve())},
+            "step_time": step_time,
             "measure": {"slo": self.slo},
         }
 

@@ -442,14 +442,21 @@ class EngineCore:
                 finished.append(sequence)
         for sequence in stopped:
             if sequence.state != FINISHED:
-                self._finish(sequence)
-                sequence.num_output_tokens -= max(sequence.left_step - step, 0)
+                self._finish(sequence, step)
                 finished.append(sequence)
         return finished
 
-    def _finish(self, sequence: Sequence) -> None:
-        """Take a sequence out for good; free its blocks unless they are to be transferred."""
+    def _finish(self, sequence: Sequence, last_step: int | None = None) -> None:
+        """Take a sequence out for good; free its blocks unless they are to be transferred.
+
+        `last_step`: the step that computed its last token, if later ones had begun; their tokens are discarded.
+        """
+        was_decoding = sequence.state in (DECODING, FINISHING)
         self._remove(sequence)
+        if last_step is not None:
+            sequence.num_output_tokens -= max(sequence.left_step - last_step, 0)
+        if was_decoding and sequence.request.prefix_blocks:
+            self._cache_answer_blocks(sequence)
         sequence.state = FINISHED
         self.outstanding_tokens -= sequence.request.prompt_tokens + sequence.max_tokens
         del self.sequences[sequence.request.id]
@@ -476,6 +483,17 @@ class EngineCore:
         request = sequence.request
         num_tokens = min(num_computed_tokens, request.prompt_tokens)
         self.kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
+
+    def _cache_answer_blocks(self, sequence: Sequence) -> None:
+        """Put the blocks of a prompt and its answer into the prefix cache, where the request has ids for the latter.
+
+        The answer's last token was never an input, so that its cache is not computed. While an answer grows, no other
+        request can repeat it: its blocks are put into the cache when it has ended, and not one by one as in vLLM.
+        """
+        request, kv_cache = sequence.request, self.kv_cache
+        if len(request.prefix_blocks) * kv_cache.node_tokens > request.prompt_tokens:
+            num_tokens = min(sequence.num_computed_tokens, request.prompt_tokens + sequence.num_output_tokens - 1)
+            kv_cache.cache_blocks(sequence.blocks, request.prefix_blocks, num_tokens)
 
     def _check_fits(self, sequence: Sequence) -> None:
         """Raise ValueError for a request without a prompt, or one whose tokens exceed the whole cache."""

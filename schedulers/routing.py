@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from schedulers.load_tree import LoadTree
 from schedulers.registry import Registry
 
 if TYPE_CHECKING:
@@ -47,6 +48,37 @@ class Router(Protocol):
         ...
 
 
+def own_method(router: Router, name: str) -> Callable[..., Any] | None:
+    """A method that the router's own class defines, or None.
+
+    One that it inherits speaks of the choices of another class.
+    """
+    method: Callable[..., Any] | None = getattr(router, name) if name in vars(type(router)) else None
+    return method
+
+
+class FollowsLoads(Router, Protocol):
+    """A router that need not look at every engine for each request, if it is told of every change of their loads."""
+
+    def follow(self, engines: Many[EngineState]) -> LoadTree:
+        """The loads by which it chooses among `engines` from now on: the caller sets each as it changes.
+
+        To be called again when the engines are others. A router that was never called so looks at the engines.
+        """
+        ...
+
+
+class ForeseesChoices(Router, Protocol):
+    """A router that chooses by loads alone, or by nothing, and can tell which engines are not about to be chosen."""
+
+    def requests_elsewhere(self, position: int, size: int) -> int:
+        """The least number of the next requests that go to other engines than that at `position` of `size`.
+
+        That must hold whatever the loads of the others become, while the load of this engine does not sink.
+        """
+        ...
+
+
 class RoundRobin:
     """Engines in turn."""
 
@@ -59,12 +91,26 @@ class RoundRobin:
         self._turn += 1
         return chosen
 
+    def requests_elsewhere(self, position: int, size: int) -> int:
+        """See `ForeseesChoices.requests_elsewhere`."""
+        return (position - self._turn) % size
+
 
 class LeastLoaded:
     """The engine with the smallest load. Engines take turns among equals, so that idle ones are used evenly."""
 
     def __init__(self) -> None:
         self._turn = 0
+        self._loads: LoadTree | None = None
+
+    def follow(self, engines: Many[EngineState]) -> LoadTree:
+        """See `FollowsLoads.follow`."""
+        self._loads = LoadTree([engine.load for engine in engines])
+        return self._loads
+
+    def requests_elsewhere(self, position: int, size: int) -> int:
+        """See `ForeseesChoices.requests_elsewhere`: each engine with less load has to be chosen at least once."""
+        return 0 if self._loads is None else self._loads.num_below(position)
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """See `Router.choose`."""
@@ -72,6 +118,8 @@ class LeastLoaded:
             return engines[0]
         start = self._turn % len(engines)
         self._turn += 1
+        if self._loads is not None:
+            return engines[self._loads.first_least(start)]
         return min((*engines[start:], *engines[:start]), key=_load)
 
 

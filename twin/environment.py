@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 import simpy
 from simpy.events import Event
@@ -34,14 +35,46 @@ class Priority(IntEnum):
     LATE = 1 << 20
 
 
+NOT_SET: Final = -1
+"""The number of an alarm that is not set."""
+
+
+class Alarm:
+    """An event that happens again and again, as its owner sets it: it calls a function, and no process waits for it.
+
+    It is what remains of an event in SimPy's queue where there are many: no object, no callbacks and no generator for
+    each time that it happens. It is set to one time at a time.
+
+    Attributes:
+        priority: its place among events at the same instant. ring: called with the time when it happens.
+        number: of its entry in the queue, `NOT_SET` if it is not set. Its other entries are passed over.
+        when: the time that it was last set to.
+    """
+
+    __slots__ = ("number", "priority", "ring", "when")
+
+    def __init__(self, priority: int, ring: Callable[[float], None]) -> None:
+        self.priority, self.ring = priority, ring
+        self.number: int = NOT_SET
+        self.when = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Tell whether it is going to happen."""
+        return self.number != NOT_SET
+
+    def unset(self) -> None:
+        """Forget the time that it is set to."""
+        self.number = NOT_SET
+
+
 class Environment(simpy.Environment):
     """A SimPy environment with events at absolute times.
 
-    This class alone touches SimPy's private fields, for exactness and for speed (docs/decisions/0028):
+    This class alone touches SimPy's private fields, for exactness and for speed (docs/decisions/0028 and 0033):
 
     - SimPy schedules by delays, and `now + (when - now)` may differ from `when` in the last bit. Hence `at`.
-    - An engine passes over most events of its own with `advance_to`, and moves its next one with `move_forward` where
-      SimPy would interrupt the process, which takes three events.
+    - Step ends and arrivals are alarms, `set` to a time. An engine passes over most of its own with `advance_to`.
     - SimPy raises a copy of an exception that ended a process, and a copy of `BadInput` lacks its fields. `run` raises
       the exception itself.
     """
@@ -59,23 +92,28 @@ class Environment(simpy.Environment):
         heappush(self._queue, (when, priority, next(self._eid), event))  # type: ignore[misc]  # see EventPriority
         return event
 
-    def move_forward(self, event: Event, when: float, priority: int) -> None:
-        """Let an event of `at` that has not happened yet happen earlier than planned."""
-        self.at(when, priority, event)  # its later entry in the queue finds that the event has happened
+    def set(self, alarm: Alarm, when: float) -> None:
+        """Let an alarm happen at exactly `when`, in place of the time that it was set to before."""
+        if when < self._now:
+            raise AssertionError(f"cannot wake at {when}: it is already {self._now}")
+        number = alarm.number = next(self._eid)
+        alarm.when = when
+        heappush(self._queue, (when, alarm.priority, number, alarm))  # type: ignore[misc]  # SimPy's is of events
 
     def advance_to(self, when: float, priority: int) -> bool:
-        """Advance the time to `when` if no other event comes before one with this priority then; whether it did.
+        """Advance the time to `when` if no event comes before one with this priority then; whether it did.
 
-        A process that would `yield env.at(when, priority)` may go on at once instead.
+        The owner of an alarm may go on at once instead of setting it.
         """
-        queue = self._queue
+        queue: list[Any] = self._queue
         while queue:
-            first = queue[0]  # (time, priority, number, event)
+            first = queue[0]
             if first[0] > when or (first[0] == when and first[1] > priority):
                 break
-            if not first[3].processed:
+            event = first[3]
+            if not isinstance(event, Alarm) or event.number == first[2]:
                 return False
-            heappop(queue)  # an event that was moved forward
+            heappop(queue)  # an alarm that was set to another time since
         self._now = when
         return True
 
@@ -90,10 +128,13 @@ class Environment(simpy.Environment):
         queue = self._queue
         while queue:
             event: Any  # SimPy's type says that `callbacks` is never None
-            self._now, _, _, event = heappop(queue)
+            self._now, _, number, event = heappop(queue)
+            if isinstance(event, Alarm):
+                if event.number == number:  # it has not been set to another time since
+                    event.number = NOT_SET
+                    event.ring(self._now)
+                continue
             callbacks, event.callbacks = event.callbacks, None  # as SimPy's `step` does
-            if callbacks is None:
-                continue  # an event that was moved forward
             for callback in callbacks:
                 callback(event)
             if not event._ok and not event.defused:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,37 @@ from reports.records.run_directory import naming, replacing
 
 def write_columns(file: Path, columns: Mapping[str, Any]) -> None:
     """Write columns of one length atomically; makes the folder."""
+    with writing_columns(file) as write:
+        write(columns)
+
+
+@contextlib.contextmanager
+def writing_columns(file: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield a function that appends columns of one length; the file is there at the end of the block, or not at all.
+
+    Each call has the columns of the first, and writes a row group. Makes the folder. Without a call there is no file.
+
+    Raises:
+        OSError: carrying a path, when the disk does not take it.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = pa.table({name: _arrow(column) for name, column in columns.items()})
     file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as draft:
-        parquet.write_table(table, draft, compression="zstd")
+    with contextlib.ExitStack() as opened:
+        writer = None
+
+        def write(columns: Mapping[str, Any]) -> None:
+            nonlocal writer
+            table = pa.table({name: _arrow(column) for name, column in columns.items()})
+            if writer is None:
+                draft = opened.enter_context(replacing(file))
+                texts = [each.name for each in table.schema if each.type == pa.string()]
+                options = {"compression": "zstd", "use_dictionary": texts}  # of times, a dictionary saves nothing
+                writer = opened.enter_context(parquet.ParquetWriter(draft, table.schema, **options))
+            writer.write_table(table)
+
+        yield write
 
 
 def read_columns(file: Path) -> dict[str, list[Any]]:

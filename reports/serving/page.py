@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from reports.html_page import cell, drawn_figures, table, whole_page
-from reports.serving.table import LATENCIES, POINTS, footnote, headline, sweep_footnote, warnings
+from reports.serving.table import LATENCIES, MEANS, POINTS, error_parts, footnote, headline, sweep_footnote, warnings
 from reports.settings import fixed, varying
 
 Document = dict[str, Any]
@@ -22,6 +22,8 @@ def simulation_page(document: Document, manifest: Document, figures: dict[str, s
         *drawn_figures(figures),
         "<h2>Latencies, seconds</h2>",
         _latencies(document),
+        *(f"<p>{escape(text)}</p>" for text in error_parts(document)),
+        _assumptions(document),
     ]
     if document.get("comparison"):
         rows = [
@@ -73,6 +75,18 @@ def _latencies(document: Document) -> str:
             if any(intervals):
                 rows.append([text, *(cell(each and each[kind]) for each in intervals)])
     return table(["", *POINTS], rows)
+
+
+def _assumptions(document: Document) -> str:
+    """Assumptions, the most costly first."""
+    found = document.get("assumptions") or []
+    headers = ["what costs most: deviation by each alone", *MEANS.values(), "known by", "measure next"]
+    rows = [
+        [each["about"], *(f"{100 * each['deviation'].get(name, 0.0):.2g} %" for name in MEANS), each["basis"],
+         each["measure"]]
+        for each in found
+    ]  # fmt: skip
+    return table(headers, rows) if rows else ""
 
 
 def _entries(entries: list[Document]) -> str:

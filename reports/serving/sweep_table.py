@@ -24,7 +24,8 @@ INTERVALS = "±: half a 95 % interval of the mean, relative to it."
 class Metric:
     """A column: its title, the metric's dotted name in a summary, how it is shown, and `Column.rank`.
 
-    `is_change`: the change against the first row is shown in place of the value.
+    `is_change`: the change against the first row is shown in place of the value. `of_devices`: an entry of the
+    document's `devices`, not of its summary.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Metric:
     show: Callable[[float | None], str] = milliseconds
     invert: bool = False
     is_change: bool = False
+    of_devices: bool = False
 
 
 def _share(value: float | None) -> str:
@@ -50,7 +52,14 @@ METRICS = (
     Metric("output tok/s", "output_throughput", 0, number),
     Metric("Δ output", "output_throughput", 4, is_change=True),
     Metric("goodput/s", "goodput", 1, number),
+    Metric("in SLO", "goodput_share", 3, _share),
     Metric("load", "load", 3, _share),
+    Metric("session s", "sessions.time.mean", 3, number),
+    Metric("resent cached", "sessions.resent_cached", 2, _share),
+    Metric("GPUs", "total", 1, number, of_devices=True),
+    Metric("tok/s/GPU", "output_throughput_per_device", 3, number),
+    Metric("cost/h", "cost_per_hour", 3, number, of_devices=True),
+    Metric("cost/M tokens", "cost_per_million_output_tokens", 2, number),
 )
 
 
@@ -63,7 +72,7 @@ def sweep_table(document: Document) -> RenderableType:
     columns = [
         Column(title, [str(each[key]) for each in settings]) for key, title in zip(keys, short_names(keys), strict=True)
     ]
-    shown = [metric for metric in METRICS if any(at(point["summary"], metric.name) is not None for point in points)]
+    shown = [metric for metric in METRICS if any(_stated(metric, point) is not None for point in points)]
     columns += [Column(metric.title, _cells(metric, points), metric.rank) for metric in shown]
     found = [text for point in points for text in warnings(point)]
     notes = [Text(text, style="bold red") for text in dict.fromkeys(found)]
@@ -85,10 +94,17 @@ def _cells(metric: Metric, points: Sequence[Document]) -> list[str]:
 
 
 def _value(metric: Metric, point: Document) -> float | None:
-    value = at(point["summary"], metric.name)
+    value = _stated(metric, point)
     if not metric.invert or value is None:
         return value
     return 1 / value if value else None
+
+
+def _stated(metric: Metric, point: Document) -> float | None:
+    """The value in the document."""
+    if metric.of_devices:
+        return (point.get("devices") or {}).get(metric.name)
+    return at(point["summary"], metric.name)
 
 
 def _half_interval(point: Document, name: str) -> str:

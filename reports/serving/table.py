@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -13,6 +13,8 @@ Document = dict[str, Any]
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 POINTS = ("mean", "p50", "p90", "p95", "p99")
+MEANS = {"ttft.mean": "TTFT", "tpot.mean": "TPOT", "e2e.mean": "E2E", "output_throughput": "output"}
+"""Metrics whose errors are taken apart."""
 
 
 def simulation_table(document: Document) -> RenderableType:
@@ -24,8 +26,13 @@ def simulation_table(document: Document) -> RenderableType:
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
+    if summary.get("sessions"):
+        parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
         parts.append(Text(devices(document)))
+    parts += [Text(text) for text in error_parts(document)]
+    if document.get("assumptions"):
+        parts.append(_assumptions(document))
     parts.append(Text(footnote(document), style="dim"))
     parts += [Text(text, style="bold red") for text in warnings(document)]
     return Group(*parts)
@@ -56,6 +63,37 @@ def headline(document: Document) -> str:
     return text
 
 
+def error_parts(document: Document) -> list[str]:
+    """The error of one run and its parts, one line for each mean that has an interval."""
+    lines = []
+    for name, label in MEANS.items():
+        parts = (document["intervals"].get(name) or {}).get("parts")
+        if parts is not None:
+            told = (f"{part} {_deviation(parts[part], document)}" for part in ("sampling", "model"))
+            lines.append(f"{label} of one run, standard deviation: {', '.join(told)}")
+    return lines
+
+
+def _deviation(value: float | None, document: Document) -> str:
+    """A relative deviation; where it was not varied, whether it is 0 or not known."""
+    if value is not None:
+        return f"{100 * value:.2g} %"
+    if document["draws"] and not set(document.get("random", ())) - {"step_time"}:
+        return "none (arrivals and lengths are fixed)"
+    return "unknown"
+
+
+def _assumptions(document: Document) -> Table:
+    """Assumptions, the most costly first, and what to measure next."""
+    table = Table(box=None, header_style="bold", title="what costs most: deviation by each alone", title_justify="left")
+    for header in ("", *MEANS.values(), "known by", "measure next"):
+        table.add_column(header, justify="right" if header in MEANS.values() else "left")
+    for each in document["assumptions"]:
+        told = (f"{100 * each['deviation'].get(name, 0.0):.2g} %" for name in MEANS)
+        table.add_row(each["about"], *told, each["basis"], each["measure"])
+    return table
+
+
 def _shares(summary: Document) -> str:
     """Shares of busy time, of full batches and of full caches."""
     names = {"busy": "busy", "load": "load", "kv_used": "KV blocks in use"}
@@ -64,23 +102,49 @@ def _shares(summary: Document) -> str:
     )
 
 
+def sessions(found: Document) -> str:
+    """The number of sessions, their time, and the prompt tokens that they sent again."""
+    text = f"{found['count']:g} sessions"
+    if not found["count"] or not found["time"]:
+        return text
+    time, waited = found["time"], found["waited"]
+    text += f" of {found['turns']:.3g} turns: {time['mean']:.3g} s to the last answer on average"
+    text += f" (p99 {time['p99']:.3g} s), of which {waited['mean']:.3g} s waiting for answers"
+    if found["resent_cached"] is None:
+        return text
+    return (
+        f"{text}; {100 * found['resent_share']:.3g} % of their prompt tokens were sent before, "
+        f"and the cache had {100 * found['resent_cached']:.3g} % of these"
+    )
+
+
 def footnote(document: Document) -> str:
     """A note on the simulation: its step times, and the number of runs."""
     text = f"{document['note']} Step times: {step_times(document)}"
-    runs = document["replications"] * max(document["draws"], 1)
-    return f"{text}. {runs} runs; 95 % intervals." if runs > 1 else f"{text}. One run; {no_interval(document)}."
+    runs = document["replications"] + document["draws"]
+    return f"{text}. {runs} runs; {_contents(document)}." if runs > 1 else f"{text}. One run; {no_interval(document)}."
+
+
+def _contents(document: Document) -> str:
+    """The content of 95 % intervals, in words."""
+    if document["draws"]:
+        return "95 % intervals of sampling and model together"
+    if document["replications"] > 1 and "step_time" not in document.get("random", ()):
+        return "95 % intervals of sampling alone: the error of these step times is unknown"
+    return "95 % intervals of sampling alone; --draws adds the model's error"
 
 
 def sweep_footnote(points: Sequence[Document]) -> str:
     """A note on the simulation, for all configurations of a sweep."""
     sources = list(dict.fromkeys(step_times(point) for point in points))
     source = sources[0] if len(sources) == 1 else f"{len(sources)} sources, as the rows say"
-    runs = [point["replications"] * max(point["draws"], 1) for point in points]
+    runs = [point["replications"] + point["draws"] for point in points]
     low, high = min(runs), max(runs)
     text = f"{points[0]['note']} Step times: {source}."
     if high == 1:
         return f"{text} One run each; {no_interval(points[0])}."
-    return f"{text} {high if low == high else f'{low} to {high}'} runs each."
+    contents = next(_contents(point) for point in points if point["replications"] + point["draws"] > 1)
+    return f"{text} {high if low == high else f'{low} to {high}'} runs each; {contents}."
 
 
 def step_times(document: Document) -> str:
@@ -98,7 +162,7 @@ def no_interval(document: Document) -> str:
         return "--replications gives intervals"
     if random:
         return "no interval: everything in this run is fixed but its step times; --draws gives intervals"
-    return "no interval: everything in this run is fixed"
+    return "no interval: everything in this run is fixed, and the error of these step times is unknown"
 
 
 def _measured_on(origin: Document) -> str:
@@ -185,9 +249,10 @@ def _range(interval: Document | None, kind: str) -> str:
 
 def at(summary: Document, name: str) -> float | None:
     """A metric by its dotted name; None where the summary has none."""
-    group, _, point = name.partition(".")
-    found = summary.get(group)
-    return found[point] if point and found else found
+    found: Any = summary
+    for part in name.split("."):
+        found = found.get(part) if found else None
+    return cast("float | None", found)
 
 
 def milliseconds(value: float | None) -> str:

@@ -25,7 +25,8 @@ from schedulers.chunking import CHUNK_POLICIES
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
 from schedulers.waiting_queue import SCHEDULING_POLICIES
-from twin.cli import app, run
+from twin.cli import run
+from twin.cli.program import app
 from workloads.traces import TRACE_FORMATS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"

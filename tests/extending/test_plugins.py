@@ -110,7 +110,8 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for settings, told in (
         ({"replicas": 2}, "system.replicas: got 2, expected 1: the live engine is alone"),
         ({"routing": "longest"}, "system.routing: got 'longest', expected one of least_loaded, "),
-        ({"layout": "disaggregated"}, "system.layout: got 'disaggregated', expected 'colocated'"),
+        ({"layout": "disaggregated"}, "system.link: expected this field, which is missing"),
+        ({"layout": "scattered"}, "system.layout: got 'scattered', expected"),
     ):
         assert run(["validate", str(validation(folder, system=settings))]) == 2
         assert told in capsys.readouterr().err

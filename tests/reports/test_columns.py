@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from pyarrow import parquet
 
-from reports.records.columns import read_columns, write_columns
+from reports.records.columns import read_columns, write_columns, writing_columns
 
 COLUMNS = {
     "seconds": np.array([0.1, -0.0, 2.0**-1074]),
@@ -48,3 +49,30 @@ def test_writing_does_not_load_pandas(tmp_path: Path) -> None:
     )
     line = [sys.executable, "-c", program, str(tmp_path / "a.parquet")]
     assert subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_parts_follow_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a.parquet"
+    with writing_columns(file) as write:
+        write({"n": np.arange(3), "name": np.array(["a", "b", "c"])})
+        write({"n": np.arange(3, 5), "name": np.array(["longer", "b"])})
+        assert not file.exists()
+    assert read_columns(file) == {"n": [0, 1, 2, 3, 4], "name": ["a", "b", "c", "longer", "b"]}
+    assert parquet.ParquetFile(file).num_row_groups == 2
+
+
+def test_a_block_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def fail() -> None:
+        with writing_columns(tmp_path / "a.parquet") as write:
+            write({"n": np.arange(3)})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_block_without_parts_leaves_no_file(tmp_path: Path) -> None:
+    with writing_columns(tmp_path / "a.parquet"):
+        pass
+    assert not list(tmp_path.iterdir())

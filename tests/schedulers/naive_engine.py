@@ -31,7 +31,10 @@ class Settings:
 
 @dataclass(eq=False)
 class NaiveRequest:
-    """`table`: its blocks, of which the first `shared` are findable by others. `computed`: tokens in them."""
+    """`table`: its blocks, of which the first `shared` are findable by others. `computed`: tokens in them.
+
+    `ids` beyond the prompt are those of the answer, whose blocks are findable once it has left.
+    """
 
     id: int
     prompt: int
@@ -120,9 +123,7 @@ class NaiveEngine:
         return len(self.blocks.free)
 
     def submit(self, id: int, prompt: int, limit: int, ids: tuple[int, ...]) -> None:
-        request = NaiveRequest(
-            id, prompt, limit, ids[: prompt // (self.settings.block_tokens * self.settings.id_blocks)]
-        )
+        request = NaiveRequest(id, prompt, limit, ids)
         self.requests[id] = request
         self.waiting.append(request)
 
@@ -184,7 +185,7 @@ class NaiveEngine:
             return
         batch.chunks.append((request.id, new, context))
         if self.settings.share_when_scheduled:
-            self._publish(request, request.computed)
+            self._publish(request, min(request.computed, request.prompt))
 
     def _give_tokens(self, batch: NaiveBatch) -> None:
         for id in [id for id, _ in batch.decodes] + [id for id, _, _ in batch.chunks]:
@@ -202,17 +203,17 @@ class NaiveEngine:
         if not self.settings.share_when_scheduled:
             for id, new, context in batch.chunks:
                 if id in self.requests and self.requests[id] in self.running:
-                    self._publish(self.requests[id], context + new)
+                    self._publish(self.requests[id], min(context + new, self.requests[id].prompt))
         left: list[tuple[int, int]] = []
         for id in batch.ending + stopped:
             request = self.requests.get(id)
             if request is not None:
                 left.append((id, sum(step <= batch.number for step in request.given_at)))
-                self._leave(request)
+                self._leave(request, left[-1][1])
         return left
 
     def abort(self, id: int) -> None:
-        self._leave(self.requests[id])
+        self._leave(self.requests[id], self.requests[id].generated)
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -229,7 +230,8 @@ class NaiveEngine:
         found."""
         found: list[int] = []
         where, most = self.blocks.where, (request.tokens - 1) // self.settings.block_tokens
-        most_shared = min(most // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
+        most_shared = min(most, request.prompt // self.settings.block_tokens)
+        most_shared = min(most_shared // self.settings.id_blocks, len(request.ids)) * self.settings.id_blocks
         while len(found) < most_shared and self._path(request, len(found)) in where:
             found.append(where[self._path(request, len(found))])
         shared = len(found)
@@ -238,7 +240,7 @@ class NaiveEngine:
         return found, shared
 
     def _publish(self, request: NaiveRequest, tokens: int) -> None:
-        """Let others find whole ids of the prompt. What is there already stays where it is, and what follows is
+        """Let others find whole ids of the first tokens. What is there already stays where it is, and what follows is
         private.
         """
         size = self.settings.id_blocks
@@ -272,7 +274,11 @@ class NaiveEngine:
         for content in [content for content in self.blocks.where if content[:2] == ("own", request.id)]:
             self.blocks.forget(content)
 
-    def _leave(self, request: NaiveRequest) -> None:
+    def _leave(self, request: NaiveRequest, generated: int) -> None:
+        """Let others find its answer, where it has ids for it. The last of `generated` tokens was never computed."""
+        named = len(request.ids) * self.settings.block_tokens * self.settings.id_blocks
+        if request.decoding and named > request.prompt:
+            self._publish(request, min(request.computed, request.prompt + generated - 1))
         self._free_table(request)
         self._disown(request)
         del self.requests[request.id]

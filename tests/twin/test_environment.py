@@ -1,4 +1,4 @@
-"""The environment's additions to SimPy: events at absolute times, their order, and events that move forward."""
+"""The environment's additions to SimPy: events at absolute times, their order, and alarms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simpy.events import Event
 
-from twin.environment import Environment, Priority
+from twin.environment import Alarm, Environment, Priority
 from workloads.errors import BadInput
 
 Process = Generator[Event, object, None]
@@ -92,32 +92,68 @@ def test_time_advances_unless_another_event_comes_first(when: float, priority: i
     assert env.now == (when if advances else 0.0)
 
 
-@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=20))
-def test_an_event_moved_forward_happens_once_at_the_earlier_time(shares: list[tuple[float, float]]) -> None:
+@given(st.lists(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=4), min_size=1, max_size=20))
+def test_an_alarm_happens_once_at_the_time_it_was_last_set_to(times: list[list[float]]) -> None:
     env, log = Environment(), []
-
-    def sleeper(index: int, planned: Event) -> Process:
-        yield planned
-        log.append((env.now, index))
-
-    for index, (asked, earlier) in enumerate(shares):
-        planned = env.at(10.0 + asked, Priority.NORMAL)
-        env.process(sleeper(index, planned))
-        env.move_forward(planned, 10.0 * earlier, Priority.NORMAL)
+    for index, each in enumerate(times):
+        alarm = Alarm(Priority.STEP_END + index, lambda now, index=index: log.append((now, env.now, index)))
+        for when in each:
+            env.set(alarm, when)
     env.run()
-    assert log == sorted((10.0 * earlier, index) for index, (_, earlier) in enumerate(shares))
+    assert log == sorted((each[-1], each[-1], index) for index, each in enumerate(times))
 
 
-def test_time_advances_past_the_later_entry_of_an_event_moved_forward() -> None:
+def test_an_alarm_may_be_set_again_when_it_happens() -> None:
     env, log = Environment(), []
-    planned = env.at(5.0)
 
-    def first() -> Process:
-        yield planned
-        log.append((env.now, env.advance_to(7.0, Priority.NORMAL), env.now))
+    def ring(now: float) -> None:
+        log.append((now, alarm.is_set))
+        if now < 3.0:
+            env.set(alarm, now + 1.0)
 
-    env.process(first())
-    env.move_forward(planned, 1.0, Priority.NORMAL)
+    alarm = Alarm(Priority.NORMAL, ring)
+    env.set(alarm, 1.0)
+    env.run()
+    assert log == [(1.0, False), (2.0, False), (3.0, False)]
+    assert not alarm.is_set
+
+
+def test_an_alarm_that_is_unset_does_not_happen() -> None:
+    env, log = Environment(), []
+    alarm = Alarm(Priority.NORMAL, log.append)
+    env.set(alarm, 1.0)
+    alarm.unset()
+    env.run()
+    assert log == []
+
+
+def test_alarms_and_events_of_an_instant_go_by_priority() -> None:
+    env, log = Environment(), []
+
+    def process(name: str, priority: int) -> Process:
+        yield env.at(1.0, priority)
+        log.append(name)
+
+    env.process(process("late", Priority.LATE))
+    env.set(Alarm(Priority.STEP_END, lambda now: log.append("step end")), 1.0)
+    env.process(process("outage", Priority.OUTAGE))
+    env.set(Alarm(Priority.ARRIVAL, lambda now: log.append("arrival")), 1.0)
+    env.run()
+    assert log == ["arrival", "outage", "step end", "late"]
+
+
+def test_an_alarm_is_not_set_to_the_past() -> None:
+    env = Environment()
+    env.run(until=2.0)
+    with pytest.raises(AssertionError, match=r"cannot wake at 1\.0: it is already 2\.0"):
+        env.set(Alarm(Priority.NORMAL, lambda now: None), 1.0)
+
+
+def test_time_advances_past_entries_of_an_alarm_that_was_set_to_another_time() -> None:
+    env, log = Environment(), []
+    alarm = Alarm(Priority.NORMAL, lambda now: log.append((now, env.advance_to(7.0, Priority.NORMAL), env.now)))
+    env.set(alarm, 5.0)
+    env.set(alarm, 1.0)
     env.run()
     assert log == [(1.0, True, 7.0)]
 

@@ -79,12 +79,16 @@ def test_a_serving_system_beyond_the_limits(settings: dict[str, Any], told: str)
     [
         ((10**9, 0), "--replications: got 1000000000, expected at most 10,000 replications"),
         ((1, 10**9), "--draws: got 1000000000, expected at most 10,000 draws"),
-        ((1000, 101), "got 101000, expected at most 100,000 runs"),
     ],
 )
 def test_more_runs_than_a_command_makes(numbers: tuple[int, int], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         prepare(scenario(), FILE, replications=numbers[0], draws=numbers[1])
+
+
+def test_more_runs_than_a_sweep_makes() -> None:
+    with pytest.raises(BadInput, match="got 100100, expected at most 100,000 runs"):
+        prepare(scenario(), FILE, [{"seed": seed} for seed in range(100)], replications=1000, draws=1)
 
 
 def test_combinations_are_counted_before_they_are_made() -> None:

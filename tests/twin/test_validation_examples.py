@@ -7,13 +7,29 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import read_yaml
+from scenarios.bundle_validation import check_bundle_validation
 from scenarios.validation import check_validation
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 H200 = 139 * 2**30
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("validate-*.yaml")), ids=lambda file: file.stem)
+BUNDLES = [EXAMPLES / "validate-afd-cpu.yaml"]
+
+
+@pytest.mark.parametrize("file", BUNDLES, ids=lambda file: file.stem)
+def test_a_bundle_is_whole(file: Path) -> None:
+    pytest.importorskip("torch", reason="the live engine needs the extra [live]")
+    from live.models.config import read_config
+
+    scenario = check_bundle_validation(read_yaml(file), {}, file)
+    assert scenario.name == file.stem
+    assert [str(topology) for topology in scenario.topologies] == [f"{r}A-1F" for r in range(1, 9)]
+    longest = scenario.profiling.max_prompt_tokens + scenario.profiling.max_output_tokens
+    assert longest <= read_config(EXAMPLES / scenario.model.path).max_position_embeddings
+
+
+@pytest.mark.parametrize("file", sorted({*EXAMPLES.glob("validate-*.yaml")} - {*BUNDLES}), ids=lambda file: file.stem)
 def test_it_is_whole_and_fits(file: Path) -> None:
     pytest.importorskip("torch", reason="the live engine needs the extra [live]")
     from live.models.config import read_config

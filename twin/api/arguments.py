@@ -29,7 +29,7 @@ def require_at_least(name: str, value: int | None, least: int) -> None:
         raise BadInput(f"expected a whole number from {least} up", field=name, value=value)
 
 
-def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int) -> None:
+def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int | None) -> None:
     """Refuse a number of processes, replications or draws that is too small.
 
     Args:
@@ -38,7 +38,7 @@ def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int
     Raises:
         BadInput: one of them is.
     """
-    for name, value, least in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
+    for name, value, least in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws or 0, 0)):
         require_at_least(prefix + name, value, least)
 
 

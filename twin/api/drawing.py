@@ -47,6 +47,13 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
 
             drawn = serving_figures.sweep_figures(document)
             return drawn, serving_page.sweep_page(document, manifest, drawn)
+        case "twin.plan/1":
+            from reports.planning.figures import plan_figures
+            from reports.planning.table import plan_table
+            from reports.reproductions.page import terminal_page
+
+            drawn = plan_figures(document)
+            return drawn, terminal_page(f"{document['name']}: a plan", plan_table(document), manifest, drawn)
         case "twin.validation/2":
             from reports.reproductions.page import terminal_page
             from reports.validation.figures import validation_figures
@@ -55,15 +62,30 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
             drawn = validation_figures(document)
             title = f"{document['name']}: predicted and measured"
             return drawn, terminal_page(title, validation_table(document), manifest, drawn)
+        case "twin.bundle-validation/1":
+            from reports.reproductions.page import terminal_page
+            from reports.validation.bundle_figures import bundle_figures
+            from reports.validation.bundle_table import bundle_table
+
+            drawn = bundle_figures(document)
+            title = f"{document['name']}: predicted and measured"
+            return drawn, terminal_page(title, bundle_table(document), manifest, drawn)
         case "twin.reproduction-sun-quality/1":
             from reports.reproductions.page import reproduction_page
             from reports.reproductions.sun import quality_figures, quality_table
 
             drawn = quality_figures.figures(document)
             return drawn, reproduction_page("sun", quality_table.tables(document), manifest, drawn)
+        case "twin.reproduction-spear-quality/1":
+            from reports.reproductions.page import reproduction_page
+            from reports.reproductions.spear import quality_figures as spear_figures
+            from reports.reproductions.spear import quality_table as spear_table
+
+            drawn = spear_figures.figures(document)
+            return drawn, reproduction_page("spear", spear_table.tables(document), manifest, drawn)
     paper = _paper(schema)
     if paper is None:
-        expected = "expected the schema of a run: a sweep, a simulation or a reproduction of this version"
+        expected = "expected the schema of a run: a sweep, a simulation, a plan or a reproduction of this version"
         raise BadInput(expected, field="schema", value=schema)
     from reports.reproductions.page import reproduction_page
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from scenarios.measure import MeasureSpec
 from twin.serving.records import Columns, EngineLog
+from twin.serving.simulation import Run
 from twin.serving.step_table import step_table
 from twin.serving.summary import in_measured_window, request_latencies
 from twin.serving.uncertainty import flatten
@@ -31,14 +32,28 @@ UNITS = {
 }
 """Units of the metrics of a serving summary; of a latency, for its mean and all percentiles."""
 
+SESSION_UNITS = {
+    **dict.fromkeys(("time", "waited"), SECONDS),
+    **dict.fromkeys(("resent_share", "resent_cached"), SHARE),
+    **dict.fromkeys(("count", "turns", "requests"), COUNT),
+    "resent_tokens": TOKENS,
+}
+"""Units of the metrics of sessions, by the second part of their names."""
+
 
 def summary_frame(document: Document) -> pd.DataFrame:
     """One row for each metric of a `twin.simulation/1` document, its dotted name as the index."""
     rows = {
-        name: {"value": value, "unit": UNITS.get(name.partition(".")[0], ""), **_ends(document["intervals"].get(name))}
+        name: {"value": value, "unit": _unit(name), **_ends(document["intervals"].get(name))}
         for name, value in metrics(document["summary"]).items()
     }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("metric")
+
+
+def _unit(name: str) -> str:
+    """The unit of a metric, by its dotted name; empty for one that is not known."""
+    section, _, rest = name.partition(".")
+    return SESSION_UNITS[rest.partition(".")[0]] if section == "sessions" else UNITS.get(section, "")
 
 
 def metrics(summary: Document) -> dict[str, float | None]:
@@ -55,9 +70,10 @@ def _ends(interval: dict[str, list[float]] | None) -> dict[str, float]:
     }
 
 
-def requests_frame(columns: Columns, measure: MeasureSpec) -> pd.DataFrame:
+def requests_frame(run: Run, measure: MeasureSpec) -> pd.DataFrame:
     """One row for each request, in the order in which they finished; fewer columns for a run without detail."""
-    kept = columns.table() if columns.detail else _without_detail(columns)
+    columns = run.columns
+    kept = run.request_table() if columns.detail else _without_detail(columns)
     derived = request_latencies(columns, measure)
     return pd.DataFrame({**kept, **derived, "counted": in_measured_window(columns, measure)})
 
@@ -69,7 +85,7 @@ def _without_detail(columns: Columns) -> dict[str, Any]:
         "queued": np.array(columns.queued),
         "first_token": np.array(columns.first_token),
         "last_token": np.array(columns.last_token),
-        "output_tokens": np.array(columns.output_tokens),
+        "output_tokens": np.array(columns.output_tokens, dtype=np.int64),
         "one_shot": np.array(columns.one_shot, dtype=np.bool_),
     }
 

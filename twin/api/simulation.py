@@ -18,6 +18,7 @@ from twin.serving.timeseries import timeseries
 from twin.sweeps import parallel
 from twin.sweeps.serving_sweep import ServingSweep, Task, make_run, prepare, report_run
 from workloads.errors import BadInput
+from workloads.generator import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from twin.serving.simulation import Run
 
 Document = dict[str, Any]
+
+REQUESTS = "requests.parquet"
+"""The file of a run folder with a row for each request of the first run."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,14 @@ class Result:
         """
         from twin.api.frames import requests_frame
 
-        return requests_frame(self._first.columns, self._spec.measure)
+        return requests_frame(self._first, self._spec.measure)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row for each engine step of the first run, fast-forwarded steps included; times in seconds.
 
         Raises:
-            BadInput: the scenario has `detail: false`.
+            BadInput: the scenario lacks `detail: true`.
         """
         from twin.api.frames import steps_frame
 
@@ -89,7 +93,7 @@ class Result:
         """Running and waiting requests and KV blocks in use over all engines, at evenly spaced times (seconds).
 
         Raises:
-            BadInput: the scenario has `detail: false`.
+            BadInput: the scenario lacks `detail: true`.
         """
         import pandas as pd
 
@@ -101,7 +105,7 @@ class Result:
         """A matplotlib figure: `latencies` (their distributions) or `over-time` (requests and KV blocks over time).
 
         Raises:
-            BadInput: there is no such figure, or the scenario has `detail: false`.
+            BadInput: there is no such figure, or the scenario lacks `detail: true`.
         """
         from twin.api.drawing import figure
 
@@ -133,10 +137,11 @@ class Result:
         """Write requests, figures and page into a run folder, the summary last; returns the summary's document."""
         document = {**self.document, "run": {"id": run.id, "directory": str(run.path)}}
         if self._spec.detail:
-            from reports.records.columns import write_columns
+            if self._first.columns.sink is None:
+                from reports.records.columns import write_columns
 
-            write_columns(run.path / "requests.parquet", self._first.columns.table())
-            if events:
+                write_columns(run.path / REQUESTS, self._first.request_table())
+            if events and self._spec.detail is True:
                 from reports.serving.trace_events import write_trace_events
 
                 write_trace_events(run.path / "trace-events.json.gz", self._first.logs, self._first.columns)
@@ -159,9 +164,9 @@ class Result:
         return self._sweep.cases[0].plan.scenario
 
     def _require_detail(self) -> None:
-        if not self._spec.detail:
+        if self._spec.detail is not True:
             expected = "expected true: steps and series are not kept otherwise"
-            raise BadInput(expected, field="detail", value=False, file=self.scenario.path)
+            raise BadInput(expected, field="detail", value=self._spec.detail, file=self.scenario.path)
 
 
 def simulate(
@@ -169,7 +174,7 @@ def simulate(
     overrides: Overrides | None = None,
     *,
     replications: int = 1,
-    draws: int = 0,
+    draws: int | None = None,
     trace: str | Path | None = None,
     jobs: int | None = None,
 ) -> Result:
@@ -179,8 +184,8 @@ def simulate(
         scenario: a file of kind `serving`, or the result of `load`.
         overrides: changed fields, as a mapping of dotted keys or as texts `key=value`.
         replications: runs with other seeds of the same workload; several give every metric a 95 % interval.
-        draws: draws from the distribution of the step-time model's coefficients, each with all replications; 0 takes
-            the estimates.
+        draws: runs with what is not known of step times and memory drawn, in the first realisation of the workload;
+            each unknown is then varied alone, too. None: as many as replications if there are several.
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
         jobs: processes, by default one for each core. A single run needs none.
 
@@ -202,6 +207,7 @@ def run_all(
     keep: Callable[[str, Document], None],
     jobs: int | None,
     advance: Callable[[Task], object] = lambda task: None,
+    requests: Path | None = None,
 ) -> Result:
     """Make the runs of one configuration that are not in `done`; the first is always made, for its requests and steps.
 
@@ -209,23 +215,37 @@ def run_all(
         done: reports of runs made before, by key; completed in place.
         keep: called with the key and the report of each run that is made, except the first.
         advance: called after each of these.
+        requests: Parquet file to which the first run writes its requests as they finish; None keeps them in memory.
 
     Raises:
         BadInput: the reference run that the scenario names cannot be read.
     """
     task = sweep.tasks[0]
     spec, measured = task.plan.scenario, _reference_run(sweep)
-    first = make_run(task)
+    first = _make_first(task, requests)
     done[task.key] = report_run(first, task.plan)
     if len(sweep.tasks) > 1:
         for finished in sweep.run(done, keep, jobs or parallel.usable_cores()):
             advance(finished)
     document = sweep.document(0, done)
-    document["series"] = timeseries(first, spec.measure) if spec.detail else None
+    document["series"] = timeseries(first, spec.measure) if spec.detail is True else None
     document["measured"] = measured
     document["comparison"] = compare(document["summary"], measured["summary"]) if measured else None
     others = {key: point for key, point in done.items() if key != task.key}
     return Result(scenario, document, others, sweep, first)
+
+
+def _make_first(task: Task, requests: Path | None) -> Run:
+    """Make the first run; its requests go to a file, if one is named and the scenario keeps them.
+
+    Requests of sessions stay in memory: which session each belongs to is added in the end.
+    """
+    if requests is None or not task.plan.scenario.detail or not isinstance(task.plan.workload, Workload):
+        return make_run(task)
+    from reports.records.columns import writing_columns
+
+    with writing_columns(requests) as write:
+        return make_run(task, write)
 
 
 def _reference_run(sweep: ServingSweep) -> Document | None:

@@ -126,7 +126,7 @@ def sweep(
     ratio: str | float | Iterable[str | float] | None = None,
     overrides: Overrides | None = None,
     replications: int = 1,
-    draws: int = 0,
+    draws: int | None = None,
     trace: str | Path | None = None,
     jobs: int | None = None,
     requests: bool = False,
@@ -153,7 +153,7 @@ def sweep(
         source = opened(scenario, overrides, "serving", "afd-bundle")
         given = {"ratio": ratio is not None, "requests": requests}
         refuse_for_kind(given, "afd-bundle", source.document, source.path, INSTEAD)
-        given = {"replications": replications > 1, "draws": draws > 0}
+        given = {"replications": replications > 1, "draws": bool(draws)}
         refuse_for_kind(given, "serving", source.document, source.path, INSTEAD)
         settings: list[Settings] = [{**source.settings, **each} for each in combinations(values_of(vary))]
         file = None if trace is None else Path(trace)

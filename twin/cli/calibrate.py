@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from twin.cli.commands import COMMANDS
+
 if TYPE_CHECKING:
     from latency_models.calibration.file_format import Calibration
-    from latency_models.origin import Origin
 
 FLAG = Parameter(negative=())
 
-calibrate = App(
-    name="calibrate",
-    help="Make a calibration file: by measuring this machine, by regression on measurements, or from specifications.",
-)
+calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
 
 
 @calibrate.command
@@ -33,10 +31,10 @@ def roofline(
     Parameters
     ----------
     hardware
-        Built-in name (a100-sxm-80gb, b200-sxm, gb200, h100-sxm, h200-sxm) or a file.
+        Built-in name (a100-sxm-80gb, ascend-910c, b200-sxm, gb200, h100-sxm, h200-sxm, l40s, mi300x, rtx-pro-6000) or a
+        file.
     model
-        Built-in name (deepseek-v3, llama-3.1-8b, llama-3.1-70b, qwen3-0.6b, qwen3-4b, qwen3-32b, qwen3-30b-a3b,
-        qwen3-235b-a22b) or a file.
+        Built-in name (such as llama-3.1-70b, qwen3-235b-a22b, deepseek-v3; an unknown name lists all) or a file.
     set_
         Deployment field, key=value: ffn_cards, experts_per_card, precision, kv_bytes, activation_bytes, mtp_depth,
         link, shared_experts, overhead.attention, overhead.ffn, overhead.communication, memory_efficiency, …
@@ -55,95 +53,96 @@ def roofline(
 
 @calibrate.command(name="import")
 def import_(
-    tables: Path,
+    tables: Path | None = None,
     /,
     *,
+    aiconfigurator: Annotated[bool, FLAG] = False,
+    system: str = "",
     model: str | None = None,
     tensor_parallel: int | None = None,
-    weights: str = "float16",
+    every_degree: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    weights: str | None = None,
     cache: str = "float16",
     gpu: str = "",
-    engine: str = "",
-    engine_version: str = "",
+    engine: Annotated[str, Parameter(name=["--engine", "--backend"])] = "",
+    engine_version: Annotated[str, Parameter(name=["--engine-version", "--version"])] = "",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
     """Import kernel tables that others have measured, as one file that a scenario's step_time can name.
 
     A folder of LLMServingSim 2.0's profiler (dense.csv, attention.csv, …) becomes a file for source kernel_tables, with
-    the measured ranges and errors at held-out points. A folder of aiconfigurator's tables becomes the kernels of one
-    model, for source aiconfigurator. The file records GPU, engine, model and tensor parallelism as far as the tables
-    state them; flags state the rest, and must not contradict the tables.
+    the measured ranges and errors at held-out points. Tables of aiconfigurator become the kernels of one model, for
+    source aiconfigurator: from a folder of them, or from the data that an installed aiconfigurator-core has. The file
+    records GPU, engine, model and tensor parallelism as far as the tables state them; flags state the rest, and must
+    not contradict the tables.
 
     Parameters
     ----------
     tables
-        Folder of tables, gzipped or not.
+        Folder of tables (Parquet or CSV, gzipped or not), or of aiconfigurator's systems. Default, with
+        --aiconfigurator: those of the installed package.
+    aiconfigurator
+        Take the tables of an installed aiconfigurator-core.
+    system
+        Its name of the GPU, such as h200_sxm, where there are tables of several.
     model
-        Model whose kernels to take from aiconfigurator's tables: built-in name or a file. Else the measured model.
+        Model whose kernels to take from aiconfigurator's tables: built-in name (with -fp8 for its checkpoint in FP8), a
+        model file or a config.json. Else the measured model.
     tensor_parallel
         Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
+    every_degree
+        Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have, into the folder --output.
     weights
-        Format of the weights as the tables name it: float16, fp8, fp8_block, … (aiconfigurator).
+        Format of the weights as the tables name it: float16, fp8, fp8_block, … Default: the model's (aiconfigurator).
     cache
         Format of the KV cache as the tables name it (aiconfigurator).
     gpu
         GPU that was measured, if the tables do not state it.
     engine
-        Engine whose kernels were measured, for example vllm, if the tables do not state it.
+        Engine whose kernels to take where there are several (default vllm), or that was measured, if the tables do not
+        state it.
     engine_version
-        Its version.
+        Its version; where there are several, the newest by default.
     output
-        File to write; default: print it.
+        File to write; default: print it. A folder with --all.
     """
-    from latency_models.io.config_io import write_yaml
     from latency_models.origin import Origin
-    from latency_models.sources.recognise import AICONFIGURATOR, source_of
-    from reports.records.run_directory import naming
+    from latency_models.sources.recognise import KERNEL_TABLES, source_of
     from twin.api.arguments import require_at_least
     from twin.cli.console import note
+    from twin.cli.table_imports import DEGREES, ModelRequest, find_tables, import_aiconfigurator, import_kernel_tables
+    from workloads.errors import BadInput
 
     require_at_least("--tensor-parallel", tensor_parallel, 1)
+    if tables is None and not aiconfigurator:
+        raise BadInput("expected a folder of tables, or --aiconfigurator", field="TABLES")
+    if every_degree and (output is None or tensor_parallel is not None):
+        raise BadInput("expected --output, a folder, and no --tensor-parallel", field="--all")
     stated = Origin(gpu, engine, engine_version)
-    if source_of(tables) == AICONFIGURATOR:
-        document, notes = _aiconfigurator(tables, model, tensor_parallel or 1, weights, cache, stated)
+    if tables is not None and not aiconfigurator and source_of(tables) in (KERNEL_TABLES, None) and not system:
+        made = [import_kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))]
     else:
-        document, notes = _kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))
-    for text in notes:
-        note(text)
-    text = write_yaml(document)
-    if output is None:
-        print(text, end="")
-    else:
-        with naming(output):
-            output.write_text(text, encoding="utf-8")
+        degrees = DEGREES if every_degree else (tensor_parallel or 1,)
+        request = ModelRequest(model, degrees, weights, cache, some=every_degree)
+        files = find_tables(tables, system, engine, engine_version)
+        made = import_aiconfigurator(files, request, Origin(gpu) if files.system else stated)
+    for each in made:
+        for text in dict.fromkeys(each.notes):
+            note(text)
+        _write_document(each.document, output / each.name if output and every_degree else output)
     return 0
 
 
-def _aiconfigurator(
-    tables: Path, model: str | None, ranks: int, weights: str, cache: str, stated: Origin
-) -> tuple[dict[str, Any], list[str]]:
-    """The document of one model's kernels, and notes on missing data."""
-    from latency_models.deployment.models import load_model
-    from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
-    from workloads.errors import BadInput
+def _write_document(document: dict[str, Any], output: Path | None) -> None:
+    from latency_models.io.config_io import write_yaml
+    from reports.records.run_directory import naming
 
-    if model is None:
-        raise BadInput("expected a model, since these tables are of many shapes", field="--model")
-    placement = Placement(tensor_parallel=ranks, expert_tensor_parallel=ranks, weights=weights, cache=cache)
-    kernels = ModelKernels.load(tables, load_model(model), placement)
-    kernels = replace(kernels, origin=kernels.origin.completed(stated))
-    return kernels.document(), [*kernels.notes, *kernels.origin.unknown]
-
-
-def _kernel_tables(tables: Path, stated: Origin) -> tuple[dict[str, Any], list[str]]:
-    """The document of a profiler's tables, and notes on missing data."""
-    from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
-
-    read = read_kernel_tables(tables, describe=True)
-    degree = named_degree(tables) if tables.is_dir() else read.tensor_parallel
-    origin = replace(read.origin, tensor_parallel=degree).completed(stated)
-    assumed = "the folder's name does not end in tp1, tp2, …: taken as 1 rank; --tensor-parallel records it"
-    return read.recorded(origin).document(), [*origin.unknown, *([] if origin.tensor_parallel else [assumed])]
+    if output is None:
+        print(write_yaml(document), end="")
+        return
+    with naming(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(write_yaml(document), encoding="utf-8")
 
 
 @calibrate.command

@@ -44,13 +44,13 @@ def reproduce(
         spear: lengths of ShareGPT's conversations, turn by turn, to draw requests from; default: log-normal lengths of
         the same moments.
     quality
-        sun: train small models here, and compare the paper's claims about accuracy with them (decode modules that are
-        shared, and quantised); needs the extra [live].
+        sun, spear: train small models here, and compare the paper's claims about accuracy with them (decode modules
+        that are shared and quantised; error compensators); needs the extra [live].
     full
-        sun --quality: models of 0.67 million parameters and prompts of 8 digits (hours), not the reduced size (about
-        ten minutes on two idle cores).
+        --quality at full size (hours), not the reduced one (about ten minutes on two idle cores). sun: models of 0.67
+        million parameters and prompts of 8 digits. spear: language models of 4 million parameters.
     seeds
-        sun --quality: seeds, each with a base model of its own; default: 3.
+        --quality: seeds, each with a base model of its own; default: 3.
     data
         fastafd: folder with the measured ratio_sweep.csv and, if at hand, systems.csv.
     fit
@@ -122,19 +122,18 @@ def reproduce(
 def _reproduce_quality(
     paper: str, full: bool, seeds: int | None, jobs: int | None, runs: Path, *, fresh: bool, as_json: bool
 ) -> int:
-    """Reproduce SUN's claims about accuracy."""
+    """Reproduce a paper's claims about accuracy on small models."""
     from twin.api.arguments import require_at_least
-    from twin.cli.quality_runs import SEEDS, reproduce_sun_quality
+    from twin.cli.quality_runs import SEEDS, STUDIES, reproduce_quality
     from twin.sweeps.parallel import usable_cores
     from workloads.errors import BadInput
 
-    if paper != "sun":
-        raise BadInput(f"expected it with sun only, found it with {paper}", field="--quality")
+    if paper not in STUDIES:
+        raise BadInput(f"expected it with {' or '.join(STUDIES)} only, found it with {paper}", field="--quality")
     require_at_least("--seeds", seeds, 1)
     count = SEEDS if seeds is None else seeds
-    return reproduce_sun_quality(
-        full=full, seeds=count, jobs=jobs or usable_cores(), runs=runs, fresh=fresh, as_json=as_json
-    )
+    processes = jobs or usable_cores()
+    return reproduce_quality(paper, full=full, seeds=count, jobs=processes, runs=runs, fresh=fresh, as_json=as_json)
 
 
 def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | None, *, as_json: bool) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from twin.process import paused_garbage_collection, use_one_thread
+
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.api.scenario import Scenario
@@ -25,7 +27,7 @@ def simulate(
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     replications: int = 1,
-    draws: int = 0,
+    draws: int | None = None,
     jobs: int | None = None,
     events: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
@@ -50,7 +52,7 @@ def simulate(
     replications
         Runs with other seeds of the same workload; several give every metric a 95 % interval.
     draws
-        Draws from the uncertainty of the step-time model's fit, each with all replications; 0 takes its estimates.
+        Runs with what is not known of step times and memory drawn; default: as many as replications if several.
     jobs
         Processes; default: one for each core.
     events
@@ -58,22 +60,16 @@ def simulate(
     no_figures
         Leave out figures and the HTML report.
     """
-    from scenarios.kinds import read_scenario
-    from scenarios.overrides import single_settings
-    from twin.api.arguments import check_counts
-    from twin.api.scenario import Scenario
+    use_one_thread()
+    with paused_garbage_collection():  # modules and tables stay
+        source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
+
     from twin.cli.console import note, print_json, print_table
     from twin.cli.serving_runs import note_partial_replays, serving_run_folder
-    from twin.sweeps.serving_sweep import prepare
 
-    check_counts("--", jobs=jobs, replications=replications, draws=draws)
-    source = Scenario(
-        scenario, read_scenario(scenario, "serving"), single_settings(set_ or [], "; twin sweep tries several")
-    )
-    plan = prepare(source.document, scenario, [source.settings], trace, replications, draws)
     note_partial_replays(plan)
     with serving_run_folder(plan, "simulate", runs, scenario, fresh=len(plan.tasks) == 1) as run:
-        result = _run(plan, source, jobs, run)
+        result = _run(plan, source, jobs, run, keep_requests=events)
         document = result.write(run, figures=not no_figures, events=events)
         run.set_status(True, "complete")
     if json:
@@ -86,13 +82,30 @@ def simulate(
     return 0
 
 
-def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirectory) -> Result:
+def _prepare(
+    scenario: Path, changes: list[str], trace: Path | None, *, replications: int, draws: int | None, jobs: int | None
+) -> tuple[Scenario, ServingSweep]:
+    """Read and check the scenario with its changes, and everything that it names."""
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from twin.api.arguments import check_counts
+    from twin.api.scenario import Scenario
+    from twin.sweeps.serving_sweep import prepare
+
+    check_counts("--", jobs=jobs, replications=replications, draws=draws)
+    settings = single_settings(changes, "; twin sweep tries several")
+    source = Scenario(scenario, read_scenario(scenario, "serving"), settings)
+    return source, prepare(source.document, scenario, [settings], trace, replications, draws)
+
+
+def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirectory, *, keep_requests: bool) -> Result:
     """Make every run that the folder does not have, with progress on stderr where there are several."""
-    from twin.api.simulation import run_all
+    from twin.api.simulation import REQUESTS, run_all
     from twin.cli.console import note, progress
 
+    requests = None if keep_requests else run.path / REQUESTS
     if len(plan.tasks) == 1:
-        return run_all(plan, source, {}, run.add_point, jobs)
+        return run_all(plan, source, {}, run.add_point, jobs, requests=requests)
     done = run.points()
     begun = len(done) + 1  # the first run is made each time, for its requests and steps
     if done:
@@ -102,4 +115,4 @@ def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirecto
         def made(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, done, run.add_point, jobs, made)
+        return run_all(plan, source, done, run.add_point, jobs, made, requests)

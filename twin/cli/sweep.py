@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from twin.process import use_one_thread
+
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
 
@@ -25,6 +27,7 @@ def sweep(
     *,
     ratio: str | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    zip_: Annotated[list[str] | None, Parameter(name="--zip", negative=(), consume_multiple=True)] = None,
     trace: Path | None = None,
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
@@ -33,7 +36,7 @@ def sweep(
     no_figures: Annotated[bool, FLAG] = False,
     requests: Annotated[bool, FLAG] = False,
     replications: int = 1,
-    draws: int = 0,
+    draws: int | None = None,
 ) -> int:
     """Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.
 
@@ -48,8 +51,11 @@ def sweep(
     ratio
         A/F ratios: 8, 1,2,4,8 or 1:32 or 1:32:4 or 7/2 (a 7A-2F bundle), or a list of these. Default: the scenario's.
     set_
-        Change any field, key=value, or sweep it, key=v1,v2 (several keys: every combination). Example:
-        --set batch_size=128,256 --set workload.decode.mean=100
+        Change any field, key=value, or sweep it, key=v1,v2 or key=start:stop:step (several keys: every combination).
+        Example: --set batch_size=128,256 --set workload.decode.mean=100
+    zip_
+        Fields that vary together, key=v1,v2 with as many values each: the first values make one configuration, the
+        second another. Example: --zip system.replicas=1,2,4 workload.arrivals.rate=5,10,20
     trace
         Trace whose lengths to use: Azure LLM CSV, Mooncake JSONL, a length-only CSV, or plain CSV/JSONL; .gz too.
     json
@@ -67,15 +73,16 @@ def sweep(
     replications
         Runs of every configuration with other seeds; several give every metric a 95 % interval (serving systems).
     draws
-        Draws from the uncertainty of the step-time model's fit, each with all replications (serving systems).
+        Runs with what is not known drawn; default: as many as replications if several (serving systems).
     """
+    use_one_thread()
     from scenarios.kinds import read_scenario
-    from scenarios.overrides import combinations, parse_overrides
+    from scenarios.overrides import combinations, parse_overrides, parse_zipped
     from twin.api.arguments import check_counts, refuse_for_kind
     from twin.cli.console import preparing
 
     check_counts("--", jobs=jobs, replications=replications, draws=draws)
-    configurations = list(combinations(parse_overrides(set_ or [])))
+    configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
     content = read_scenario(scenario, "afd-bundle", "serving")
     if content["kind"] == "serving":
         from twin.cli.serving_runs import sweep_serving
@@ -89,7 +96,7 @@ def sweep(
     from twin.cli.ratio_runs import run_folder, run_points
     from twin.sweeps.ratio_sweep import prepare
 
-    refuse_for_kind({"--replications": replications > 1, "--draws": draws > 0}, "serving", content, scenario, HOW)
+    refuse_for_kind({"--replications": replications > 1, "--draws": bool(draws)}, "serving", content, scenario, HOW)
     with preparing(configurations) as advance:
         plan = prepare(content, scenario, ratio, configurations, trace, advance)
     asked = {"scenario_file": str(scenario), "requests": requests}

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from live.validation.backend import LiveBackend
+    from live.validation.bundle_backend import LiveBundle
+    from live.validation.pools_backend import PoolsBackend
     from reports.records.run_directory import RunDirectory
+    from scenarios.bundle_validation import BundleValidationScenario
     from scenarios.validation import ValidationScenario
 
 FLAG = Parameter(negative=())
+
+Document = dict[str, Any]
 
 
 def validate(
@@ -23,6 +31,7 @@ def validate(
     calibration: Path | None = None,
     clock: Literal["wall", "direct"] | None = None,
     repeats: int | None = None,
+    ratio: str | None = None,
     tolerance: float = 1.0,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     fresh: Annotated[bool, FLAG] = False,
@@ -36,6 +45,8 @@ def validate(
     the forecast, which uses nothing that was measured during the replays.
     On a CPU, time is the CPU time of the engine's own computation: the engine does not wait for arrivals, and other
     processes are not counted. On a GPU it is wall time; keep the machine idle meanwhile.
+    With `layout: disaggregated` prefill and decode engines are run, for one model or several.
+    With `layout: afd` a bundle of attention and FFN workers is run at several ratios, each worker by its own CPU time.
     The same command resumes a validation that was killed.
     Exit code 4: an error of the forecast exceeds its goal.
 
@@ -52,7 +63,9 @@ def validate(
         `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the scenario's,
         or else direct on a CPU with one thread, where the machine's speed is not read.
     repeats
-        Repeats of each load, in place of the scenario's.
+        Repeats of each load or ratio, in place of the scenario's.
+    ratio
+        Ratios of attention to FFN instances of a bundle, in place of the scenario's: `4`, `1,2,4` or `1:8`.
     tolerance
         A factor on all goals.
     set_
@@ -66,50 +79,144 @@ def validate(
     """
     from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
-    from scenarios.validation import check_validation
     from twin.api.arguments import require_at_least
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table
-    from twin.validation.compare import missed
-    from twin.validation.run import run_validation
     from workloads.errors import BadInput
 
     require_at_least("--repeats", repeats, 2)
     if not tolerance > 0:
         raise BadInput("expected a number above 0", field="--tolerance", value=tolerance)
-    checked = check_validation(read_scenario(scenario, "validation"), single_settings(set_ or []), scenario)
-    given_here = {"repeats": repeats, "clock": clock}
-    checked = checked.model_copy(update={name: value for name, value in given_here.items() if value is not None})
-    checked = checked.on_device(backend)
-    engine = _live_backend(checked, scenario.parent, backend)
-    given = calibration or (scenario.parent / checked.calibration if checked.calibration else None)
-    with _run_folder(checked, scenario, backend, given, runs, fresh=fresh) as run:
-        document = run_validation(engine, checked, scenario.parent, given, run, note)
-        document["missed"] = missed(document["loads"], tolerance)
-        document["tolerance"] = tolerance
-        document["run"] = {"id": run.id, "directory": str(run.path)}
-        run.write_json("summary.json", document)
-        illustrate(document, run)
+    document, settings = read_scenario(scenario, "validation"), single_settings(set_ or [])
+    given = {"repeats": repeats, "clock": clock, "ratio": ratio, "calibration": calibration}
+    source = _Source(document, settings, scenario, backend, {k: v for k, v in given.items() if v is not None})
+    prepare = _BY_LAYOUT.get(str(source.layout), _engine)
+    validation = prepare(source)
+    with _run_folder(validation, source, runs, fresh=fresh) as run:
+        result = validation.document(run, note)
+        result["missed"] = validation.missed(result, tolerance)
+        result["tolerance"] = tolerance
+        result["run"] = {"id": run.id, "directory": str(run.path)}
+        run.write_json("summary.json", result)
+        illustrate(result, run)
         run.set_status(True, "complete")
     if json:
-        print_json(document)
+        print_json(result)
     else:
-        from reports.validation.table import validation_table
-
-        print_table(validation_table(document))
+        print_table(validation.table(result))
     note(f"run folder: {run.path}")
-    return 4 if document["missed"] else 0
+    return 4 if result["missed"] else 0
 
 
-def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend:
+@dataclass(frozen=True)
+class _Source:
+    """A scenario file and what the command line adds to it."""
+
+    document: Document
+    settings: dict[str, Any]
+    path: Path
+    device: Literal["cpu", "cuda"]
+    given: dict[str, Any]
+
+    @property
+    def layout(self) -> object:
+        """The layout of the system, if the scenario or a setting names one."""
+        system = self.document.get("system")
+        return self.settings.get("system.layout", system.get("layout") if isinstance(system, dict) else None)
+
+    def refuse(self, *options: str) -> None:
+        """Refuse options that this layout does not have.
+
+        Raises:
+            BadInput: one was given.
+        """
+        from workloads.errors import BadInput
+
+        for name in options:
+            if name in self.given:
+                expected = f"expected none with layout: {self.layout or 'colocated'}"
+                raise BadInput(expected, field=f"--{name}", value=str(self.given[name]))
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """A validation that is ready to run.
+
+    Attributes:
+        scenario: checked. document: runs it. missed: its lines for goals, times a tolerance, that the prediction
+            misses. table: what is printed. steps: the file of an earlier calibration.
+    """
+
+    scenario: ValidationScenario | BundleValidationScenario
+    document: Callable[[RunDirectory, Callable[[str], None]], Document]
+    missed: Callable[[Document, float], list[str]]
+    table: Callable[[Document], Any]
+    steps: Path | None = None
+
+
+def _engine(source: _Source) -> _Validation:
+    """One engine at several loads."""
+    from reports.validation.table import validation_table
+    from scenarios.validation import check_validation
+    from twin.validation.compare import missed
+    from twin.validation.run import run_validation
+
+    source.refuse("ratio")
+    base, given = source.path.parent, dict(source.given)
+    calibration = given.pop("calibration", None)
+    checked = check_validation(source.document, source.settings, source.path).model_copy(update=given)
+    checked = checked.on_device(source.device)
+    engine = _live_backend(checked, base, source.device)
+    steps = calibration or (base / checked.calibration if checked.calibration else None)
+    return _Validation(
+        checked,
+        lambda run, note: run_validation(engine, checked, base, steps, run, note),
+        lambda document, tolerance: missed(document["loads"], tolerance),
+        validation_table,
+        steps,
+    )
+
+
+def _bundle(source: _Source) -> _Validation:
+    """A bundle at several ratios."""
+    from reports.validation.bundle_table import bundle_table
+    from scenarios.bundle_validation import check_bundle_validation
+    from twin.validation.bundle_compare import missed_goals
+    from twin.validation.bundle_run import BundleValidation
+    from workloads.errors import BadInput
+
+    source.refuse("calibration")
+    if source.device != "cpu":
+        raise BadInput("expected cpu with layout: afd", field="--backend", value=source.device)
+    if source.given.get("clock") == "wall":
+        raise BadInput("expected direct with layout: afd", field="--clock", value="wall")
+    settings = source.settings | source.given
+    checked = check_bundle_validation(source.document, settings, source.path)
+    live = _live_bundle(checked, source.path.parent)
+    return _Validation(
+        checked,
+        lambda run, note: BundleValidation(live, checked, run, note).document(),
+        missed_goals,
+        bundle_table,
+    )
+
+
+_BY_LAYOUT = MappingProxyType({"afd": _bundle})
+"""Functions that make a validation ready, by layout; `_engine` for all others."""
+
+
+def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend:
     from workloads.errors import BadInput
 
     try:
         from live.validation.backend import LiveBackend
+        from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
         raise BadInput(
             f"expected the extra [live] to be installed ({error})", field="--backend", value=device
         ) from None
+    if scenario.system.kv_link is not None:
+        return PoolsBackend(scenario, base)
     spec = scenario.model
     return LiveBackend(
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=device, threads=spec.threads,
@@ -119,24 +226,34 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
     )  # fmt: skip
 
 
-def _run_folder(
-    checked: ValidationScenario, scenario: Path, backend: str, calibration: Path | None, runs: Path, *, fresh: bool
-) -> RunDirectory:
+def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
+    from workloads.errors import BadInput
+
+    try:
+        from live.validation.bundle_backend import LiveBundle, load_model
+    except ImportError as error:
+        expected = f"expected the extra [live] to be installed ({error})"
+        raise BadInput(expected, field="system.layout", value="afd") from None
+    return LiveBundle(load_model(scenario.model, base, scenario.seed), scenario.system)
+
+
+def _run_folder(validation: _Validation, source: _Source, runs: Path, *, fresh: bool) -> RunDirectory:
     """The run folder, as a context: if the block fails, the folder records why, and the run can be resumed."""
     from latency_models.io.config_io import read_text
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.manifest import manifest
 
+    checked, steps = validation.scenario, validation.steps
     content = manifest(
         {
-            "scenario_file": str(scenario),
+            "scenario_file": str(source.path),
             "scenarios": [checked.model_dump(mode="json", by_alias=True)],
-            "backend": backend,
-            "calibration": str(calibration) if calibration else None,
+            "backend": source.device,
+            "calibration": str(steps) if steps else None,
         }
     )
-    model = (scenario.parent / checked.model.path).resolve()
+    model = (source.path.parent / checked.model.path).resolve()
     config = read_text(model / "config.json" if model.is_dir() else model)
-    steps = read_text(calibration) if calibration else ""
-    identity = [checked.model_dump(mode="json"), content["version"], backend, str(model), config, steps]
+    text = read_text(steps) if steps else ""
+    identity = [checked.model_dump(mode="json"), content["version"], source.device, str(model), config, text]
     return open_run(runs, "validate", fingerprint(identity), content, resume=not fresh)

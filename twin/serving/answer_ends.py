@@ -34,6 +34,10 @@ class AnswerEnds:
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
+    def may_end(self, step_index: int) -> bool:
+        """Tell whether an answer may end by step `step_index`; one that was preempted since counts as well."""
+        return bool(self._heap) and self._heap[0][0] <= step_index
+
     def pop(self, step_index: int) -> list[Sequence]:
         """Remove and return the sequences whose answers end with step `step_index`.
 

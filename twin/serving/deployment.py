@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latency_models.deployment.models import Model, load_model
 from latency_models.io.builtin_files import builtin_names
 from latency_models.origin import plain_name
 from latency_models.step_time import StepTime
 from scenarios.engine import EngineSpec
+from scenarios.pools import DeviceSpec
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
 
 
 def describe_origin(step_time: StepTime) -> dict[str, Any]:
@@ -18,7 +22,8 @@ def describe_origin(step_time: StepTime) -> dict[str, Any]:
     known = step_time.measured_deployment()
     if known is None:
         return {}
-    return {"measured_on": known.origin.document(), **({"notes": list(known.notes)} if known.notes else {})}
+    measured = {"measured_on": known.origin.document()} if known.measured else {}
+    return {**measured, **({"notes": list(known.notes)} if known.notes else {})}
 
 
 def check_deployment(
@@ -39,16 +44,50 @@ def check_deployment(
     if known.model is not None and tables is not None and not _alike(known.model, tables):
         expected = f"expected {tables.name}, whose kernels were measured"
         raise BadInput(expected, field=f"{section}.model", value=known.model.name)
-    if memory is None:
+    if memory is None or memory.model is None:
         return
     if known.ranks is not None and memory.tensor_parallel_size != known.ranks:
         expected = f"expected {known.ranks}, as {section} is for"
         field = f"{engine_section}.kv_memory.tensor_parallel_size"
         raise BadInput(expected, field=field, value=memory.tensor_parallel_size)
     model = known.model or tables
-    if model is not None and not _alike(load_model(memory.model, base), model):
+    if model is not None and not _alike(_load_model(memory.model, base), model):
         expected = f"expected {model.name}, which {section} is for"
         raise BadInput(expected, field=f"{engine_section}.kv_memory.model", value=memory.model)
+
+
+def _load_model(name: str, base: Path = Path()) -> Model:
+    """The model of a name or file. Its module is imported here, since few scenarios name a model."""
+    from latency_models.deployment.hugging_face import any_model
+
+    return any_model(name, base)
+
+
+def check_device(device: DeviceSpec | None, ranks: int, step_time: StepTime, section: str) -> None:
+    """Compare the devices that a pool states with those that its step times are for.
+
+    Args:
+        ranks: data-parallel ranks of an engine, each of which has as many devices. section: where the pool stands.
+
+    Raises:
+        BadInput: another number of devices, or another GPU, as far as both are known.
+    """
+    known = step_time.measured_deployment()
+    if device is None or known is None:
+        return
+    if known.ranks is not None and device.count != known.ranks * ranks:
+        expected = f"expected {known.ranks * ranks}, as its step_time is for"
+        raise BadInput(expected, field=f"{section}.device.count", value=device.count)
+    gpu = known.origin.gpu or known.device
+    if (stated := _product(device.type)) and (theirs := _product(gpu)) and stated != theirs:
+        expected = f"expected {gpu}, which its step_time is for"
+        raise BadInput(expected, field=f"{section}.device.type", value=device.type)
+
+
+def _product(name: str) -> str:
+    """The part of a GPU's name that tells it from others, such as H200 or L40S; "" where none is found."""
+    found = re.search(r"(?<![a-z0-9])(gb|mi|[abhl])(\d{2,3}[a-z]?)(?![0-9])", name.lower())
+    return found.group(0) if found else ""
 
 
 def _alike(one: Model, other: Model) -> bool:
@@ -60,4 +99,4 @@ def _alike(one: Model, other: Model) -> bool:
 def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
     found = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
-    return None if found is None else load_model(found)
+    return None if found is None else _load_model(found)

@@ -6,24 +6,32 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from scenarios.pools import DeviceSpec
 from twin.serving.pools import PlannedPool
 
 
 def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
-    """Devices in total and of each type, and their price per hour; None if a pool does not state its devices.
+    """Devices in total and of each type, and their price per hour; None if those of a pool are not known.
 
-    The price is None where that of a device is not given.
+    They are those that the pool states, else those that its step times were computed for. The price is None where that
+    of a device is not given.
     """
     by_type: Counter[str] = Counter()
     cost: float | None = 0.0
     for pool in pools:
-        device = pool.spec.device
+        device = pool.spec.device or _computed_for(pool)
         if device is None:
             return None
         count = len(pool.names) * device.count
         by_type[device.type] += count
         cost = None if cost is None or device.price_per_hour is None else cost + count * device.price_per_hour
     return {"total": by_type.total(), "by_type": dict(by_type), "cost_per_hour": cost}
+
+
+def _computed_for(pool: PlannedPool) -> DeviceSpec | None:
+    """The devices of computed step times."""
+    known = pool.step_time.measured_deployment()
+    return DeviceSpec(type=known.device, count=known.devices) if known and known.devices else None
 
 
 def cost_per_million_tokens(devices: dict[str, Any] | None, output_throughput: float | None) -> float | None:

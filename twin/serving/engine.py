@@ -1,28 +1,27 @@
 """A simulated engine: the scheduler decides each step, a step-time model says how long it takes.
 
-An engine is a SimPy process that sleeps from one step end to the next. There it ends the step that has run, passes new
-requests to the scheduler, and begins the next step. With `depth` 2 it is one step ahead, as vLLM is with async
+An engine sets its alarm from one step end to the next. There it ends the step that has run, passes new requests to the
+scheduler, and begins the next step. With `depth` 2 it is one step ahead, as vLLM is with async
 scheduling: at a step end the next step already runs, and the engine begins the one after it.
 
-With `fast_forward` the process passes over the ends of steps that change nothing (`twin.serving.fast_forward`).
+With `fast_forward` it passes over the ends of steps that change nothing (`twin.serving.fast_forward`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-
-import simpy
-from simpy.events import Event
+from collections.abc import Callable, Iterable
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
+from schedulers.load_tree import LoadTree
 from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
-from twin.environment import Environment, Priority
+from twin.environment import Alarm, Environment, Priority
 from twin.serving.answer_ends import AnswerEnds
 from twin.serving.fast_forward import FastForward, RunningStep, Window, cores_of
+from twin.serving.foresight import Foresight
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, Counters, EngineLog, RequestRecord
@@ -57,7 +56,8 @@ class Engine:
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. backlog: requests that wait for their first step.
-        failed: whether it is down. process: its SimPy process.
+        failed: whether it is down.
+        foresight: until when no request comes to it; None if that is not known.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
     """
 
@@ -79,11 +79,12 @@ class Engine:
         self.core = make_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
+        self.foresight: Foresight | None = None
         self.failed = False
         self.backlog = Backlog()
         self._env, self._step_time, self._make_core = env, step_time, make_core
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
-        self._priority = Priority.STEP_END + index
+        self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
         self._inbox: list[Submission] = []
         self._inbox_load = 0
@@ -96,24 +97,44 @@ class Engine:
         self._lost_steps = 0  # of the schedulers that were lost in failures
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
-        self._wake_up = env.event()
-        self.process = env.process(self._run())
+        self._load_trees: list[tuple[LoadTree, int]] = []
 
-    # -- the process -------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _run(self) -> Generator[Event, object, None]:
-        """Sleep to a step end, or until there is work; end the step; accept requests; begin the next step."""
-        env, priority = self._env, self._priority
-        while True:
-            try:
-                yield self._wake_up
-            except simpy.Interrupt:  # the engine has failed
-                step_end = None
-            else:
-                step_end = self._visit_step_end(env.now)
-                while step_end is not None and env.advance_to(step_end, priority):  # as `yield env.at(...)` would
-                    step_end = self._visit_step_end(step_end)
-            self._wake_up = env.event() if step_end is None else env.at(step_end, priority)
+    def _wake_up(self, now: float) -> None:
+        """Visit step ends for as long as nothing else happens before the next one; then sleep until that."""
+        env, priority = self._env, self._alarm.priority
+        step_end = self._visit_step_end(now)
+        while step_end is not None and env.advance_to(step_end, priority):
+            step_end = self._visit_step_end(step_end)
+        if step_end is not None:
+            self._sleep_until(step_end)
+
+    def _sleep_until(self, step_end: float) -> None:
+        """Set the alarm to the next step end to visit. Those that change nothing outside are visited before."""
+        if self.foresight is not None and not self._next_visit_tells():
+            no_request_before, next_end = self.foresight.no_request_before(), step_end
+            while next_end < no_request_before and not self._next_visit_tells():
+                visited = self._visit_step_end(next_end)
+                if visited is None:
+                    self._alarm.unset()
+                    return
+                next_end = visited
+            step_end = next_end
+        if not (self._alarm.is_set and self._alarm.when == step_end):
+            self._env.set(self._alarm, step_end)
+
+    def _next_visit_tells(self) -> bool:
+        """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
+        for _, request, max_tokens, _, _ in self._inbox:
+            if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
+                return True
+        if self._window is not None:
+            return self._window.finishes
+        if self._running:
+            batch = self._running[0][0]
+            return bool(batch.finishing) or self._answer_ends.may_end(batch.step_index)
+        return False
 
     def _visit_step_end(self, now: float) -> float | None:
         """End the step that has run, accept requests, and begin the next step. Returns the next step end to visit."""
@@ -128,6 +149,9 @@ class Engine:
             self._finish(sequence, now)
         if self._inbox:
             self._accept_requests(now)
+            self._note_load()
+        elif finished:
+            self._note_load()
         self._begin_steps(now)
         log, core, window = self.log, self.core, self._window
         if finished or window is None:
@@ -139,11 +163,18 @@ class Engine:
         return self._running[0][2] if self._running else None
 
     def _notice(self, late: bool) -> None:
-        """Have the process notice new work at the next step end, or now if the engine is idle."""
-        if not self._wake_up.triggered:
-            self._env.at(self._env.now, self._priority, self._wake_up)
+        """Have the engine notice new work at the next step end, or now if it is idle."""
+        if not self._alarm.is_set:
+            self._sleep_until(self._env.now)
         elif self._window is not None and self._window.cut(self._env.now, late):
-            self._env.move_forward(self._wake_up, self._window.end, self._priority)
+            self._sleep_until(self._window.end)
+        elif self.foresight is not None:
+            self._sleep_until(self._alarm.when)
+
+    def _note_load(self) -> None:
+        """Note the load wherever it is followed."""
+        for loads, position in self._load_trees:
+            loads.set(position, self.load)
 
     # -- for the system around it ------------------------------------------------------------------------------------
 
@@ -168,6 +199,7 @@ class Engine:
         self.backlog.arrive(self._env.now)
         self._inbox.append((record, request, max_tokens, remote_prefill, hold_blocks))
         self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
+        self._note_load()
         self._notice(late)
 
     def release(self, sequence: Sequence) -> None:
@@ -182,6 +214,14 @@ class Engine:
     def load(self) -> int:
         """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
         return self.core.outstanding_tokens + self._inbox_load
+
+    def follow_load(self, loads: LoadTree, position: int) -> None:
+        """Note the load at `position` of `loads` whenever it changes, until `unfollow_load`."""
+        self._load_trees.append((loads, position))
+
+    def unfollow_load(self, loads: LoadTree) -> None:
+        """Note the load in `loads` no more."""
+        self._load_trees = [entry for entry in self._load_trees if entry[0] is not loads]
 
     @property
     def cores(self) -> list[EngineCore]:
@@ -238,7 +278,7 @@ class Engine:
         self.failed = True
         self.log.running_seqs.set(now, 0)
         self.log.state(now, 0, 0, self.blocks)
-        self.process.interrupt()
+        self._alarm.unset()
         return lost
 
     def recover(self) -> None:

@@ -24,8 +24,9 @@ from twin.serving.answer_ends import AnswerEnds
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.records import DECODE_STEP, EngineLog
 
-MAX_WINDOW = 1024
-"""Steps. Longer windows waste work when an arrival cuts them."""
+SHORT_WINDOW = 32
+"""Steps that a window may always have. Beyond, it has at most twice as many as the one before it ran, since steps that
+an arrival cuts off are wasted work."""
 
 RunningStep = tuple[Batch, float, float]
 """A step that has begun, its start and its end, seconds."""
@@ -82,6 +83,7 @@ class FastForward:
     ) -> None:
         self._log, self._running, self._answer_ends = log, running, answer_ends
         self._step_time, self._machine_speed = step_time, machine_speed
+        self._longest = SHORT_WINDOW  # steps that the next window may have
 
     def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
         """A window from now on if the next two steps, and the one that runs, change nothing; else None.
@@ -93,7 +95,7 @@ class FastForward:
         if steps < 2:
             return None
         next_end = self._answer_ends.next_step()
-        steps = min(steps, next_end - core.step_index - 1, MAX_WINDOW)
+        steps = min(steps, next_end - core.step_index - 1, self._longest)
         if steps < 2:
             return None
         running, start = self._running, now
@@ -111,6 +113,7 @@ class FastForward:
 
     def close(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
         """Log the window's steps, advance the scheduler to its end, and return the sequences that finish with it."""
+        self._longest = max(SHORT_WINDOW, 2 * window.num_steps)
         if self._log.detail:
             self._log_states(core, window, window.num_steps)
         return self._advance(core, window)

@@ -10,10 +10,11 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
+from latency_models.unknowns import Unknown
 from scenarios.engine import SchedulerPlan
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ReplaySpec
@@ -23,7 +24,12 @@ from twin.serving.randomness import STEP_TIME, random_parts
 from workloads.arrivals import Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
+from workloads.id_lists import IdLists
+from workloads.recorded_sessions import RecordedSessions
+from workloads.sessions import DrawnSessions
 from workloads.traces import Trace
+
+AnyWorkload: TypeAlias = Workload | DrawnSessions | RecordedSessions
 
 PLAYED_ONCE = (
     "which come once and in order, since their prompts have prefix ids and one that came again would be found in the "
@@ -43,7 +49,7 @@ class ServingPlan:
 
     scenario: ServingScenario
     base: Path
-    workload: Workload
+    workload: AnyWorkload
     requests: int
     pools: list[PlannedPool]
     trace_name: str | None
@@ -84,10 +90,17 @@ class ServingPlan:
         """Names of the parts that differ between replications (`random_parts`); empty if none does."""
         return random_parts(self.scenario, self.workload, max(map(len, self.groups)))
 
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """Unknowns of all pools; one entry for each name. Empty if no step-time model has any."""
+        if not any(pool.step_time.can_draw for pool in self.pools):
+            return ()
+        found = {unknown.name: unknown for pool in self.pools for unknown in pool.unknowns()}
+        return tuple(found.values())
+
     @property
     def can_draw(self) -> bool:
-        """True if the step-time model of a pool has a distribution to draw from."""
-        return any(pool.step_time.can_draw for pool in self.pools)
+        """True if the step-time model of a pool has unknowns to draw."""
+        return bool(self.unknowns())
 
     def outside(self) -> dict[str, float]:
         """Axes on which steps of any pool lay beyond its measurements so far, with the largest value on each."""
@@ -137,6 +150,8 @@ def make_plan(
     requests = scenario.workload.count(trace)
     if workload.recorded is not None and requests > workload.recorded:
         why = "which replay plays once" if isinstance(scenario.workload.arrivals, ReplaySpec) else PLAYED_ONCE
+        if scenario.workload.sessions is not None:
+            why = "whose sessions are played once"
         expected = f"expected at most the {workload.recorded} rows of the trace, {why}"
         raise BadInput(expected, field="workload.requests", value=requests)
     plan = ServingPlan(
@@ -147,7 +162,7 @@ def make_plan(
     return plan
 
 
-def _replayed(workload: Workload, requests: int) -> dict[str, float] | None:
+def _replayed(workload: AnyWorkload, requests: int) -> dict[str, float] | None:
     """Numbers of rows replayed and recorded, and the time spans of both in seconds at the replayed speed."""
     if not isinstance(workload.arrivals, Replay):
         return None
@@ -162,7 +177,9 @@ def _digest(trace: Trace) -> str:
     if trace.arrivals is not None:
         content.update(trace.arrivals.tobytes())
     if trace.prefix_blocks is not None:
-        content.update(repr(trace.prefix_blocks).encode())
+        content.update(IdLists.of(trace.prefix_blocks).tobytes())
+    if trace.sessions is not None:
+        content.update(trace.sessions.tobytes())
     return content.hexdigest()
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
+from latency_models.unknowns import Unknown
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
-from twin.serving.deployment import check_deployment, describe_origin
+from twin.serving.deployment import check_deployment, check_device, describe_origin
 from workloads.errors import BadInput
+
+KV_BLOCKS = Unknown(
+    "kv_blocks",
+    "KV blocks, computed from memory that is assumed for activations and graphs",
+    "assumed",
+    0.05,
+    "num_gpu_blocks in the engine's log",
+)
+"""Two GiB of activations and graphs more or less are 3 % of the cache of an 8B model on 96 GB, 8 % of a 70B model's."""
 
 EnginesByModel = dict[str, tuple[str, ...]]
 """Names of the engines that may get a model's requests. Models whose requests are routed together share a tuple."""
@@ -40,6 +50,19 @@ class PlannedPool:
     def names(self) -> list[str]:
         """The names of its engines."""
         return list(dict.fromkeys(name for names in self.engines.values() for name in names))
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """Unknowns of its step times, and of its memory where that was computed."""
+        computed = self.spec.engine.num_gpu_blocks is None
+        return (*self.step_time.unknowns(), *((KV_BLOCKS,) if computed else ()))
+
+    def at(self, scores: Mapping[str, float]) -> PlannedPool:
+        """The same pool at these scores of its unknowns."""
+        config, score = self.scheduler.config, scores.get(KV_BLOCKS.name, 0.0)
+        if score and KV_BLOCKS in self.unknowns():
+            blocks = max(round(config.num_gpu_blocks * KV_BLOCKS.factor(score)), 1)
+            config = replace(config, num_gpu_blocks=blocks)
+        return replace(self, scheduler=replace(self.scheduler, config=config), step_time=self.step_time.vary(scores))
 
     def make_core(self) -> EngineCore | LockstepGroup:
         """The scheduler of a new engine: one for each data-parallel rank."""
@@ -82,6 +105,7 @@ def plan_pools(
         with _named(engine_section, "engine"):
             scheduler = pool.engine.build(base, prefix_id_tokens, step_time)
         check_deployment(pool.engine, base, step_time, engine_section, section)
+        check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")
         planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names)))
     return planned
 

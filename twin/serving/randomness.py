@@ -1,28 +1,45 @@
-"""The random parts of a run, which differ between replications, and draws of the step-time model."""
+"""The random parts of a run, which differ between replications, and draws of what is not known."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeAlias
+
 import numpy as np
 
-from latency_models.step_time import StepTime
+from latency_models.unknowns import Unknown, draw_scores
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
 from workloads.generator import Workload
+from workloads.recorded_sessions import RecordedSessions
+from workloads.sessions import DrawnSessions
 
 STEP_TIME = "step_time"
 """The name of the random part that `--draws` varies, beside those that replications vary."""
 
 
-def drawn(step_time: StepTime, seed: int, draw: int | None) -> StepTime:
-    """Draw number `draw` of a step-time model. The model itself if `draw` is None or the model has no distribution."""
-    return step_time if draw is None else step_time.draw(np.random.default_rng([seed, draw, 1]))
+Draw: TypeAlias = int | tuple[str, float] | None
+"""The number of a draw of all unknowns; one unknown's name and score, the others at their estimates; None: all at
+their estimates."""
+
+
+def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, float]:
+    """The scores of a draw; empty where all unknowns are at their estimates."""
+    if draw is None:
+        return {}
+    if isinstance(draw, int):
+        return draw_scores(unknowns, np.random.default_rng([seed, draw, 1]))
+    name, score = draw
+    return {name: score}
 
 
 DETERMINISTIC_ROUTERS = ("least_loaded", "round_robin")
 """Routers that draw nothing. A plug-in's may, so its replications are run."""
 
 
-def random_parts(scenario: ServingScenario, workload: Workload, largest_group: int) -> tuple[str, ...]:
+def random_parts(
+    scenario: ServingScenario, workload: Workload | DrawnSessions | RecordedSessions, largest_group: int
+) -> tuple[str, ...]:
     """Names of the parts that differ between replications: parts of the workload, `routing` and `think_times`.
 
     Empty if all replications are the same run. `largest_group`: the most engines that a router chooses from.
@@ -31,4 +48,4 @@ def random_parts(scenario: ServingScenario, workload: Workload, largest_group: i
     thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
     routed = scenario.system.routing not in DETERMINISTIC_ROUTERS and largest_group > 1
     others = {"routing": routed, "think_times": thinking}
-    return (*workload.random, *(name for name, random in others.items() if random))
+    return tuple(dict.fromkeys((*workload.random, *(name for name, random in others.items() if random))))

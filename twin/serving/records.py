@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,12 @@ UNSET: Final = -1.0
 
 DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP = 0, 1, 2
 """Kinds of steps in an engine's log."""
+
+PART: Final = 1 << 14
+"""Finished requests that are handed to a sink at a time."""
+
+Sink = Callable[[dict[str, Any]], None]
+"""Called with columns of one length by name."""
 
 
 class RequestRecord:
@@ -108,7 +114,7 @@ class EngineLog:
     def __init__(self, name: str, *, detail: bool) -> None:
         self.name, self.detail = name, detail
         self.ends = array("d")
-        self.decodes, self.repeats = array("q"), array("q")
+        self.decodes, self.repeats = array("i"), array("i")
         self.odd_gaps = array("d")
         self.changes = array("d")
         self.index, self.starts = array("q"), array("d")
@@ -175,17 +181,20 @@ class EngineLog:
 class Columns:
     """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
-    Without `detail` only the columns that the summary needs are filled. `model` and `replica` hold indices into
-    `models` and `replicas`.
+    Without `detail` only the columns that the summary needs are filled. With a `sink` the others leave memory in parts.
+    `model` and `replica` hold indices into `models` and `replicas`.
+
+    Args:
+        sink: called with the `table` of every `PART` finished requests, and with the rest by `flush`.
     """
 
-    def __init__(self, *, detail: bool) -> None:
-        self.detail = detail
+    def __init__(self, *, detail: bool, sink: Sink | None = None) -> None:
+        self.detail, self.sink = detail, sink
         self.arrival, self.queued, self.scheduled = array("d"), array("d"), array("d")
         self.first_token, self.last_token = array("d"), array("d")
-        self.id, self.prompt_tokens, self.output_tokens = array("q"), array("q"), array("q")
-        self.cached_tokens, self.preemptions, self.attempts = array("q"), array("q"), array("q")
-        self.model, self.replica, self.one_shot = array("q"), array("q"), array("q")
+        self.id, self.prompt_tokens, self.output_tokens = array("q"), array("q"), array("i")
+        self.cached_tokens, self.preemptions, self.attempts = array("q"), array("i"), array("i")
+        self.model, self.replica, self.one_shot = array("i"), array("i"), array("b")
         self.models: dict[str, int] = {}
         self.replicas: dict[str, int] = {}
 
@@ -208,12 +217,31 @@ class Columns:
         self.attempts.append(record.attempts)
         self.model.append(self.models.setdefault(request.model, len(self.models)))
         self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
+        if self.sink is not None and len(self.id) == PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand the requests that the sink does not have yet to it, and keep only what the summary needs of them."""
+        sink = self.sink
+        if sink is None or not self.id:
+            return
+        sink(self.table())
+        for column in (
+            self.scheduled, self.id, self.prompt_tokens, self.cached_tokens, self.preemptions, self.attempts,
+            self.model, self.replica,
+        ):  # fmt: skip
+            del column[:]
 
     def table(self) -> dict[str, Any]:
-        """All columns by name, in the order in which requests finished; models and replicas by name."""
+        """All columns by name, in the order in which requests finished; models and replicas by name.
+
+        Of requests that a sink has been given, there are no rows.
+        """
+        rows = len(self.id)
 
         def column(values: array[Any]) -> Any:
-            return np.frombuffer(values, dtype=values.typecode)
+            found = np.frombuffer(values, dtype=values.typecode)[len(values) - rows :]
+            return found.astype(np.float64 if values.typecode == "d" else np.int64)
 
         plain = (
             "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",

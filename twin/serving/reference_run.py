@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread
-from twin.serving.timeseries import POINTS, quantiles
+from twin.serving.timeseries import POINTS, curve
 from twin.serving.uncertainty import flatten
 from workloads.errors import BadInput
 
@@ -42,7 +42,7 @@ def read_reference_run(requests: Path, timeseries: Path | None = None) -> dict[s
         "summary": {name: spread(values) for name, values in latencies.items()}
         | {"output_throughput": float(tokens.sum()) / seconds},
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist()}
-        | {name: quantiles(values) for name, values in latencies.items()},
+        | {name: curve(values) for name, values in latencies.items()},
     }
     return document | (_timeseries(timeseries) if timeseries else {})
 

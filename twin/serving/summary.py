@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.metrics import spread, weighted_spread
+from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.measure import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
 from twin.serving.engine import Engine
 from twin.serving.overload import describe_overload, first_overload
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
+from twin.serving.session_summary import summarise_sessions
 from twin.serving.simulation import Run
 
 Floats = NDArray[np.float64]
@@ -30,23 +32,25 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """
     columns = run.columns
     counted = in_measured_window(columns, measure)
-    of_requests = latencies(columns, measure)
-    gaps, weights = pooled_gaps(run.logs, measure)
     output = _whole(columns.output_tokens)[counted]
     seconds = _span(columns, counted, measure)
     document: dict[str, Any] = {
         "requests": int(counted.sum()),
         "duration": seconds,
-        "ttft": spread(of_requests["ttft"]),
-        "tpot": spread(of_requests["tpot"]),
-        "itl": weighted_spread(gaps, weights),
-        "e2e": spread(of_requests["e2e"]),
+        "ttft": spread(latency("ttft", columns, measure)),
+        "tpot": spread(latency("tpot", columns, measure)),
+        "itl": _itl(run.logs, measure),
+        "e2e": spread(latency("e2e", columns, measure)),
         "output_tokens": int(output.sum()),
         "output_throughput": float(output.sum()) / seconds if seconds else None,
         "request_throughput": float(counted.sum()) / seconds if seconds else None,
     }
     if measure.slo:
-        document["goodput"] = _goodput(columns, counted, measure) / seconds if seconds else None
+        good = _goodput(columns, counted, measure)
+        document["goodput"] = good / seconds if seconds else None
+        document["goodput_share"] = good / int(counted.sum()) if counted.any() else None
+    if run.sessions is not None:
+        document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
     document["littles_law_error"] = _littles_law(run)
     return document
@@ -97,41 +101,78 @@ def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
     return describe_overload(found, max(run.columns.arrival), run.end) if found else None
 
 
+LATENCIES = ("ttft", "tpot", "e2e")
+"""The latencies that each request has."""
+
+
 def latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
     """TTFT and E2E of each request that counts, and TPOT of those with several tokens, seconds."""
-    counted = in_measured_window(columns, measure)
-    found = {name: values[counted] for name, values in request_latencies(columns, measure).items()}
-    return found | {"tpot": found["tpot"][~np.isnan(found["tpot"])]}
+    return {name: latency(name, columns, measure) for name in LATENCIES}
+
+
+def latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
+    """One of `LATENCIES` of each request that counts and has it, seconds."""
+    values, counted = request_latency(name, columns, measure), in_measured_window(columns, measure)
+    if name == "tpot":
+        counted &= _whole(columns.output_tokens) > 1
+    return values if counted.all() else values[counted]
 
 
 def request_latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
     """TTFT, TPOT and E2E of every request, seconds; the TPOT of an answer of fewer than two tokens is NaN."""
-    start = _start_times(columns, measure)
+    return {name: request_latency(name, columns, measure) for name in LATENCIES}
+
+
+def request_latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
+    """One of `request_latencies`; a million requests take 8 MB each."""
     first, last = _floats(columns.first_token), _floats(columns.last_token)
-    gaps = _whole(columns.output_tokens) - 1
-    tpot = np.full(len(gaps), np.nan)
-    np.divide(last - first, gaps, out=tpot, where=gaps > 0)
-    return {"ttft": first - start, "tpot": tpot, "e2e": last - start}
+    if name == "tpot":
+        gaps = _whole(columns.output_tokens) - 1
+        tpot = np.full(len(gaps), np.nan)
+        np.divide(last - first, gaps, out=tpot, where=gaps > 0)
+        return tpot
+    return (first if name == "ttft" else last) - _start_times(columns, measure)
 
 
 def pooled_gaps(logs: list[EngineLog], measure: MeasureSpec) -> tuple[Floats, NDArray[np.int64]]:
     """Inter-token latencies, seconds, and the number of tokens that have each: a step's is that of all its decodes."""
-    gaps: list[Floats] = [np.empty(0)]
-    weights: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-    for log in logs:
-        ends = _floats(log.ends)
-        if not len(ends):
-            continue
-        decodes = np.repeat(_whole(log.decodes), _whole(log.repeats))
-        measured = ends >= measure.after
-        if measure.before is not None:
-            measured &= ends < measure.before
-        gaps.append(np.diff(ends, prepend=ends[0])[measured])
-        weights.append(decodes[measured])
-        if len(log.odd_gaps):
-            gaps.append(_floats(log.odd_gaps))
-            weights.append(np.ones(len(log.odd_gaps), dtype=np.int64))
+    parts = [(np.empty(0), np.empty(0, dtype=np.int64)), *_parts_of_gaps(logs, measure)]
+    gaps, weights = zip(*parts, strict=True)
     return np.concatenate(gaps), np.concatenate(weights)
+
+
+MANY_STEPS = 1 << 20
+"""Steps from which on inter-token latencies are not brought together in memory."""
+
+
+def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None:
+    """The spread of inter-token latencies. Its percentiles are exact; so is its mean but for the order of the sum."""
+    if sum(len(log.ends) for log in logs) < MANY_STEPS:
+        return weighted_spread(*pooled_gaps(logs, measure))
+    return weighted_spread_of_parts(lambda: _parts_of_gaps(logs, measure))
+
+
+def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
+    """The gaps and weights that `pooled_gaps` brings together, in parts of some 100,000 steps of one engine."""
+    for log in logs:
+        ends, decodes, repeats = _floats(log.ends), _whole(log.decodes), _whole(log.repeats)
+        last, first = ends[:1], 0
+        for run in range(0, len(repeats), RUNS_OF_PART):
+            runs = slice(run, run + RUNS_OF_PART)
+            weights = np.repeat(decodes[runs].astype(np.int64), repeats[runs])
+            part = ends[first : first + len(weights)]
+            first += len(weights)
+            measured = part >= measure.after
+            if measure.before is not None:
+                measured &= part < measure.before
+            yield np.diff(part, prepend=last)[measured], weights[measured]
+            last = part[-1:]
+        if len(log.odd_gaps):
+            yield _floats(log.odd_gaps), np.ones(len(log.odd_gaps), dtype=np.int64)
+
+
+RUNS_OF_PART = 1 << 15
+"""Runs of steps with equal numbers of decodes in a part of `_parts_of_gaps`."""
 
 
 def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
@@ -203,5 +244,5 @@ def _floats(column: Any) -> Floats:
     return np.frombuffer(column, dtype=np.float64) if len(column) else np.empty(0)
 
 
-def _whole(column: Any) -> NDArray[np.int64]:
-    return np.frombuffer(column, dtype=np.int64) if len(column) else np.empty(0, dtype=np.int64)
+def _whole(column: Any) -> NDArray[Any]:
+    return np.frombuffer(column, dtype=column.typecode) if len(column) else np.empty(0, dtype=np.int64)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Generator
 import simpy
 from simpy.events import Event, Process
 
-from schedulers.routing import Router
+from schedulers.load_tree import LoadTree
+from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine import Engine
+from twin.serving.foresight import Arrivals, Foresight, RequestsElsewhere
 from twin.serving.link import Link
 from twin.serving.records import RequestRecord
 from workloads.request import Request
@@ -24,6 +26,8 @@ class Pool:
         self.engines = engines
         self._router = router
         self._up = engines
+        self._loads: LoadTree | None = None
+        self._follow_loads()
 
     def choose(self, request: Request) -> Engine | None:
         """The engine for a request; None while all have failed."""
@@ -32,6 +36,28 @@ class Pool:
     def refresh(self) -> None:
         """Look again which engines are up, after one has failed or recovered."""
         self._up = [engine for engine in self.engines if not engine.failed]
+        self._follow_loads()
+
+    def foresee(self, arrivals: Arrivals) -> None:
+        """Let engines visit step ends early, if the router can tell which are not about to be chosen."""
+        elsewhere: RequestsElsewhere | None = own_method(self._router, "requests_elsewhere")
+        size = len(self.engines)
+        if elsewhere is not None and size > 1:
+            for position, engine in enumerate(self.engines):
+                engine.foresight = Foresight(arrivals, elsewhere, position, size)
+
+    def _follow_loads(self) -> None:
+        """Have the engines that are up keep their loads where the router looks, if it is one that `FollowsLoads`."""
+        follow: Callable[[list[Engine]], LoadTree] | None = own_method(self._router, "follow")
+        if follow is None:
+            return
+        if self._loads is not None:
+            for engine in self.engines:
+                engine.unfollow_load(self._loads)
+        self._loads = follow(self._up)
+        if len(self._up) > 1:
+            for position, engine in enumerate(self._up):
+                engine.follow_load(self._loads, position)
 
 
 class System:

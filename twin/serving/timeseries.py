@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.metrics import quantiles
 from scenarios.measure import MeasureSpec
 from twin.serving.simulation import Run
 from twin.serving.summary import latencies, pooled_gaps
@@ -28,7 +29,7 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """
     of_requests = latencies(run.columns, measure)
     gaps, weights = pooled_gaps(run.logs, measure)
-    curves = {name: quantiles(values) for name, values in of_requests.items()}
+    curves = {name: curve(values) for name, values in of_requests.items()}
     curves["itl"] = _weighted_quantiles(gaps, weights)
     instants = np.linspace(0.0, run.end, SAMPLES)
     running, waiting, used = (np.zeros(SAMPLES) for _ in range(3))
@@ -51,9 +52,9 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     }
 
 
-def quantiles(values: Floats) -> list[float] | None:
-    """The quantiles of an empirical distribution; None for an empty one."""
-    return np.quantile(values, np.linspace(0, 1, POINTS)).tolist() if len(values) else None
+def curve(values: Floats) -> list[float] | None:
+    """Evenly spaced quantiles of an empirical distribution; None for an empty one."""
+    return quantiles(values, np.linspace(0, 1, POINTS)).tolist() if len(values) else None
 
 
 def _weighted_quantiles(values: Floats, weights: NDArray[np.int64]) -> list[float] | None:
@@ -64,5 +65,5 @@ def _weighted_quantiles(values: Floats, weights: NDArray[np.int64]) -> list[floa
     order = np.argsort(values)
     through = np.cumsum(weights[order])
     ranks = np.linspace(0, 1, POINTS) * (through[-1] - 1)
-    curve: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
-    return curve
+    found: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
+    return found

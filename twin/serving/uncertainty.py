@@ -1,9 +1,15 @@
-"""Means and 95 % intervals of metrics over several runs of one scenario."""
+"""Means and 95 % intervals of metrics over several runs of one scenario.
+
+Two things are not known of a run. Another realisation of its workload comes out differently (sampling), and its step
+times are predictions (model). Replications vary the first at the model's estimates, draws the second in one and the
+same realisation, so that each part is seen alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,28 +20,59 @@ CONFIDENCE = 0.95
 Summary = dict[str, Any]
 
 
-def combine(runs: Sequence[Sequence[Summary]]) -> tuple[Summary, dict[str, Any]]:
-    """The mean of every metric over runs, and its intervals.
+def combine(runs: Sequence[Summary], draws: Sequence[Summary] = ()) -> tuple[Summary, dict[str, Any]]:
+    """The mean of every metric over replications, and its intervals.
 
-    `runs[d][r]` is the summary of replication r under draw d of the step-time model. A metric's `confidence` interval
-    holds its expectation, and its `prediction` interval one more run, for example a measured one; both use Student's
-    t. A draw stands for what is unknown of the hardware, which all its replications share, so with several draws the
-    degrees of freedom count draws. A single run has no intervals, nor has a metric that is missing in a run.
+    `runs` are replications at the estimates of the step-time model; `draws` are drawn models, each in the realisation
+    of the first run. A metric's `confidence` interval holds its expectation, and its `prediction` interval one more
+    run, for example a measured one; both use Student's t. More runs narrow the share of sampling in the expectation,
+    but no number of draws makes the model better. `parts` has the deviation of one run by `sampling` and by `model`,
+    relative to the metric; null for a part that was not varied.
+
+    With draws, intervals of metrics that are never 0 are of their logarithms, since errors of models are factors. A
+    single run has no intervals, nor has a metric that is missing in a run. A metric that is equal in all runs has one
+    without width (see `with_width`).
     """
-    table = [[flatten(summary) for summary in draw] for draw in runs]
-    names = list(table[0][0])
+    table, drawn = [flatten(run) for run in runs], [flatten(run) for run in draws]
     mean: dict[str, float | None] = {}
     intervals: dict[str, Any] = {}
-    for name in names:
-        values = [[row[name] for row in draw] for draw in table]
-        if any(value is None for draw in values for value in draw):
+    for name in table[0]:
+        values, others = [row[name] for row in table], [row[name] for row in drawn]
+        if any(value is None for value in (*values, *others)):
             mean[name] = None
             continue
-        array = np.array(values, dtype=np.float64)
-        mean[name] = float(array.mean())
-        if array.size > 1:
-            intervals[name] = _intervals(array)
-    return unflatten(mean, runs[0][0]), intervals
+        sample, model = np.array(values, dtype=np.float64), np.array(others, dtype=np.float64)
+        mean[name] = float(sample.mean())
+        found = _intervals(sample, model)
+        if found is not None:
+            intervals[name] = found
+    return unflatten(mean, runs[0]), intervals
+
+
+def with_width(intervals: dict[str, Any]) -> dict[str, Any]:
+    """Intervals without those of no width: that runs agree to the last digit does not mean that a metric is certain."""
+    return {name: each for name, each in intervals.items() if each["prediction"][0] < each["prediction"][1]}
+
+
+def sensitivities(centre: Summary, varied: Mapping[str, tuple[Summary, Summary]]) -> dict[str, dict[str, float]]:
+    """The relative deviation of every metric that each unknown causes alone, by group of unknowns and metric.
+
+    Args:
+        centre: a run at the estimates.
+        varied: the same run with one unknown at a score of -1 and of +1, by its name. Unknowns of a group are
+            independent, so their squares add up.
+    """
+    squares: dict[str, dict[str, float]] = {}
+    estimates = flatten(centre)
+    for name, ends in varied.items():
+        low, high = map(flatten, ends)
+        group = squares.setdefault(name.partition(".")[0], {})
+        for metric, value in estimates.items():
+            below, above = low[metric], high[metric]
+            if value and below is not None and above is not None:
+                effect = (above - below) / 2 / value
+                group[metric] = group.get(metric, 0.0) + effect**2
+    return {name: {metric: math.sqrt(value) for metric, value in group.items()} for name, group in squares.items()}
 
 
 def flatten(summary: Summary, prefix: str = "") -> dict[str, float | None]:
@@ -63,29 +100,49 @@ def unflatten(values: dict[str, float | None], like: Summary, prefix: str = "") 
     return result
 
 
-def _intervals(values: NDArray[np.float64]) -> dict[str, list[float]]:
-    """Both intervals of one metric's values, shape (draws, replications)."""
-    draws, replications = values.shape
-    centre = float(values.mean())
-    if draws > 1:
-        groups = values.mean(axis=1)
-        of_mean = float(groups.var(ddof=1)) / draws
-        within = float(values.var(axis=1, ddof=1).mean()) if replications > 1 else 0.0
-        of_run = float(groups.var(ddof=1)) + within * (1 - 1 / replications)
-        degrees = draws - 1
-    else:
-        of_run = float(values.var(ddof=1))
-        of_mean = of_run / replications
-        degrees = replications - 1
-    reach = _student(degrees)
-    confidence, prediction = reach * math.sqrt(of_mean), reach * math.sqrt(of_run + of_mean)
-    return {
-        "confidence": [centre - confidence, centre + confidence],
-        "prediction": [centre - prediction, centre + prediction],
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A variance and its degrees of freedom."""
+
+    variance: float
+    degrees: int
+
+
+def _intervals(sample: NDArray[np.float64], model: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Both intervals of one metric, and its parts; None for a single run."""
+    relative = len(model) > 0 and sample.min() > 0 and model.min() > 0
+    if relative:
+        sample, model = np.log(sample), np.log(model)
+    centre = float(sample.mean()) + (float(model.mean() - sample[0]) if len(model) else 0.0)
+    of_runs = _Part(float(sample.var(ddof=1)), len(sample) - 1) if len(sample) > 1 else None
+    of_model = _Part(float(model.var(ddof=1)) * (1 + 1 / len(model)), len(model) - 1) if len(model) > 1 else None
+    if of_runs is None and of_model is None:
+        return None
+    ends: dict[str, Any] = {}
+    for kind, share in (("confidence", 1 / len(sample)), ("prediction", 1 + 1 / len(sample))):
+        parts = [_Part(share * of_runs.variance, of_runs.degrees)] if of_runs else []
+        reach = _reach([*parts, of_model] if of_model else parts)
+        low, high = centre - reach, centre + reach
+        ends[kind] = [math.exp(low), math.exp(high)] if relative else [low, high]
+    scale = 1.0 if relative else abs(centre)
+    parts_of_run = {"sampling": of_runs, "model": of_model}
+    ends["parts"] = {
+        name: None if part is None or not scale else math.sqrt(part.variance) / scale
+        for name, part in parts_of_run.items()
     }
+    return ends
 
 
-def _student(degrees: int) -> float:
+def _reach(parts: Sequence[_Part]) -> float:
+    """Half an interval for the sum of independent parts, with Satterthwaite's degrees of freedom."""
+    total = sum(part.variance for part in parts)
+    if not total:
+        return 0.0
+    degrees = total**2 / sum(part.variance**2 / part.degrees for part in parts)
+    return _student(degrees) * math.sqrt(total)
+
+
+def _student(degrees: float) -> float:
     from scipy.special import stdtrit  # slow to import, and only several runs need it
 
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))

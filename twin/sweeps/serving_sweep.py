@@ -16,9 +16,11 @@ from scenarios.reading import present_settings
 from scenarios.serving import ServingScenario, check_scenario
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
+from twin.serving.randomness import Draw
+from twin.serving.records import Sink
 from twin.serving.simulation import Run, Simulation
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
-from twin.serving.uncertainty import combine
+from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.parallel import each_as_done
 from workloads.errors import BadInput
 from workloads.traces import Trace
@@ -26,6 +28,12 @@ from workloads.traces import Trace
 SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
 NOTE = "Simulated (discrete events, no hardware)."
+
+ALONE = (-1.0, 1.0)
+"""Scores at which each unknown is varied alone."""
+
+JUDGED = ("ttft.mean", "tpot.mean", "e2e.mean", "output_throughput")
+"""Metrics by which assumptions are compared."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +46,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """One run to make: configuration, draw of the step-time model (None: its estimates), replication."""
+    """One run to make: configuration, draw of what is not known (None: the estimates), replication."""
 
     case: int
-    draw: int | None
+    draw: Draw
     replication: int
     plan: ServingPlan
 
     @property
     def key(self) -> str:
         """Its name in a run folder."""
-        return f"{self.case}/{'-' if self.draw is None else self.draw}/{self.replication}"
+        draw = self.draw
+        name = "-" if draw is None else f"{draw[0]}{draw[1]:+g}" if isinstance(draw, tuple) else draw
+        return f"{self.case}/{name}/{self.replication}"
 
 
 @dataclass(frozen=True)
@@ -56,27 +66,39 @@ class ServingSweep:
     """Checked configurations, and the number of runs of each. Nothing is simulated until `run`.
 
     Attributes:
-        replications: of each configuration that draws anything; one without randomness is run once.
-        draws: of the step-time model, each with all replications; 0 takes its estimates.
+        replications: of each configuration that draws anything, at the estimates; one without randomness is run once.
+        draws: of the unknowns, in the first realisation of the workload. With any, each unknown is varied alone, too.
+            None: as many as replications where there are several and the step times have unknowns.
     """
 
     cases: Sequence[Case]
     replications: int = 1
-    draws: int = 0
+    draws: int | None = None
 
     @property
     def tasks(self) -> list[Task]:
         """Every run."""
+        return [task for index in range(len(self.cases)) for task in self.tasks_of(index)]
+
+    def tasks_of(self, index: int) -> list[Task]:
+        """The runs of one configuration: replications, draws, and each unknown alone at a score of -1 and of +1."""
+        case = self.cases[index]
+        draws = self.draws_of(case)
+        alone = [(unknown.name, score) for unknown in case.plan.unknowns() for score in ALONE] if draws else []
+        varied: list[Draw] = [*range(draws), *alone]
         return [
-            Task(index, draw, replication, case.plan)
-            for index, case in enumerate(self.cases)
-            for draw in (range(self.draws) if self.draws else (None,))
-            for replication in range(self.replications_of(case))
+            *(Task(index, None, replication, case.plan) for replication in range(self.replications_of(case))),
+            *(Task(index, draw, 0, case.plan) for draw in varied),
         ]
 
     def replications_of(self, case: Case) -> int:
         """Number of replications of a configuration: one if all of them would be the same run."""
         return self.replications if case.plan.random else 1
+
+    def draws_of(self, case: Case) -> int:
+        """Number of draws of a configuration; none where the error of its step times is unknown."""
+        wanted = self.draws if self.draws is not None else self.replications if self.replications > 1 else 0
+        return wanted if case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
         """A digest of `version` and of everything that a result depends on."""
@@ -105,15 +127,13 @@ class ServingSweep:
     def document(self, index: int, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The document `twin.simulation/1` of one configuration."""
         case = self.cases[index]
-        replications = self.replications_of(case)
-        draws = range(self.draws) if self.draws else (None,)
-        points = [
-            [done[Task(index, draw, replication, case.plan).key] for replication in range(replications)]
-            for draw in draws
-        ]
-        summary, intervals = combine([[point["summary"] for point in draw] for draw in points])
-        first = points[0][0]
-        overloads = [point["overload"] for draw in points for point in draw if point["overload"]]
+        points: dict[Draw, list[dict[str, Any]]] = {}
+        for task in self.tasks_of(index):
+            points.setdefault(task.draw, []).append(done[task.key])
+        runs, drawn = points[None], [points[draw][0] for draw in range(self.draws_of(case))]
+        summary, intervals = combine([run["summary"] for run in runs], [run["summary"] for run in drawn])
+        first = runs[0]
+        overloads = [run["overload"] for run in runs if run["overload"]]
         return {
             "schema": SCHEMA,
             "name": case.plan.scenario.name,
@@ -121,17 +141,35 @@ class ServingSweep:
             "note": NOTE,
             "settings": case.settings,
             **describe(case.plan),
-            "replications": replications,
-            "draws": self.draws,
+            "replications": len(runs),
+            "draws": len(drawn),
             "summary": summary,
-            "intervals": intervals,
+            "intervals": with_width(intervals),
+            "assumptions": self._assumptions(case, points),
             "engines": first["engines"],
             "links": first["links"],
             "outages": first["outages"],
             "outside": first["outside"],
-            "saturated": 2 * len(overloads) >= sum(len(draw) for draw in points) > 0,
+            "saturated": 2 * len(overloads) >= len(runs) > 0,
             "overload": overloads[0] if overloads else None,
         }
+
+    def _assumptions(self, case: Case, points: dict[Draw, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Unknowns of the configuration, by the relative deviation that each causes; the most costly first."""
+        if len(points) == 1:
+            return []
+        varied = {
+            unknown.name: tuple(points[unknown.name, score][0]["summary"] for score in ALONE)
+            for unknown in case.plan.unknowns()
+        }
+        effects = sensitivities(points[None][0]["summary"], varied)
+        described = {unknown.group: unknown for unknown in reversed(case.plan.unknowns())}
+        found = [
+            {"name": name, "about": described[name].about, "basis": described[name].basis,
+             "measure": described[name].measure, "deviation": {metric: effect.get(metric, 0.0) for metric in JUDGED}}
+            for name, effect in effects.items()
+        ]  # fmt: skip
+        return sorted(found, key=lambda each: -max(each["deviation"].values()))
 
     def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
         """The document `twin.serving-sweep/1`."""
@@ -149,15 +187,18 @@ def run_task(task: Task) -> dict[str, Any]:
     return report_run(make_run(task), task.plan)
 
 
-def make_run(task: Task) -> Run:
-    """Make one run."""
-    return Simulation(task.plan, task.replication, task.draw).run()
+def make_run(task: Task, sink: Sink | None = None) -> Run:
+    """Make one run. `sink`: see `Simulation`."""
+    return Simulation(task.plan, task.replication, task.draw, sink=sink).run()
 
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
     summary = summarise(run, plan.scenario.measure)
-    cost = cost_per_million_tokens(describe_devices(plan.pools), summary["output_throughput"])
+    devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
+    cost = cost_per_million_tokens(devices, throughput)
+    if devices is not None and throughput is not None:
+        summary |= {"output_throughput_per_device": throughput / devices["total"]}
     return {
         "summary": summary if cost is None else summary | {"cost_per_million_output_tokens": cost},
         "engines": engine_summaries(run),
@@ -174,7 +215,7 @@ def prepare(
     configurations: Iterable[Settings] = ({},),
     trace: Path | None = None,
     replications: int = 1,
-    draws: int = 0,
+    draws: int | None = None,
     advance: Callable[[str], object] = lambda text: None,
 ) -> ServingSweep:
     """Check the input of all runs.
@@ -187,12 +228,12 @@ def prepare(
             are requested of step times that have no distribution, or when more runs are requested than
             `scenarios.limits` allows.
     """
-    for limit, flag, count in ((REPLICATIONS, "--replications", replications), (DRAWS, "--draws", draws)):
+    for limit, flag, count in ((REPLICATIONS, "--replications", replications), (DRAWS, "--draws", draws or 0)):
         if count > limit.most:
             raise BadInput(limit.expectation(count), field=flag, value=count)
     configurations = list(configurations)
-    if (runs := len(configurations) * replications * max(draws, 1)) > RUNS.most:
-        raise BadInput(RUNS.expectation(runs), field="configurations x replications x draws", value=runs)
+    if (runs := len(configurations) * (replications + (draws or 0))) > RUNS.most:
+        raise BadInput(RUNS.expectation(runs), field="configurations x (replications + draws)", value=runs)
     if trace is not None:
         document = _with_trace(document, trace)
     traces: dict[str, Trace | None] = {}
@@ -216,10 +257,10 @@ def prepare(
     return ServingSweep(cases, replications, draws)
 
 
-def _check_draws(plan: ServingPlan, draws: int) -> None:
+def _check_draws(plan: ServingPlan, draws: int | None) -> None:
     if draws and not plan.can_draw:
         source = plan.scenario.step_time.name()
-        expected = f"expected 0: step times of step_time.source {source} have no distribution to draw from"
+        expected = f"expected 0: the error of step_time.source {source} is unknown, so there is nothing to draw"
         raise BadInput(expected, field="--draws", value=draws)
 
 

@@ -1,4 +1,4 @@
-"""Mean waiting times of the queues that an engine becomes with degenerate settings: the twin's oracles."""
+"""Mean times in the queues that an engine becomes with degenerate settings: the twin's oracles."""
 
 from __future__ import annotations
 
@@ -23,3 +23,17 @@ def md1_wait(arrival_rate: float, service_time: float) -> float:
     """Mean wait before service in M/D/1 (Pollaczek and Khinchine): half of M/M/1's."""
     load = arrival_rate * service_time
     return load / (2 * (1 - load)) * service_time
+
+
+def finite_source_response(users: int, think_time: float, service_time: float, servers: int = 1) -> float:
+    """Mean time from request to answer in M/M/c//N, the machine-repairman queue: N users think, c servers serve.
+
+    Think times may have any distribution, and need not be alike, as long as `think_time` is their mean per request
+    (they are a delay station of a product-form network; Baskett, Chandy, Muntz and Palacios 1975).
+    """
+    weights = [1.0]  # of n users at the servers
+    for n in range(1, users + 1):
+        weights.append(weights[-1] * (users - n + 1) / think_time * service_time / min(n, servers))
+    total = sum(weights)
+    throughput = sum(min(n, servers) / service_time * weight for n, weight in enumerate(weights)) / total
+    return users / throughput - think_time

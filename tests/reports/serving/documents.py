@@ -58,10 +58,16 @@ def simulation(**changes: Any) -> dict[str, Any]:
 
 def replicated() -> dict[str, Any]:
     intervals = {
-        "ttft.mean": {"confidence": [0.11, 0.13], "prediction": [0.09, 0.15]},
-        "output_throughput": {"confidence": [800.0, 825.2], "prediction": [780.0, 845.2]},
-    }
-    return simulation(replications=4, draws=2, intervals=intervals)
+        "ttft.mean": {
+            "confidence": [0.11, 0.13], "prediction": [0.09, 0.15], "parts": {"sampling": 0.051, "model": 0.12},
+        },
+        "output_throughput": {
+            "confidence": [800.0, 825.2], "prediction": [780.0, 845.2], "parts": {"sampling": None, "model": 0.013},
+        },
+    }  # fmt: skip
+    deviation = {"ttft.mean": 0.08, "tpot.mean": 0.03, "e2e.mean": 0.04, "output_throughput": 0.005}
+    host = {"name": "overhead", "about": "host time", "basis": "assumed", "measure": "a step log"}
+    return simulation(replications=4, draws=2, intervals=intervals, assumptions=[{**host, "deviation": deviation}])
 
 
 def measured() -> dict[str, Any]:

@@ -49,6 +49,34 @@ def test_latencies_in_milliseconds() -> None:
     assert line(lines, "busy") == "62.5 %, load 25 %, KV blocks in use 50 %"
 
 
+def test_sessions_have_a_line() -> None:
+    sessions = {
+        "count": 12, "turns": 3.25, "requests": 4.0, "time": spread(90.0), "waited": spread(30.0),
+        "resent_tokens": 5000, "resent_share": 0.8, "resent_cached": 0.955,
+    }  # fmt: skip
+    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": sessions})))
+    assert line(lines, "12", "sessions", "of", "3.25", "turns:") == (
+        "90 s to the last answer on average (p99 225 s), of which 30 s waiting for answers; "
+        "80 % of their prompt tokens were sent before, and the cache had 95.5 % of these"
+    )
+    nothing = sessions | {"count": 0, "time": None, "waited": None}
+    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": nothing})))
+    assert ["0", "sessions"] in lines
+    once = sessions | {"resent_cached": None}
+    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": once})))
+    assert line(lines, "12", "sessions").endswith("waiting for answers")
+
+
+def test_a_sweep_shows_sessions_where_there_are_some() -> None:
+    document = sweep()
+    assert "resent cached" not in " ".join(printed(sweep_table(document), 400))
+    for point in document["points"]:
+        point["summary"]["sessions"] = {"time": spread(90.0), "resent_cached": 0.9}
+    lines = printed(sweep_table(document), 400)
+    assert any("session s" in each and "resent cached" in each for each in lines)
+    assert any(" 90 " in each and " 90 %" in each for each in lines)
+
+
 def test_ten_seconds_are_not_told_in_milliseconds() -> None:
     summary = simulation()["summary"] | {"e2e": spread(12.0)}
     lines = shown(simulation_table(simulation(summary=summary)))
@@ -64,11 +92,32 @@ def test_intervals_stand_below_their_metric() -> None:
     lines = shown(simulation_table(replicated()))
     assert line(lines, "expectation") == "110 ms to 130 ms"
     assert line(lines, "another", "run") == "90 ms to 150 ms"
-    assert footnote(replicated()).endswith("kernel tables (h200.yaml). 8 runs; 95 % intervals.")
+    assert footnote(replicated()).endswith(
+        "kernel tables (h200.yaml). 6 runs; 95 % intervals of sampling and model together."
+    )
     assert footnote(simulation()).endswith("(h200.yaml). One run; --replications gives intervals.")
     fixed = footnote(simulation(random=[]))
-    assert fixed.endswith("(h200.yaml). One run; no interval: everything in this run is fixed.")
+    assert fixed.endswith("no interval: everything in this run is fixed, and the error of these step times is unknown.")
     assert footnote(simulation(random=["step_time"])).endswith("fixed but its step times; --draws gives intervals.")
+
+
+def test_errors_are_taken_apart_and_assumptions_stand_in_their_order() -> None:
+    lines = shown(simulation_table(replicated()))
+    assert line(lines, "TTFT", "of", "one") == "run, standard deviation: sampling 5.1 %, model 12 %"
+    assert line(lines, "output", "of", "one") == "run, standard deviation: sampling unknown, model 1.3 %"
+    assert line(lines, "host", "time") == "8 % 3 % 4 % 0.5 % assumed a step log"
+    fixed = {**replicated(), "random": ["step_time"]}
+    found = [text for text in printed(simulation_table(fixed)) if text.startswith("output of one run")]
+    assert found == [
+        "output of one run, standard deviation: sampling none (arrivals and lengths are fixed), model 1.3 %"
+    ]
+
+
+def test_intervals_without_the_error_of_the_model_say_so() -> None:
+    sampled = {**replicated(), "draws": 0, "assumptions": []}
+    assert footnote(sampled).endswith("95 % intervals of sampling alone: the error of these step times is unknown.")
+    sampled["random"] = ["lengths", "step_time"]
+    assert footnote(sampled).endswith("95 % intervals of sampling alone; --draws adds the model's error.")
 
 
 def test_a_measured_run_stands_beside() -> None:
@@ -104,6 +153,20 @@ def test_what_all_rows_share_is_said_once() -> None:
     assert printed(sweep_table(document))[0].endswith("engine.scheduling_policy=fcfs, engine.max_num_seqs=640")
 
 
+def test_devices_and_their_cost_have_columns_where_they_are_known() -> None:
+    document = sweep()
+    for i, point in enumerate(document["points"]):
+        point["devices"] = {"total": 4 * (i + 1), "by_type": {"H200": 4 * (i + 1)}, "cost_per_hour": 12.5 * (i + 1)}
+        point["summary"] |= {"goodput": 1.5, "goodput_share": 0.75}
+        if point["summary"]["output_throughput"]:
+            per_device = point["summary"]["output_throughput"] / (4 * (i + 1))
+            point["summary"] |= {"output_throughput_per_device": per_device, "cost_per_million_output_tokens": 8.68}
+    lines = shown(sweep_table(document))
+    assert any(" ".join(each).endswith("in SLO load GPUs tok/s/GPU cost/h cost/M tokens") for each in lines)
+    assert line(lines, "2", "fcfs").endswith("1.5 75 % 25 % 4 100 12.5 8.68")
+    assert line(lines, "4", "priority").endswith("1.5 75 % 25 % 16 – 50 –")
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(width: int) -> None:
     text = printed(sweep_table(sweep()), width)
@@ -131,7 +194,7 @@ def test_a_sweep_says_whether_there_are_intervals_and_where_step_times_come_from
         point["intervals"] = {"output_throughput": {"confidence": [380.0, 420.0], "prediction": [300.0, 500.0]}}
     document["points"][1]["step_time"] = {"source": "kernel_tables", "path": "a100.yaml"}
     text = " ".join(printed(sweep_table(document)))
-    assert "Step times: 2 sources, as the rows say. 10 runs each." in text
+    assert "Step times: 2 sources, as the rows say. 10 runs each; 95 % intervals of sampling alone: the error" in text
     assert "400 ±5 %" in text
     assert "±: half a 95 % interval of the mean" in text
 

@@ -15,8 +15,8 @@ from twin import BadInput
 
 SIGNATURES = {
     "load": "(path, overrides=None)",
-    "simulate": "(scenario, overrides=None, *, replications=1, draws=0, trace=None, jobs=None)",
-    "sweep": "(scenario, vary=None, *, ratio=None, overrides=None, replications=1, draws=0, trace=None, jobs=None, "
+    "simulate": "(scenario, overrides=None, *, replications=1, draws=None, trace=None, jobs=None)",
+    "sweep": "(scenario, vary=None, *, ratio=None, overrides=None, replications=1, draws=None, trace=None, jobs=None, "
     "requests=False)",
     "Scenario.with_overrides": "(self, overrides)",
     "Result.plot": "(self, kind='latencies')",

@@ -44,6 +44,19 @@ def test_one_run_leaves_everything(here: Path, capsys: pytest.CaptureFixture[str
     spans_do_not_overlap(json.loads(gzip.decompress((folder / "trace-events.json.gz").read_bytes())))
 
 
+def test_requests_alone_may_be_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for detail in ("true", "requests", "false"):
+        assert run(["simulate", "s.yaml", "--json", "--set", f"detail={detail}"]) == 0
+        document = printed(capsys)
+        found.append((document, here / document["run"]["directory"] / "requests.parquet"))
+    (full, requests), (short, streamed), (none, absent) = found
+    assert parquet.read_table(streamed).equals(parquet.read_table(requests))
+    assert not absent.exists()
+    assert (short["series"], short["summary"]["kv_used"]) == (None, None)
+    assert short["summary"] == none["summary"] == {**full["summary"], "kv_used": None}
+
+
 def test_outages_are_in_the_document_and_in_the_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failures = "failures=[{engine: engine-0, at: 0.5, duration: 0.5}, {engine: engine-0, at: 0.75, duration: 0.5}]"
     assert run(["simulate", "s.yaml", "--json", "--events", "--no-figures", "--set", failures]) == 0

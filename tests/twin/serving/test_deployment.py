@@ -125,3 +125,29 @@ def test_a_system_without_a_layout_is_colocated(settings: dict[str, Any]) -> Non
     assert checked.system.model_dump() == {"layout": "colocated", "replicas": 3, "routing": "least_loaded"}
     with pytest.raises(BadInput, match=r"system.layout: expected this field, which is missing$"):
         check_scenario(scenario(), {"system.decode_replicas": 3}, Path("s.yaml"))
+
+
+def pools_plan(here: Path, spec: dict[str, Any], device: dict[str, Any]) -> Any:
+    pools = [{"name": "p", "device": device, "engine": {"num_gpu_blocks": 1000}, "step_time": spec}]
+    return prepare(scenario(), here / "s.yaml", [{"system": {"pools": pools}}]).cases[0].plan
+
+
+def test_devices_of_another_deployment_are_refused(here: Path) -> None:
+    for device in ({"type": "H200", "count": 2}, {"type": "NVIDIA H200 SXM", "count": 2}, {"type": "ours", "count": 2}):
+        assert pools_plan(here, KERNELS_SPEC, device).pools
+    with pytest.raises(BadInput, match=r"system.pools.p.device.count: got 4, expected 2, as its step_time is for$"):
+        pools_plan(here, KERNELS_SPEC, {"type": "H200", "count": 4})
+    with pytest.raises(BadInput, match=r"system.pools.p.device.type: got 'H100', expected NVIDIA H200, which its"):
+        pools_plan(here, KERNELS_SPEC, {"type": "H100", "count": 2})
+    roofline = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "l40s"}
+    with pytest.raises(BadInput, match=r"system.pools.p.device.type: got 'H100', expected l40s, which its step_time"):
+        pools_plan(here, roofline, {"type": "H100"})
+
+
+def test_a_roofline_knows_its_devices(here: Path) -> None:
+    step_time = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "l40s", "tensor_parallel": 2}
+    settings = {"engine.num_gpu_blocks": None, "step_time": step_time, "system": {"replicas": 3}}
+    described = describe(prepare(scenario(), here / "s.yaml", [settings]).cases[0].plan)
+    assert described["devices"] == {"total": 6, "by_type": {"l40s": 6}, "cost_per_hour": None}
+    assert "measured_on" not in described["step_time"]
+    assert described["num_gpu_blocks"] > 10000

@@ -81,7 +81,7 @@ def test_a_replay_is_run_once_and_has_no_interval(here: Path, capsys: pytest.Cap
     assert (document["random"], document["replications"], document["intervals"]) == ([], 1, {})
     assert command(["simulate", "s.yaml", "--replications", "5", "--no-figures"]) == 0
     shown = capsys.readouterr()
-    assert "One run; no interval: everything in this run is fixed." in shown.out
+    assert "One run; no interval: everything in this run is fixed, and the error of these" in shown.out
     assert "another run" not in shown.out
     assert "[2/" not in shown.err
 
@@ -131,3 +131,42 @@ def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(here: Path, capsy
     assert (found["random"], found["replications"], found["draws"]) == (["step_time"], 1, 3)
     low, high = found["intervals"]["e2e.mean"]["confidence"]
     assert low < found["summary"]["e2e"]["mean"] < high
+
+
+def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_time = {"source": "linear", "overhead": 5e-3, "per_token": 1e-6, "spread": 0.1}
+    memory = {"memory": 3e10, "model": "llama-3.1-8b", "activations": 2e9}
+    engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": memory}
+    (here / "spread.yaml").write_text(write_yaml({**scenario(), "step_time": step_time, "engine": engine}))
+    found = simulated(capsys, "spread.yaml", "--draws", "6")
+    assert [each["name"] for each in found["assumptions"]] == ["overhead", "per_token", "kv_blocks"]
+    deviation = found["assumptions"][0]["deviation"]
+    assert deviation["tpot.mean"] == pytest.approx(np.sinh(0.1), rel=0.05)
+    low, high = found["intervals"]["tpot.mean"]["prediction"]
+    assert np.log(high / low) / 2 > 0.1
+    assert found["intervals"]["tpot.mean"]["parts"]["sampling"] is None
+    assert all(low < high for each in found["intervals"].values() for low, high in [each["prediction"]])
+
+
+def test_replications_are_drawn_as_often_unless_stated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step_time = {"source": "linear", "overhead": 5e-3, "spread": 0.1}
+    workload = {**FIXED, "arrivals": {"process": "poisson", "rate": 20}}
+    (here / "both.yaml").write_text(write_yaml(scenario(step_time=step_time, workload=workload)))
+    both = simulated(capsys, "both.yaml", "--replications", "3")
+    assert (both["replications"], both["draws"]) == (3, 3)
+    parts = both["intervals"]["e2e.mean"]["parts"]
+    assert parts["sampling"] > 0
+    assert parts["model"] == pytest.approx(0.1, rel=0.9)
+    alone = simulated(capsys, "both.yaml", "--replications", "3", "--draws", "0")
+    assert (alone["draws"], alone["intervals"]["e2e.mean"]["parts"]["model"]) == (0, None)
+
+
+def test_the_number_of_blocks_is_drawn_where_it_was_computed() -> None:
+    stated = prepare(scenario(), Path("s.yaml")).cases[0].plan.pools[0]
+    assert stated.at({"kv_blocks": 2.0}).scheduler == stated.scheduler
+    engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": {"memory": 3e10, "model": "llama-3.1-8b"}}
+    computed = prepare({**scenario(), "engine": engine}, Path("s.yaml")).cases[0].plan.pools[0]
+    blocks = computed.scheduler.config.num_gpu_blocks
+    assert computed.at({"kv_blocks": 2.0}).scheduler.config.num_gpu_blocks == pytest.approx(blocks * np.exp(0.1), abs=1)

@@ -14,7 +14,7 @@ from twin.serving.engine import Engine, Watch
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import EnginesByModel
-from twin.serving.randomness import drawn
+from twin.serving.randomness import Draw, scores_of
 from twin.serving.system import Pool
 
 
@@ -31,22 +31,22 @@ class Parts:
     plan: ServingPlan
     env: Environment
     rng: np.random.Generator
-    draw: int | None = None
+    draw: Draw = None
     watch: Watch | None = None
     machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
-        scenario, step_times = self.plan.scenario, dict[int, StepTime]()
-        for pool in self.plan.pools:
-            key = id(pool.step_time)
-            if key not in step_times:
-                step_times[key] = drawn(pool.step_time, scenario.seed, self.draw)
+        scenario, varied = self.plan.scenario, dict[int, StepTime]()
+        scores = scores_of(self.plan.unknowns() if self.draw is not None else (), scenario.seed, self.draw)
+        for planned in self.plan.pools:
+            pool = planned.at(scores) if scores else planned
+            step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
             for name in pool.names:
                 self.engines[name] = Engine(
-                    self.env, pool.make_core, step_times[key], name=name, index=len(self.engines),
-                    depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail,
+                    self.env, pool.make_core, step_time, name=name, index=len(self.engines),
+                    depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
                     watch=self.watch, machine_speed=self.machine_speed,
                 )  # fmt: skip
 

@@ -1,0 +1,102 @@
+"""Engines that visit step ends before their time leave the same records, to the last bit, as those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.twin.serving.scenarios import records, reported, scenario
+from twin.serving.simulation import Run, Simulation
+from twin.sweeps.serving_sweep import prepare
+
+
+def simulate(document: dict[str, Any], *, early: bool) -> tuple[Run, int]:
+    """A run and the entries that its event queue had. A watcher is told of steps in order, so nothing is early."""
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    simulation = Simulation(plan, watch=None if early else lambda engine, batch, start, end: None)
+    assert any(engine.foresight for engine in simulation.system.engines()) == early
+    return simulation.run(), next(simulation.environment._eid)
+
+
+def of_order(run: Run) -> list[tuple[float, int]]:
+    """Requests in the order in which they finished."""
+    return list(zip(run.columns.last_token, run.columns.id, strict=True))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    replicas=st.sampled_from([2, 3, 8]),
+    routing=st.sampled_from(["least_loaded", "round_robin"]),
+    arrivals=st.sampled_from(
+        [{"process": "poisson", "rate": rate} for rate in (20.0, 100.0, 900.0)]
+        + [{"process": "deterministic", "rate": 62.5}]
+    ),
+    fixed=st.booleans(),
+    asynchronous=st.booleans(),
+    fast_forward=st.booleans(),
+    limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 400]),
+    caching=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_early_visits_change_no_record(
+    replicas: int, routing: str, arrivals: dict[str, Any], fixed: bool, asynchronous: bool, fast_forward: bool,
+    limit: int | None, blocks: int, caching: bool, seed: int,
+) -> None:  # fmt: skip
+    uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
+    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (32, 16)] if fixed else uniform
+    document = scenario(
+        seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
+        workload={
+            "prefill": prefill, "decode": decode, "arrivals": arrivals, "max_tokens": limit,
+            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+        },
+        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "enable_prefix_caching": caching},
+    )  # fmt: skip
+    (early, _), (punctual, _) = (simulate(document, early=each) for each in (True, False))
+    assert of_order(early) == of_order(punctual)
+    assert records(early) == records(punctual)
+    assert reported(early, document) == reported(punctual, document)
+    assert [log.events for log in early.logs] == [log.events for log in punctual.logs]
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("routing", ["least_loaded", "round_robin"])
+def test_most_step_ends_are_visited_early(routing: str, tasks: bool) -> None:
+    """Also with requests that have no answer, whose load grows by a token when the scheduler gets them."""
+    document = scenario(
+        workload={"requests": 400, "arrivals": {"process": "poisson", "rate": 400}},
+        system={"layout": "colocated", "replicas": 8, "routing": routing},
+    )
+    if tasks:
+        lengths = {"prefill": {"distribution": "uniform", "low": 1, "high": 90}}
+        document["workload"] = {
+            "requests": 400, "arrivals": {"process": "poisson", "rate": 400},
+            "tasks": [
+                {"task": "generate", "weight": 0.5, **lengths, "decode": {"distribution": "geometric", "mean": 20}},
+                {"task": "classify", "weight": 0.5, **lengths},
+            ],
+        }  # fmt: skip
+    (early, few), (punctual, many) = (simulate(document, early=each) for each in (True, False))
+    assert of_order(early) == of_order(punctual)
+    assert records(early) == records(punctual)
+    assert few < 0.9 * many
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"workload": {"arrivals": {"process": "closed_loop", "concurrency": 8}}},
+        {"failures": [{"engine": "engine-0", "at": 0.1, "duration": 0.1}]},
+        {"system": {"layout": "colocated", "replicas": 4, "routing": "power_of_two"}},
+        {"system": {"layout": "colocated", "replicas": 1}},
+    ],
+)
+def test_where_something_may_come_in_between_no_visit_is_early(sections: dict[str, Any]) -> None:
+    document = scenario(**{"system": {"layout": "colocated", "replicas": 4}, **sections})
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    assert not any(engine.foresight for engine in Simulation(plan).system.engines())

@@ -1,0 +1,54 @@
+"""KV blocks where the scenario does not count them: from the step times' model and device, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latency_models.io.config_io import checked
+from latency_models.sources.registry import find_source
+from latency_models.sources.roofline.engines import EngineOption, engine_option
+from latency_models.sources.roofline.placement import Placement
+from scenarios.engine import EngineSpec
+from workloads.errors import BadInput
+
+ROOFLINE = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"}
+LINEAR = {"source": "linear", "overhead": 0.01}
+
+
+def blocks(engine: dict[str, Any], step_time: dict[str, Any]) -> int:
+    built = checked(find_source(step_time["source"]), step_time, None).build(Path())
+    return checked(EngineSpec, engine, None).build(Path(), step_time=built).config.num_gpu_blocks
+
+
+def test_a_roofline_counts_the_blocks_of_its_device() -> None:
+    option = engine_option("llama-3.1-8b", "h100-sxm", Placement(), max_num_seqs=128)
+    assert isinstance(option, EngineOption)
+    assert blocks({}, ROOFLINE) == option.num_gpu_blocks
+    half = blocks({"kv_memory": {"gpu_memory_utilization": 0.45}}, ROOFLINE)
+    assert half < option.num_gpu_blocks / 2  # weights take the same
+    assert blocks({"block_size": 32}, ROOFLINE) == option.num_gpu_blocks // 2
+
+
+def test_what_the_scenario_states_goes_first() -> None:
+    assert blocks({"num_gpu_blocks": 7}, ROOFLINE) == 7
+    assert not EngineSpec(num_gpu_blocks=7).needs_step_time
+    assert EngineSpec().needs_step_time
+
+
+@pytest.mark.parametrize(
+    ("engine", "step_time", "message"),
+    [
+        ({}, LINEAR, "engine: expected either num_gpu_blocks or kv_memory"),
+        ({"kv_memory": {}}, LINEAR, "engine: expected either num_gpu_blocks or kv_memory"),
+        ({"num_gpu_blocks": 7, "kv_memory": {}}, ROOFLINE, "expected either num_gpu_blocks or kv_memory"),
+        ({"kv_memory": {"memory": 8e10}}, ROOFLINE, "kv_memory: expected both memory and model, or neither"),
+        ({}, ROOFLINE | {"model": "llama-3.1-70b"}, "step_time: expected a deployment whose weights leave room"),
+    ],
+)
+def test_memory_that_nobody_states_is_refused(engine: dict[str, Any], step_time: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        blocks(engine, step_time)
+    assert message in str(caught.value)

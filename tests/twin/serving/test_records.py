@@ -1,0 +1,75 @@
+"""Records of a long run: handed on in parts, with the summary unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.twin.serving.scenarios import run, scenario
+from twin.serving import summary
+from twin.serving.records import PART, Columns, RequestRecord
+from twin.serving.simulation import Simulation
+from twin.sweeps.serving_sweep import prepare
+from workloads.request import Request
+
+Table = dict[str, Any]
+
+
+def add(columns: Columns, number: int) -> None:
+    record = RequestRecord(Request(number, float(number), 10 + number % 7, 5, f"model-{number % 3}"), 5)
+    record.queued, record.first_token, record.last_token = number + 0.5, number + 1.0, number + 2.0
+    record.output_tokens, record.replica = number % 5, f"engine-{number % 2}"
+    columns.add(record)
+
+
+def test_parts_together_are_the_table() -> None:
+    parts: list[Table] = []
+    whole, streamed = Columns(detail=True), Columns(detail=True, sink=parts.append)
+    for number in range(2 * PART + 10):
+        add(whole, number)
+        add(streamed, number)
+    assert [len(part["id"]) for part in parts] == [PART, PART]
+    streamed.flush()
+    streamed.flush()
+    assert [len(part["id"]) for part in parts] == [PART, PART, 10]
+    for name, column in whole.table().items():
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), column)
+        assert parts[0][name].dtype.kind == column.dtype.kind
+    for name in ("arrival", "queued", "first_token", "last_token", "output_tokens", "one_shot"):
+        assert getattr(streamed, name) == getattr(whole, name)
+    assert not streamed.id
+
+
+def test_a_run_with_a_sink_keeps_its_summary() -> None:
+    document = scenario()
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    parts: list[Table] = []
+    streamed, kept = Simulation(plan, sink=parts.append).run(), run(document)
+    (part,) = parts
+    for name, column in kept.columns.table().items():
+        assert np.array_equal(part[name], column)
+    measure = plan.scenario.measure
+    assert summary.summarise(streamed, measure) == summary.summarise(kept, measure)
+
+
+@pytest.mark.parametrize("measure", [{}, {"after": 0.5, "before": 1.1}])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
+    measure: dict[str, float], asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with gaps over preemptions, and with more than one engine."""
+    document = scenario(
+        measure=measure, system={"layout": "colocated", "replicas": 2},
+        engine={"num_gpu_blocks": 20, "async_scheduling": asynchronous},
+        workload={"prefill": {"distribution": "fixed", "mean": 60}},
+    )  # fmt: skip
+    result, spec = run(document), prepare(document, Path("scenario.yaml")).cases[0].plan.scenario.measure
+    together = summary.summarise(result, spec)["itl"]
+    monkeypatch.setattr(summary, "MANY_STEPS", 0)
+    monkeypatch.setattr(summary, "RUNS_OF_PART", 3)
+    in_parts = summary.summarise(result, spec)["itl"]
+    assert in_parts.pop("mean") == pytest.approx(together.pop("mean"), rel=1e-12)
+    assert in_parts == together

@@ -1,0 +1,32 @@
+"""The list of commands: what `twin --help` says, and where each command is."""
+
+from __future__ import annotations
+
+import pytest
+
+from twin.cli import run
+from twin.cli.commands import COMMANDS, WIDTH
+from twin.cli.program import app
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_own_help_begins_with_its_summary(name: str) -> None:
+    assert " ".join(app[name].help.split("\n\n")[0].split()) == COMMANDS[name].summary
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    told = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"\n  {name} " in told
+        assert command.summary in " ".join(told.split())
+    assert max(map(len, told.splitlines())) <= WIDTH
+
+
+def test_a_command_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulat"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith('twin: Unknown command "simulat"')
+    assert told.endswith("(see twin --help)\n")
+    assert told.count("\n") == 1

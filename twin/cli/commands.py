@@ -1,0 +1,78 @@
+"""The commands by name, and the text of `twin --help`.
+
+A command is imported when it runs, and with it the library that reads its arguments.
+"""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import NamedTuple
+
+WIDTH = 80
+"""Columns of the help."""
+
+ABOUT = "A digital twin for LLM serving: simulate a serving system, and set theory and published figures beside it."
+
+
+class Command(NamedTuple):
+    """A command: its place (`module:name` of its function), and what it does, in its docstring's first sentences."""
+
+    path: str
+    summary: str
+
+
+COMMANDS = {
+    "adapt": Command(
+        "twin.cli.adapt:adapt",
+        "Train prefill modules that a frozen decode module serves (SUN), and error compensators of models in few bits"
+        " (SPEAR). Needs the extra [live].",
+    ),
+    "calibrate": Command(
+        "twin.cli.calibrate:calibrate",
+        "Make a calibration file: by measuring this machine, by regression on measurements, or from specifications.",
+    ),
+    "init": Command(
+        "twin.cli.init:init",
+        "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
+    ),
+    "plan": Command(
+        "twin.cli.plan:plan",
+        "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",
+    ),
+    "report": Command(
+        "twin.cli.report:report",
+        "Draw a run's figures and its self-contained HTML page again, from its summary.",
+    ),
+    "reproduce": Command(
+        "twin.cli.reproduce:reproduce",
+        "Compute a paper's tables and figures again, beside the published values.",
+    ),
+    "serve-live": Command(
+        "twin.cli.serve_live:serve_live",
+        "Serve a model over HTTP, with OpenAI's endpoints.",
+    ),
+    "simulate": Command(
+        "twin.cli.simulate:simulate",
+        "Simulate a serving system: its latencies, its throughput, and the work of its engines.",
+    ),
+    "sweep": Command(
+        "twin.cli.sweep:sweep",
+        "Sweep A/F ratios of an AFD bundle, or any field of a serving scenario.",
+    ),
+    "validate": Command(
+        "twin.cli.validate:validate",
+        "Run a real model on this machine, predict the same run with the twin, and compare the two.",
+    ),
+}
+
+
+def overview() -> str:
+    """The text of `twin --help`."""
+    listed = {name: command.summary for name, command in COMMANDS.items()}
+    listed |= {"--help (-h)": "Display this message, or that of a command.", "--version": "Display the version."}
+    indent = " " * (max(map(len, listed)) + 4)
+    lines = [
+        fill(summary, WIDTH, initial_indent=f"  {name}".ljust(len(indent)), subsequent_indent=indent)
+        for name, summary in listed.items()
+    ]
+    return "\n".join(["Usage: twin COMMAND", "", fill(ABOUT, WIDTH), "", "Commands:", *lines])

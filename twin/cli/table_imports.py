@@ -1,0 +1,125 @@
+"""Imports of kernel tables that others have measured, for `twin calibrate import`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.origin import Origin
+    from latency_models.sources.aiconfigurator.layout import TableFiles
+
+DEGREES = (1, 2, 4, 8, 16)
+"""Ranks that share a layer in the files of `--all`, where the tables have them."""
+
+
+@dataclass(frozen=True)
+class TableImport:
+    """One file to be: its content, the name that it has in a folder, and notes on it."""
+
+    name: str
+    document: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """Kernels to take from aiconfigurator's tables.
+
+    Attributes:
+        model: a name or a file. degrees: numbers of ranks, a file for each.
+        weights, cache: formats as the tables name them; weights may be None: the model's own.
+        some: leave out degrees that the tables do not have, if they have any.
+    """
+
+    model: str | None
+    degrees: tuple[int, ...]
+    weights: str | None
+    cache: str
+    some: bool = False
+
+
+def find_tables(folder: Path | None, system: str, engine: str, version: str) -> TableFiles:
+    """The files of aiconfigurator's tables: in one folder, in its data in a folder, or in the installed package's.
+
+    Raises:
+        BadInput: no such tables.
+    """
+    from latency_models.sources.aiconfigurator.layout import data_folder, flat_tables, installed_data, packaged_tables
+    from latency_models.sources.recognise import AICONFIGURATOR, source_of
+
+    if folder is not None and source_of(folder) == AICONFIGURATOR:
+        if system:
+            raise BadInput("expected none: the folder has the tables of one system", field="--system", value=system)
+        return flat_tables(folder)
+    data = installed_data() if folder is None else data_folder(folder)
+    if data is None:
+        expected = "expected a folder of tables (gemm_perf.parquet, …), or one of systems, such as h200_sxm"
+        raise BadInput(expected, file=folder)
+    return packaged_tables(data, system, engine or "vllm", version or None)
+
+
+def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Origin) -> list[TableImport]:
+    """A file of one model's kernels for each degree of tensor parallelism.
+
+    Raises:
+        BadInput: no model, tables that contradict what is stated, or kernels that they do not have.
+    """
+    from latency_models.deployment.hugging_face import any_model
+    from latency_models.sources.aiconfigurator.kernels import Placement, compose
+    from latency_models.sources.aiconfigurator.model_format import model_and_format
+    from latency_models.sources.aiconfigurator.tables import read_tables
+
+    if request.model is None:
+        raise BadInput("expected a model, since these tables are of many shapes", field="--model")
+    weights = request.weights
+    if weights is None:
+        model, weights = model_and_format(request.model)
+    else:
+        model = any_model(request.model)
+    tables, made, refused = read_tables(files), [], []
+    for degree in request.degrees:
+        placement = Placement(
+            tensor_parallel=degree, expert_tensor_parallel=degree, weights=weights, cache=request.cache
+        )
+        try:
+            kernels = compose(tables, model, placement)
+        except BadInput as error:
+            refused.append((degree, error))
+            continue
+        known = kernels.origin.completed(stated)
+        engine, version = known.engine or files.backend, known.engine_version or files.version
+        kernels = replace(kernels, origin=replace(known, engine=engine, engine_version=version))
+        parts = (model.name, files.system or files.folder.name, files.backend, files.version, weights, f"tp{degree}")
+        notes = (_describe(kernels.origin, weights, request.cache), *kernels.notes, *kernels.origin.unknown)
+        made.append(TableImport("-".join(filter(None, parts)) + ".yaml", kernels.document(), notes))
+    if refused and not (made and request.some):
+        raise refused[0][1]
+    left_out = tuple(f"no file for tensor parallel {degree}: {error}" for degree, error in refused)
+    return [*made[:-1], replace(made[-1], notes=(*made[-1].notes, *left_out))]
+
+
+def _describe(origin: Origin, weights: str, cache: str) -> str:
+    """A line that says what a file is for."""
+    device = origin.gpu or "devices that the tables do not name"
+    engine = f"{origin.engine} {origin.engine_version}".strip() or "an engine that they do not name"
+    return f"{origin.model} on {origin.tensor_parallel} × {device}, {engine}: weights in {weights}, cache in {cache}"
+
+
+def import_kernel_tables(tables: Path, stated: Origin) -> TableImport:
+    """The file of a profiler's tables.
+
+    Raises:
+        BadInput: tables that cannot be read, or contradict what is stated.
+    """
+    from latency_models.sources.kernel_tables.files import named_degree, read_kernel_tables
+
+    read = read_kernel_tables(tables, describe=True)
+    degree = named_degree(tables) if tables.is_dir() else read.tensor_parallel
+    origin = replace(read.origin, tensor_parallel=degree).completed(stated)
+    assumed = "the folder's name does not end in tp1, tp2, …: taken as 1 rank; --tensor-parallel records it"
+    notes = (*origin.unknown, *([] if origin.tensor_parallel else [assumed]))
+    return TableImport(f"{tables.stem}.yaml", read.recorded(origin).document(), notes)
