@@ -64,11 +64,11 @@ def reproduce_quality(paper: str, *, full: bool, seeds: int, jobs: int, runs: Pa
 
 
 def _sun() -> Study:
-    from live.adaptation.sizes import SIZES
+    from live.adaptation.study import STUDY_SIZES
     from reports.reproductions.sun.quality_table import tables
     from twin.reproductions.sun.quality import summarise
 
-    return Study(SIZES, _train_sun, summarise, tables)
+    return Study(STUDY_SIZES, _train_sun, summarise, tables)
 
 
 def _spear() -> Study:
@@ -100,21 +100,25 @@ def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[l
 
 def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
     """Rows of base models and of tasks, in the order of seeds and tasks. Base models stay in the run's folder."""
-    from live.adaptation.comparison import TASKS, BaseJob, TaskJob
+    from live.adaptation.study import TASKS, TEXT_TASKS, BaseJob, TaskJob, TextBaseJob, TextTaskJob
 
-    folders = _model_folders(run, seeds)
-    bases = {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)}
+    folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
+    bases = {
+        **{f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)},
+        **{f"text base, seed {seed}": TextBaseJob(size, seed, folder) for seed, folder in enumerate(text_folders)},
+    }
     tasks = {
-        f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
-        for seed, folder in enumerate(folders)
-        for task in TASKS
+        f"{task}, seed {seed}": job(size, seed, task, place[seed])
+        for job, names, place in ((TaskJob, TASKS, folders), (TextTaskJob, TEXT_TASKS, text_folders))
+        for seed in range(seeds)
+        for task in names
     }
     return _run_groups(run, (bases, tasks), jobs)
 
 
-def _model_folders(run: RunDirectory, seeds: int) -> list[Path]:
+def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
     """A folder for the base model of each seed, made."""
-    folders = [run.path / "models" / f"base-{seed}" for seed in range(seeds)]
+    folders = [run.path / "models" / f"{kind}-{seed}" for seed in range(seeds)]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     return folders
