@@ -48,7 +48,8 @@ def train_base(
     """
     config = size.config(family)
     forward = ForwardPass(config)
-    identity = {"kind": "base", "size": asdict(size), "family": family, "seed": seed}
+    of_base = {name: value for name, value in asdict(size).items() if name in ("layers", "hidden", "digits", "base")}
+    identity = {"kind": "base", "size": of_base, "family": family, "seed": seed}
     lesson = Lesson(tuple(BASE_OPERATIONS), size.digits, seed)
     state = _state(directory, identity)
     trained = train_whole(forward, initial_weights(config, seed), lesson, size.base, state, advance)

@@ -41,7 +41,7 @@ SIZES = {
         digits=4,
         base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
         adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
-        retuning=TrainingSettings(steps=250, batch_size=32, learning_rate=1.5e-3),
+        retuning=TrainingSettings(steps=100, batch_size=32, learning_rate=1.5e-3),
     ),
     "full": Size(
         layers=4,

@@ -24,6 +24,7 @@ from live.adaptation.text.sizes import TEXT_STUDIES, TextStudy
 from live.adaptation.text.tasks import FORMS, text_lesson
 from live.adaptation.text.tokenizer import read_tokenizer
 from live.adaptation.training import curve
+from live.adaptation.tuning import Scope
 
 Row = dict[str, Any]
 
@@ -35,6 +36,9 @@ QUANTISED: tuple[tuple[Method, int], ...] = tuple((method, bits) for bits in (4,
 
 TEXT_QUANTISED: tuple[tuple[Method, int], ...] = (("awq", 4), ("awq", 3))
 """Decode modules in few bits on tasks of text, where a training takes five times as long."""
+
+SCOPES: tuple[Scope, ...] = ("attention", "low_rank")
+"""Parts of the prefill module that are tuned alone, with the first seed only: they cost as much as SUN itself."""
 
 CALIBRATION = 256
 """Sequences that GPTQ and AWQ see."""
@@ -94,7 +98,7 @@ class TaskJob:
         compared = Comparison(
             ForwardPass(config), weights, Lesson((self.task,), size.digits, self.seed),
             Lesson(tuple(BASE_OPERATIONS), size.digits, self.seed).sequences(CALIBRATION),
-            size.adaptation, size.retuning, QUANTISED, ("attention", "low_rank"), size.prompts,
+            size.adaptation, size.retuning, QUANTISED, SCOPES if self.seed == 0 else (), size.prompts,
         )  # fmt: skip
         return {"kind": "task", "seed": self.seed, "task": self.task, "variants": compared.variants()}
 

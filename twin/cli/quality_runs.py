@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,7 +95,8 @@ def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[l
         for cell in STUDY_SIZES[size].cells
         for seed, folder in enumerate(folders)
     }
-    return _run_groups(run, (models, cells), jobs)
+    bases, rows = _run_groups(run, (models, cells), jobs)
+    return bases, rows
 
 
 def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
@@ -103,17 +104,22 @@ def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[lis
     from live.adaptation.study import TASKS, TEXT_TASKS, BaseJob, TaskJob, TextBaseJob, TextTaskJob
 
     folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
-    bases = {
-        **{f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)},
-        **{f"text base, seed {seed}": TextBaseJob(size, seed, folder) for seed, folder in enumerate(text_folders)},
-    }
-    tasks = {
-        f"{task}, seed {seed}": job(size, seed, task, place[seed])
-        for job, names, place in ((TaskJob, TASKS, folders), (TextTaskJob, TEXT_TASKS, text_folders))
-        for seed in range(seeds)
-        for task in names
-    }
-    return _run_groups(run, (bases, tasks), jobs)
+    groups = (
+        {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)},
+        {
+            f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
+            for seed, folder in enumerate(folders)
+            for task in TASKS
+        },
+        {f"text base, seed {seed}": TextBaseJob(size, seed, folder) for seed, folder in enumerate(text_folders)},
+        {
+            f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder)
+            for seed, folder in enumerate(text_folders)
+            for task in TEXT_TASKS
+        },
+    )
+    bases, tasks, text_bases, text_tasks = _run_groups(run, groups, jobs)
+    return bases + text_bases, tasks + text_tasks
 
 
 def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
@@ -124,18 +130,15 @@ def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Pa
     return folders
 
 
-def _run_groups(
-    run: RunDirectory, groups: tuple[dict[str, Any], dict[str, Any]], jobs: int
-) -> tuple[list[Any], list[Any]]:
-    """Run the jobs of two groups, the second after the first; returns the rows of each in the order of its jobs."""
+def _run_groups(run: RunDirectory, groups: Sequence[dict[str, Any]], jobs: int) -> list[list[Any]]:
+    """Run the jobs of groups, one group after the other; returns the rows of each in the order of its jobs."""
     from twin.cli.console import progress
 
     done = run.points()
     with progress("training", sum(len(group) for group in groups), len(done)) as advance:
         for group in groups:
             _run_missing(run, group, done, jobs, advance)
-    first, second = ([done[key] for key in group] for group in groups)
-    return first, second
+    return [[done[key] for key in group] for group in groups]
 
 
 def _run_missing(

@@ -65,8 +65,8 @@ class TextStudy:
 TEXT_STUDIES = {
     "reduced": TextStudy(
         model=TEXT_SIZES["reduced"],
-        adaptation=TrainingSettings(steps=300, batch_size=16, learning_rate=2e-3),
-        retuning=TrainingSettings(steps=150, batch_size=16, learning_rate=1e-3),
+        adaptation=TrainingSettings(steps=300, batch_size=8, learning_rate=2e-3),
+        retuning=TrainingSettings(steps=75, batch_size=8, learning_rate=1e-3),
     ),
     "full": TextStudy(
         model=TEXT_SIZES["full"],

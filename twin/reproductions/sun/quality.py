@@ -98,7 +98,8 @@ def notes() -> list[str]:
         "Decoders are quantised in groups of up to 128 inputs. 16 bits are 32 here.",
         "The paper prints nothing at 3 bits, nothing with GPTQ or rounding to nearest, and nothing about tuning a part"
         " of the prefill module.",
-        "QSUN begins with SUN's module and has half as many steps again; the paper does not say how many.",
+        "QSUN begins with SUN's module and has fewer steps; the paper does not say how many.",
+        "Parts of the prefill module are tuned with the first seed only.",
         "The base model of text is no chat model: it continues sources of Python's standard library. brackets is"
         " judged by exact match, docstring by the share of right tokens, given those before them.",
     ]
@@ -138,7 +139,8 @@ def _by_seed(tasks: Sequence[Document], variant: str) -> dict[int, float]:
     """The mean exact match over tasks, by seed."""
     seeds: dict[int, list[float]] = {}
     for row in tasks:
-        seeds.setdefault(row["seed"], []).append(row["variants"][variant]["exact_match"])
+        if variant in row["variants"]:
+            seeds.setdefault(row["seed"], []).append(row["variants"][variant]["exact_match"])
     return {seed: mean(values) for seed, values in seeds.items()}
 
 
@@ -146,13 +148,15 @@ def _variant(name: str, tasks: Sequence[Document], published: Sequence[AccuracyR
     """A variant's exact match by task and over all, with intervals over seeds, and the printed range."""
     by_task: dict[str, list[float]] = {}
     for row in tasks:
-        by_task.setdefault(row["task"], []).append(row["variants"][name]["exact_match"])
+        if name in row["variants"]:
+            by_task.setdefault(row["task"], []).append(row["variants"][name]["exact_match"])
     seeds = list(_by_seed(tasks, name).values())
     printed = [row.accuracy / 100 for row in published if row.variant == name]
     return {
         "variant": name,
         "exact_match": mean(seeds),
         "interval": interval(seeds),
+        "seeds": len(seeds),
         "by_task": {
             task: {"exact_match": mean(values), "interval": interval(values)} for task, values in by_task.items()
         },

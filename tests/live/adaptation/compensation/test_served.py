@@ -15,13 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from kernels.shapes import Shape
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
+from live.adaptation.compensation.quality import weight_bytes
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, quantise_model
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import initial_weights
+from live.adaptation.weights import initial_weights, to_named
 from live.models.compensated import COMPENSATORS, Compensated
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
@@ -186,3 +187,15 @@ def test_compensators_need_packed_weights(config: ModelConfig, written: Callable
     write_model(tmp_path, config, initial_weights(config, 0))
     with pytest.raises(BadInput, match=r"expected it packed in 3 or 4 bits, since it has an error compensator"):
         read_model(tmp_path)
+
+
+def test_bytes_of_weights_are_those_of_their_tensors(
+    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path
+) -> None:
+    dense = initial_weights(config, 0)
+    assert weight_bytes(dense) == 4 * sum(tensor.numel() for tensor in to_named(dense).values())
+    written("rtn", Precision(4))
+    with_them = weight_bytes(read_model(tmp_path)[1])
+    stored = sum(tensor.nbytes for tensor in load_file(tmp_path / COMPENSATORS).values())
+    (tmp_path / COMPENSATORS).unlink()
+    assert with_them - weight_bytes(read_model(tmp_path)[1]) >= stored  # filled up to whole tiles
