@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "twin.cli.calibrate:calibrate",
-        "Make a calibration file: by measuring this machine, by regression on measurements, or from specifications.",
+        "Make a calibration file: by measuring this machine, from a run of an engine, or from specifications.",
     ),
     "init": Command(
         "twin.cli.init:init",

@@ -156,9 +156,9 @@ class VariedKernelTables(KernelTableStepTime):
         kernels = self._kernels(rows, batch.n_decodes + len(chunks), gathered)
         if chunks:
             attention = self._factors.prompt_attention * self._attention.mixed(batch)
-        else:
-            alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
-            attention = self._factors.decode_attention * alone
+            return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
+        alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+        attention = self._factors.decode_attention * alone
         return self._step(kernels, attention, rows, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
@@ -175,10 +175,10 @@ class VariedKernelTables(KernelTableStepTime):
         seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
         return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
 
-    def _step(self, kernels: float, attention: float, rows: int, longest: int) -> float:
-        """Seconds of a step from its parts."""
+    def _step(self, kernels: float, attention: float, rows: int, longest: int, factor: float = 1.0) -> float:
+        """Seconds of a step from its parts, its kernels times a factor."""
         beyond = max(rows / (len(self._rows.seconds) - 1), longest / self._longest, 1.0)
-        return self._overhead + (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
+        return self._overhead + factor * (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
 
 
 def load_kernel_tables(
