@@ -91,6 +91,7 @@ class Simulation:
         self.columns = Columns(detail=bool(scenario.detail), sink=sink)
         self.population = StepIntegral()
         parts = Parts(plan, env, for_routing, draw, watch, machine_speed)
+        parts.speculation_seed = (scenario.seed << 20) + replication
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
         engines = {engine.name: engine for engine in self.system.engines()}

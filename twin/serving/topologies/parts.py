@@ -24,7 +24,7 @@ class Parts:
 
     Attributes:
         plan: of the simulation. env: its environment. rng: for routers that draw.
-        draw, watch, machine_speed: as in `Simulation`.
+        draw, watch, machine_speed: as in `Simulation`. speculation_seed: for the outcomes of drafts.
         engines: those made so far, by name.
     """
 
@@ -35,6 +35,7 @@ class Parts:
     watch: Watch | None = None
     machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
+    speculation_seed: int = 0
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
@@ -48,6 +49,7 @@ class Parts:
                     self.env, pool.make_core, step_time, name=name, index=len(self.engines),
                     depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
                     watch=self.watch, machine_speed=self.machine_speed,
+                    speculation=pool.make_speculation(self.speculation_seed),
                 )  # fmt: skip
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
