@@ -194,9 +194,7 @@ class SpeculativeExecutor(Executor):
         num_rows, n = batch.decode_tokens, batch.n_decodes
         results = self._prompt_logprobs(batch, hidden[num_rows:])
         ends = np.cumsum([chunk.tokens for chunk in batch.chunks], dtype=np.int64) + num_rows - 1
-        completed = [
-            (int(end), chunk.sequence) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.last
-        ]
+        completed = [(int(end), chunk.sequence) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.last]
         rows = [*range(num_rows), *(row for row, _ in completed)]
         nothing = ModelRunnerOutput([], [], [], {}, results)
         if not rows:
@@ -232,7 +230,7 @@ class SpeculativeExecutor(Executor):
         return Verified(tokens, their_logprobs, ModelRunnerOutput([], [], first, pooled, [*results, *by_row]))
 
     def _owners(self, batch: Batch, order: list[int]) -> tuple[list[Generation], list[int]]:
-        """Of each row of the decodes, its generation and the position of the token that it samples."""
+        """The generation of each row of the decodes, and the position of the token that the row samples."""
         owners: list[Generation] = []
         places: list[int] = []
         for i in order:

@@ -11,7 +11,7 @@ from schedulers.chunking import interpolate
 from schedulers.registry import Registry
 
 MEMORY: Final = 0.99
-"""What remains of an observation's weight after a further one: the acceptance of some hundred drafts is remembered."""
+"""The weight of an observation after a further one, so that the acceptance of some hundred drafts is remembered."""
 
 
 class DraftPolicy(Protocol):
@@ -72,7 +72,7 @@ class DraftsByBatchSize:
 
 
 class GoodputDrafts:
-    """As many draft tokens as give the most accepted tokens a second (SmartSpec, arXiv:2406.14066).
+    """The number of draft tokens with the most emitted tokens a second (SmartSpec, arXiv:2406.14066).
 
     With k draft tokens a decode emits (1 − α^(k+1)) / (1 − α) tokens in the mean, and a step of n decodes takes
     T(n·(k + 1)). The acceptance α of a draft token is estimated from the drafts that were verified, recent ones first

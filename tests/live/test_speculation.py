@@ -50,7 +50,9 @@ def generations(sampling: SamplingParams, **settings: Any) -> list[Generation]:
         phrase = rng.integers(0, 23, 5).tolist()
         prompt = [*phrase, *rng.integers(0, 23, number).tolist(), *phrase, *phrase[: number % 4]]
         params = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed=number)
-        made.append(make_generation(number, prompt, 3 + 6 * number, sampling_params=params, block_size=BLOCK, **settings))
+        made.append(
+            make_generation(number, prompt, 3 + 6 * number, sampling_params=params, block_size=BLOCK, **settings)
+        )
     return made
 
 
@@ -181,5 +183,3 @@ def test_lookup_finds_what_a_search_finds(
     lookup.extend(tokens[:cut])
     lookup.extend(tokens[cut:])
     assert lookup.propose(most) == proposed(tokens, shortest, shortest + more, most)
-
-

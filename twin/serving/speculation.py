@@ -21,12 +21,12 @@ from twin.serving.records import RequestRecord
 
 _MASK: Final = (1 << 64) - 1
 _PROPOSALS: Final = 1 << 40
-"""Set apart from the positions of answers, so that proposals and acceptances are independent."""
+"""Sets proposals apart from the positions of answers, so that both are independent."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often drafts are right.
+    """The acceptance of drafts.
 
     Attributes:
         by_position: the share of drafts whose token at each position is accepted; it does not rise.
