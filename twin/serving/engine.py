@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import CacheObserver
+from schedulers.kv_events import CacheView
 from schedulers.load_tree import LoadTree
 from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
@@ -52,6 +54,7 @@ class Engine:
         detail: whether the log keeps more than the summary needs.
         watch: called for each step that begins.
         machine_speed: of the machine over time; None: constant.
+        view: what routers know of its prefix cache; None: the cache itself.
 
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
@@ -74,6 +77,7 @@ class Engine:
         detail: bool = True,
         watch: Watch | None = None,
         machine_speed: MachineSpeed | None = None,
+        view: CacheView | None = None,
     ) -> None:
         self.name, self.index = name, index
         self.core = make_core()
@@ -98,6 +102,9 @@ class Engine:
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
         self._load_trees: list[tuple[LoadTree, int]] = []
+        self._view = view
+        self._observers: list[CacheObserver] = [] if view is None else [view]
+        self._observe_cache()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -140,6 +147,8 @@ class Engine:
         """End the step that has run, accept requests, and begin the next step. Returns the next step end to visit."""
         self.log.events += 1
         finished: Iterable[Sequence] = ()
+        if self._observers:
+            self._observe_step_end(now)
         if self._window is not None:
             finished = self._close_window(self._window)
         elif self._running:
@@ -250,15 +259,40 @@ class Engine:
         return sum(core.kv_cache.num_free_blocks for core in self.cores)
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun."""
+        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun.
+
+        With a view, as of the events that have come.
+        """
         self._allocate_begun_steps()
+        if self._view is not None:
+            return self._view.cached_prefix_tokens(request, self._env.now)
         return self.core.cached_prefix_tokens(request)
 
     def _allocate_begun_steps(self) -> None:
         """Bring the KV cache up to the steps of an open window that have begun."""
         window = self._window
         if window is not None:
-            self.core.allocate_ahead(min(window.num_ended(self._env.now) + 1, window.num_steps))
+            begun = min(window.num_ended(self._env.now) + 1, window.num_steps)
+            if self._observers:
+                self._allocate_one_by_one(window, begun)
+            self.core.allocate_ahead(begun)
+
+    def _allocate_one_by_one(self, window: Window, steps: int) -> None:
+        """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
+        begin = window.opened
+        for step in range(steps):
+            for observer in self._observers:
+                observer.now = begin
+            self.core.allocate_ahead(step + 1)
+            begin = window.ends[step]
+
+    def _observe_cache(self) -> None:
+        """Let the observers see the cache of the scheduler, which is new and empty."""
+        if self._observers:
+            for core in self.cores:
+                core.kv_cache.observers = self._observers
+        if self._view is not None:
+            self._view.clear()
 
     def fail(self) -> list[RequestRecord]:
         """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""
@@ -286,6 +320,7 @@ class Engine:
         self._lost_counters = self.counters
         self.core = self._make_core()
         self._lost_steps = len(self.log.ends)
+        self._observe_cache()
         self.log.outages.append((self._failed_at, self._env.now))
         self.failed = False
 
@@ -301,6 +336,13 @@ class Engine:
         return record
 
     # -- at a step end -----------------------------------------------------------------------------------------------
+
+    def _observe_step_end(self, now: float) -> None:
+        """Tell the observers the time, after the evictions of a window that ends now."""
+        if self._window is not None:
+            self._allocate_one_by_one(self._window, self._window.num_steps)
+        for observer in self._observers:
+            observer.now = now
 
     def _close_window(self, window: Window) -> list[Sequence]:
         """End all steps of the window; returns the sequences that finish with it."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latency_models.step_time import StepTime
-from schedulers.routing import ROUTERS
+from scenarios.routing import make_router
+from schedulers.kv_events import CacheView
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan
-from twin.serving.pools import EnginesByModel
+from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
 from twin.serving.system import Pool
 
@@ -47,16 +48,21 @@ class Parts:
                 self.engines[name] = Engine(
                     self.env, pool.make_core, step_time, name=name, index=len(self.engines),
                     depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
-                    watch=self.watch, machine_speed=self.machine_speed,
+                    watch=self.watch, machine_speed=self.machine_speed, view=self._view(pool),
                 )  # fmt: skip
+
+    def _view(self, pool: PlannedPool) -> CacheView | None:
+        """The view that routers have of the cache of an engine of a pool; None: the cache itself."""
+        events = self.plan.scenario.system.kv_events
+        return None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
         """A pool of engines for each model, with a router of its own; models with the same engines share one."""
-        make_router = ROUTERS.select(self.plan.scenario.system.routing)
+        routing = self.plan.scenario.system.routing
         made: dict[tuple[str, ...], Pool] = {}
         for names in engines.values():
             if names not in made:
-                made[names] = Pool([self.engines[name] for name in names], make_router(self._draw_below))
+                made[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
         return {model: made[names] for model, names in engines.items()}
 
     @functools.cached_property
