@@ -31,6 +31,8 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     if engine.data_parallel_size > 1:
         expected = "expected 1: a server runs one engine, without data-parallel ranks"
         raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
+    if engine.kv_offloading is not None:
+        raise BadInput("expected none: a server has no tiers", field="engine.kv_offloading", file=path)
     num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
     if num_engines > 1 or "routing" in system.model_fields_set:
         name = router_name(system.routing)

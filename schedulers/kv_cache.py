@@ -19,14 +19,15 @@ class PrefixNode:
     """A shareable piece of a prompt: one node of the prefix trie, `blocks_per_node` blocks.
 
     `ref_count` counts the sequences that hold it; at 0 it stands in the free queue. `payload` belongs to the live
-    backend. `block_hash`: stands for the whole path from the root (`block_hash`); 0 in a cache without observers.
+    backend. `block_hash`: stands for the whole path from the root (`block_hash`). `depth`: nodes before it. Both are 0
+    in a cache without observers.
     """
 
-    __slots__ = ("block_hash", "children", "key", "parent", "payload", "ref_count")
+    __slots__ = ("block_hash", "children", "depth", "key", "parent", "payload", "ref_count")
 
     def __init__(self, key: int, parent: PrefixNode | None) -> None:
         self.key, self.parent = key, parent
-        self.block_hash = 0
+        self.block_hash = self.depth = 0
         self.children: dict[int, PrefixNode] = {}
         self.ref_count = 0
         self.payload: object = None
@@ -53,9 +54,14 @@ class CacheObserver:
 
     def on_cached(self, node: PrefixNode) -> None:
         """A node has become part of the prefix cache. Its content is there when the step of this instant has run."""
+        self.publish(True, node.block_hash)
 
     def on_evicted(self, node: PrefixNode) -> None:
         """A node is no longer in the prefix cache. Its content is there until the next step begins."""
+        self.publish(False, node.block_hash)
+
+    def publish(self, cached: bool, block: int) -> None:
+        """The block with this `block_hash` was cached or evicted."""
 
 
 class FreeRun:
@@ -222,7 +228,7 @@ class KVCache:
             blocks.num_private -= self.blocks_per_node
             nodes.append(node)
             if self.observers:
-                node.block_hash = block_hash(parent.block_hash, key)
+                node.block_hash, node.depth = block_hash(parent.block_hash, key), len(nodes) - 1
                 for observer in self.observers:
                     observer.on_cached(node)
             parent = node

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from schedulers.kv_cache import CacheObserver, PrefixNode, block_hash
+from schedulers.kv_cache import CacheObserver, block_hash
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -33,17 +33,9 @@ class CacheView(CacheObserver):
         self._cached: dict[int, None] = {}
         self._under_way: deque[tuple[float, bool, int]] = deque()  # when each comes, whether cached, its block
 
-    def on_cached(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_cached`."""
-        self.publish(True, node.block_hash, self.now)
-
-    def on_evicted(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_evicted`."""
-        self.publish(False, node.block_hash, self.now)
-
-    def publish(self, cached: bool, block: int, now: float) -> None:
-        """Tell that a block, by its `PrefixNode.block_hash`, was cached or evicted `now`."""
-        self._under_way.append((now + self._delay, cached, block))
+    def publish(self, cached: bool, block: int) -> None:
+        """See `CacheObserver.publish`."""
+        self._under_way.append((self.now + self._delay, cached, block))
 
     def clear(self) -> None:
         """Forget everything: the engine has lost its cache, and all routers know."""
@@ -80,13 +72,9 @@ class CacheEvents(CacheObserver):
         super().__init__()
         self.events: list[tuple[bool, int]] = []
 
-    def on_cached(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_cached`."""
-        self.events.append((True, node.block_hash))
-
-    def on_evicted(self, node: PrefixNode) -> None:
-        """See `CacheObserver.on_evicted`."""
-        self.events.append((False, node.block_hash))
+    def publish(self, cached: bool, block: int) -> None:
+        """See `CacheObserver.publish`."""
+        self.events.append((cached, block))
 
     def take(self) -> list[tuple[bool, int]]:
         """The events since the last call."""

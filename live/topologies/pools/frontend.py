@@ -150,9 +150,10 @@ class Frontend(FrontRole):
             elif message.kind == REPORT:
                 self._on_progress(self._read(message))
             elif message.kind == EVENTS:
-                now, view = self._transport.clock(), self.engines[message.fields[0]].view
+                view = self.engines[message.fields[0]].view
+                view.now = self._transport.clock()
                 for cached, block in message.tensors[0].tolist():
-                    view.publish(bool(cached), block, now)
+                    view.publish(bool(cached), block)
             elif message.kind == SENT:
                 self._continue(message.fields[1])
             else:
