@@ -13,6 +13,7 @@ from latency_models.io.config_io import Strict
 from latency_models.step_time import StepTime
 from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
+from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, Sequences, StepTokens
 from scenarios.registered import registered
 from scenarios.speculation import SpeculativeSpec
@@ -79,6 +80,7 @@ class EngineSpec(Strict):
         async_scheduling: schedule a step while the one before still runs.
         chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without them,
             one-shot requests are scheduled like all others.
+        kv_offloading: tiers below the device's KV cache.
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
         speculative_config: speculative decoding; none without it.
@@ -113,6 +115,7 @@ class EngineSpec(Strict):
     chunking: ChunkingSpec | None = None
     one_shot: OneShotSpec | None = None
     speculative_config: SpeculativeSpec | None = None
+    kv_offloading: KVOffloadingSpec | None = None
 
     @model_validator(mode="after")
     def _speculates_step_by_step(self) -> EngineSpec:
@@ -157,12 +160,17 @@ class EngineSpec(Strict):
         if blocks is None:
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
-        of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_gpu_blocks", "one_shot"}
+        of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
+            "num_gpu_blocks", "one_shot", "kv_offloading",
+        }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size
-            config = EngineConfig(num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, **settings)
+            offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
+            config = EngineConfig(
+                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading, **settings
+            )
         except ValueError as error:
             raise BadInput(str(error), field="engine") from None
         depth = 2 if self.async_scheduling else 1
