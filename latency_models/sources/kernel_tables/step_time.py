@@ -77,7 +77,7 @@ class KernelTableStepTime(StepTimeModel):
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
-        rest = self._rest(batch.n_decodes + batch.prefill_tokens, batch.n_decodes + len(chunks), gathered)
+        rest = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             return rest + self._attention.mixed(batch)
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
@@ -152,8 +152,8 @@ class VariedKernelTables(KernelTableStepTime):
         """See `StepTimeModel.rank_seconds`."""
         if batch is None:
             return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
-        rows, chunks = batch.n_decodes + batch.prefill_tokens, batch.chunks
-        kernels = self._kernels(rows, batch.n_decodes + len(chunks), gathered)
+        rows, chunks = batch.tokens, batch.chunks
+        kernels = self._kernels(rows, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             attention = self._factors.prompt_attention * self._attention.mixed(batch)
             return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
