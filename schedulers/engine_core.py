@@ -290,21 +290,25 @@ class EngineCore:
         """
         self.decode_set.check_integrity()
         owners = [*self.sequences.values(), *self.awaiting_transfer]
-        unassigned = self.blocks_allocated_ahead
-        for sequence in self.decode_set.sequences:
-            if not sequence.blocks_reserved:
-                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
-                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
         owned = [sequence.blocks for sequence in owners]
         if self.kv_tiers is not None:
             self.kv_tiers.check_integrity()
             owned += self.kv_tiers.held_blocks()
-        self.kv_cache.check_integrity(owned, unassigned)
+        self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
         places = self.num_waiting + len(self.running) + len(self.one_shot_running)
         if places != len(self.sequences):
             raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are unfinished")
+
+    def _num_unassigned_blocks(self) -> int:
+        """Blocks of decodes that their `SequenceBlocks` do not count yet."""
+        unassigned = self.blocks_allocated_ahead
+        for sequence in self.decode_set.sequences:
+            if not sequence.blocks_reserved:
+                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
+                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
+        return unassigned
 
     # -- one step ----------------------------------------------------------------------------------------------------
 

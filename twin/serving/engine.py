@@ -28,6 +28,7 @@ from twin.serving.foresight import Foresight
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, Counters, EngineLog, RequestRecord
+from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.tier_links import TierLinks
 from workloads.errors import BadInput
 from workloads.request import Request
@@ -56,6 +57,7 @@ class Engine:
         detail: whether the log keeps more than the summary needs.
         watch: called for each step that begins.
         machine_speed: of the machine over time; None: constant.
+        speculation: which draft tokens are right; None for a scheduler that does not speculate.
         view: what routers know of its prefix cache; None: the cache itself.
         tier_links: to the tiers below its device, if its scheduler has some.
 
@@ -64,6 +66,7 @@ class Engine:
         core: its scheduler. log: its steps. backlog: requests that wait for their first step.
         failed: whether it is down.
         foresight: until when no request comes to it; None if that is not known.
+        speculation: see above.
         tier_links: as given.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
     """
@@ -81,17 +84,20 @@ class Engine:
         detail: bool = True,
         watch: Watch | None = None,
         machine_speed: MachineSpeed | None = None,
+        speculation: SimulatedSpeculation | None = None,
         view: CacheView | None = None,
         tier_links: TierLinks | None = None,
     ) -> None:
         self.name, self.index = name, index
-        self.core = make_core()
+        self.speculation = speculation
+        self._make_core = make_core
+        self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
         self.foresight: Foresight | None = None
         self.failed = False
         self.backlog = Backlog()
-        self._env, self._step_time, self._make_core = env, step_time, make_core
+        self._env, self._step_time = env, step_time
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
         self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
@@ -112,6 +118,13 @@ class Engine:
         self._view = view
         self._observers: list[CacheObserver] = []
         self._observe_cache()
+
+    def _new_core(self) -> EngineCore | LockstepGroup:
+        """A scheduler without requests, as the engine has at the start and after each failure."""
+        core = self._make_core()
+        if self.speculation is not None:
+            self.speculation.attach(core)
+        return core
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -145,6 +158,8 @@ class Engine:
                 return True
         if self._window is not None:
             return self._window.finishes
+        if self.speculation is not None:
+            return True
         if self._running:
             batch = self._running[0][0]
             return bool(batch.finishing) or self._answer_ends.may_end(batch.step_index)
@@ -328,7 +343,7 @@ class Engine:
     def recover(self) -> None:
         """Work again, with an empty cache."""
         self._lost_counters = self.counters
-        self.core = self._make_core()
+        self.core = self._new_core()
         self._lost_steps = len(self.log.ends)
         self._observe_cache()
         self.log.outages.append((self._failed_at, self._env.now))
@@ -405,8 +420,12 @@ class Engine:
 
     def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
         """End a step that has run; returns the sequences that finish with it."""
-        log = self.log
-        finished = self.core.end_step(batch, self._answer_ends.pop(batch.step_index), end)
+        log, speculation = self.log, self.speculation
+        if speculation is None:
+            stopped = self._answer_ends.pop(batch.step_index)
+        else:
+            stopped = speculation.stopped(self.core, batch)
+        finished = self.core.end_step(batch, stopped, end)
         log.ran(start, end)
         log.step(end, batch.n_decodes - len(batch.transferred))
         if log.detail:
@@ -483,11 +502,12 @@ class Engine:
             if record.scheduled < 0:
                 record.scheduled = now
                 record.cached_tokens = sequence.num_cached_tokens
-            if chunk.last and sequence.state == DECODING:
+            if chunk.last and sequence.state == DECODING and self.speculation is None:
                 self._answer_ends.expect(sequence, batch.step_index)
         for sequence in batch.transferred:
             self.backlog.start(now)
-            self._answer_ends.expect(sequence, batch.step_index - 1)
+            if self.speculation is None:
+                self._answer_ends.expect(sequence, batch.step_index - 1)
 
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)

@@ -41,12 +41,14 @@ DETERMINISTIC_ROUTERS = ("least_loaded", "round_robin", "prefix_aware", "session
 def random_parts(
     scenario: ServingScenario, workload: Workload | DrawnSessions | RecordedSessions, largest_group: int
 ) -> tuple[str, ...]:
-    """Names of the parts that differ between replications: parts of the workload, `routing` and `think_times`.
+    """Names of the parts that differ between replications: parts of the workload, `routing`,
+    `think_times` and `speculation`.
 
     Empty if all replications are the same run. `largest_group`: the most engines that a router chooses from.
     """
     arrivals = scenario.workload.arrivals
     thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
     routed = router_name(scenario.system.routing) not in DETERMINISTIC_ROUTERS and largest_group > 1
-    others = {"routing": routed, "think_times": thinking}
+    drafted = any(pool.engine.speculative_config for pool in scenario.pools)
+    others = {"routing": routed, "think_times": thinking, "speculation": drafted}
     return tuple(dict.fromkeys((*workload.random, *(name for name, random in others.items() if random))))

@@ -95,6 +95,7 @@ class Simulation:
         self.columns = Columns(detail=bool(scenario.detail), sink=sink)
         self.population = StepIntegral()
         parts = Parts(plan, env, for_routing, draw, watch, machine_speed)
+        parts.speculation_seed = (scenario.seed << 20) + replication
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))

@@ -18,6 +18,7 @@ from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
 from twin.serving.session_summary import summarise_sessions
 from twin.serving.simulation import Run
+from twin.serving.speculation import speculation_summary
 from twin.serving.tier_links import CopyLink
 
 Floats = NDArray[np.float64]
@@ -53,6 +54,9 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if run.sessions is not None:
         document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
+    speculating = [engine.speculation for engine in run.engines if engine.speculation is not None]
+    if speculating:
+        document["speculation"] = speculation_summary(speculating)
     document |= _tiers(run)
     if run.prefix_reuse is not None:
         document["prefix_cache"] = run.prefix_reuse.summary()

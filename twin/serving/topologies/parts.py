@@ -26,7 +26,7 @@ class Parts:
 
     Attributes:
         plan: of the simulation. env: its environment. rng: for routers that draw.
-        draw, watch, machine_speed: as in `Simulation`.
+        draw, watch, machine_speed: as in `Simulation`. speculation_seed: for the outcomes of drafts.
         engines: those made so far, by name.
     """
 
@@ -37,6 +37,7 @@ class Parts:
     watch: Watch | None = None
     machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
+    speculation_seed: int = 0
     _load_links: dict[tuple[str, int], list[CopyLink]] = field(default_factory=dict)
 
     def make_engines(self) -> None:
@@ -52,7 +53,7 @@ class Parts:
                     self.env, pool.make_core, step_time, name=name, index=len(self.engines),
                     depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
                     watch=self.watch, machine_speed=self.machine_speed, view=self._view(pool),
-                    tier_links=links,
+                    tier_links=links, speculation=pool.make_speculation(self.speculation_seed),
                 )  # fmt: skip
 
     def _view(self, pool: PlannedPool) -> CacheView | None:
