@@ -193,3 +193,17 @@ def test_bad_input_is_one_line(
     told = capsys.readouterr().err.strip().splitlines()
     assert expected in told[-1]
     assert "plan.yaml" in told[-1]
+
+
+def test_a_rate_that_changes_is_planned_for_at_its_peaks() -> None:
+    """The mean rate stays, but the goals bind while it is three times as high."""
+    profile = {"points": [[0, 1], [30, 6], [40, 1]], "between": "steps"}
+    swinging = busy(layouts=["colocated"], replications=8, window=400, goals={"ttft_p99": "300ms"})
+    constant = planner(swinging).run()["recommendation"]
+    swinging["workload"]["arrivals"] |= {"profile": profile}
+    made = planner(swinging)
+    best = made.run()["recommendation"]
+    assert best["cost_per_hour"] > constant["cost_per_hour"]
+    written = made.judge(made.question).scenario(made.best.candidate, 400)["workload"]  # type: ignore[union-attr]
+    assert written["arrivals"]["profile"]["start"] == "random"
+    assert written["requests"] == 1067  # 400 requests on average, 8/3 times as many in windows at the peak
