@@ -35,6 +35,10 @@ COMMANDS = {
         "twin.cli.init:init",
         "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
     ),
+    "page": Command(
+        "twin.cli.page:page",
+        "Ask what if in a browser: sliders for rate, lengths, goals, layout and engine, and answers that follow them.",
+    ),
     "plan": Command(
         "twin.cli.plan:plan",
         "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",
