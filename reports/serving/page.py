@@ -19,6 +19,7 @@ from reports.serving.table import (
     MEANS,
     POINTS,
     at,
+    caches,
     devices,
     error_parts,
     footnote,
@@ -53,6 +54,7 @@ def simulation_page(document: Document, manifest: Document) -> str:
         *(f"<p>{escape(text)}</p>" for text in error_parts(document)),
         *_classes(document),
         *_over_time(document),
+        *(f"<p>{escape(text)}</p>" for text in caches(document["summary"])),
         *_sessions(document["summary"]),
         _assumptions(document),
     ]

@@ -91,6 +91,10 @@ class Question:
         changed = {**workload, "arrivals": {**workload["arrivals"], "rate": rate}}
         return self._with_workload(changed, f"rate {rate:.6g}")
 
+    def at_seed(self, seed: int) -> Question:
+        """The same question with other requests and draws."""
+        return replace(self, document={**self.document, "seed": seed})
+
     def with_lengths(self, factor: float) -> Question:
         """The same question with prompts and answers of all requests longer by a factor."""
         workload = copy.deepcopy(self.document["workload"])
@@ -102,6 +106,21 @@ class Question:
             prompts, answers = (_scaled(column, factor) for column in (trace.prefill_tokens, trace.decode_tokens))
             trace = replace(trace, prefill_tokens=prompts, decode_tokens=answers)
         return replace(self._with_workload(workload, f"lengths x {factor:g}"), trace=trace)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if prompts may begin as earlier ones did, so that a prefix cache has an effect."""
+        workload = self.document["workload"]
+        recorded = self.trace is not None and self.trace.prefix_blocks is not None
+        return recorded or bool(workload.get("prefixes") or workload.get("sessions"))
+
+    def with_prefixes(self, factor: float) -> Question | None:
+        """The same question with longer or shorter shared beginnings of the prompts; None where a trace has them."""
+        workload = self.document["workload"]
+        if not workload.get("prefixes"):
+            return None
+        prefixes = workload["prefixes"] | {"tokens": max(round(factor * workload["prefixes"]["tokens"]), 1)}
+        return self._with_workload({**workload, "prefixes": prefixes}, f"prefixes x {factor:g}")
 
     def sample(self, plan: ServingPlan) -> Lengths:
         """Lengths of some requests of a candidate's workload."""

@@ -102,4 +102,5 @@ def _sent_at(now: float, request: Request) -> Request:
         request.prefix_blocks,
         request.task,
         request.priority,
+        request.session,
     )
