@@ -141,7 +141,7 @@ def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) ->
         "microseconds_per_request": 1e6 * seconds / requests,
         "output_tokens_per_second": sum(columns.output_tokens) / seconds,
         "engine_events_per_second": sum(log.events for log in run.logs) / seconds,
-        "steps": sum(len(log.ends) for log in run.logs),
+        "steps": sum(log.num_steps for log in run.logs),
         "simulated_seconds": max(columns.last_token),
         "mean_itl": decoding / (sum(columns.output_tokens) - len(columns.output_tokens)),
     }

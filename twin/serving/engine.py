@@ -285,7 +285,7 @@ class Engine:
         """Work again, with an empty cache."""
         self._lost_counters = self.counters
         self.core = self._make_core()
-        self._lost_steps = len(self.log.ends)
+        self._lost_steps = self.log.num_steps
         self.log.outages.append((self._failed_at, self._env.now))
         self.failed = False
 
@@ -331,7 +331,7 @@ class Engine:
         if record.first_token == UNSET:
             record.first_token = end
         elif sequence.preempted_step:
-            self.log.odd_gaps.append(end - self.log.ends[self._lost_steps + sequence.preempted_step - 1])
+            self.log.odd_gaps.append(end - self.log.end_of(self._lost_steps + sequence.preempted_step - 1))
 
     def _finish(self, sequence: Sequence, end: float) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]

@@ -8,14 +8,52 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latency_models.step_time import StepTime
+from scenarios.serving import ServingScenario
 from schedulers.routing import ROUTERS
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan
-from twin.serving.pools import EnginesByModel
+from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
 from twin.serving.system import Pool
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The settings and step times of one engine of a plan.
+
+    Attributes:
+        name: the engine's. index: its number among all engines of the plan. pool: at the scores of a draw.
+    """
+
+    name: str
+    index: int
+    pool: PlannedPool
+    step_time: StepTime
+    scenario: ServingScenario
+
+    def make(self, env: Environment, watch: Watch | None = None, machine_speed: MachineSpeed | None = None) -> Engine:
+        """The engine, in an environment."""
+        return Engine(
+            env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
+            depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
+            detail=self.scenario.detail is True, watch=watch, machine_speed=machine_speed,
+        )  # fmt: skip
+
+
+def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
+    """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
+    varied = dict[int, StepTime]()
+    scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
+    found: list[EngineParts] = []
+    for planned in plan.pools:
+        pool = planned.at(scores) if scores else planned
+        step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
+        found += [
+            EngineParts(name, len(found) + i, pool, step_time, plan.scenario) for i, name in enumerate(pool.names)
+        ]
+    return found
 
 
 @dataclass
@@ -38,17 +76,8 @@ class Parts:
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
-        scenario, varied = self.plan.scenario, dict[int, StepTime]()
-        scores = scores_of(self.plan.unknowns() if self.draw is not None else (), scenario.seed, self.draw)
-        for planned in self.plan.pools:
-            pool = planned.at(scores) if scores else planned
-            step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
-            for name in pool.names:
-                self.engines[name] = Engine(
-                    self.env, pool.make_core, step_time, name=name, index=len(self.engines),
-                    depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
-                    watch=self.watch, machine_speed=self.machine_speed,
-                )  # fmt: skip
+        for parts in engine_parts(self.plan, self.draw):
+            self.engines[parts.name] = parts.make(self.env, self.watch, self.machine_speed)
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
         """A pool of engines for each model, with a router of its own; models with the same engines share one."""
