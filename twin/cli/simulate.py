@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from twin.process import paused_garbage_collection, use_one_thread
+from twin.process import configure_libraries, making_what_stays
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -60,8 +60,8 @@ def simulate(
     no_figures
         Leave out figures and the HTML report.
     """
-    use_one_thread()
-    with paused_garbage_collection():  # modules and tables stay
+    configure_libraries()
+    with making_what_stays():
         source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
 
     from twin.cli.console import note, print_json, print_table

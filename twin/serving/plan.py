@@ -100,8 +100,8 @@ class ServingPlan:
 
     @property
     def can_draw(self) -> bool:
-        """True if the step-time model of a pool has unknowns to draw."""
-        return bool(self.unknowns())
+        """True if the step-time model of a pool has unknowns to draw; they are not computed."""
+        return any(pool.step_time.can_draw for pool in self.pools)
 
     def outside(self) -> dict[str, float]:
         """Axes on which steps of any pool lay beyond its measurements so far, with the largest value on each."""

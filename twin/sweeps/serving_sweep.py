@@ -98,7 +98,7 @@ class ServingSweep:
     def draws_of(self, case: Case) -> int:
         """Number of draws of a configuration; none where the error of its step times is unknown."""
         wanted = self.draws if self.draws is not None else self.replications if self.replications > 1 else 0
-        return wanted if case.plan.can_draw else 0
+        return wanted if wanted and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
         """A digest of `version` and of everything that a result depends on."""
