@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from reports.records.columns import writing_columns
 from schedulers.routing import ROUTERS, RoundRobin
+from tests.twin.serving import by_hand
+from tests.twin.serving.by_hand import Row
 from tests.twin.serving.scenarios import records, reported, scenario
 from twin.serving import independent_engines, summary
 from twin.serving import records as records_module
@@ -79,6 +81,29 @@ def test_apart_as_together(
         patch.setattr(independent_engines, "SPAN", span)
         apart = simulate_apart(plan)
     assert_equal(apart, Simulation(plan_of(document)).run(), document)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=30),
+    replicas=st.integers(2, 4),
+    asynchronous=st.booleans(),
+    fast_forward=st.booleans(),
+    span=st.sampled_from([1, 3, 1000]),
+)
+def test_events_at_the_same_instant(
+    rows: list[Row], replicas: int, asynchronous: bool, fast_forward: bool, span: int
+) -> None:
+    """Everything happens at whole ticks, so arrivals, step ends and answers of several engines coincide."""
+    sections: dict[str, Any] = {
+        "system": {"layout": "colocated", "replicas": replicas, "routing": "round_robin"},
+        "engine": {"async_scheduling": asynchronous}, "fast_forward": fast_forward,
+    }  # fmt: skip
+    apart, together = (by_hand.plan_of(sorted(rows), **sections) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(independent_engines, "SPAN", span)
+        found = simulate_apart(apart)
+    assert_equal(found, Simulation(together).run(), scenario(**sections))
 
 
 @pytest.mark.parametrize("processes", [2, 3])
