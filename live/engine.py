@@ -25,6 +25,7 @@ from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import KVCache
 from schedulers.sequence import Sequence
 
 Clock = Callable[[], float]
@@ -66,6 +67,7 @@ class Engine:
 
     Args:
         make_executor: makes what runs the batches. depth: steps in flight at once, 1 or 2.
+        make_core: makes its scheduler on a class of KV caches, in place of one with `config` and `chunks`.
 
     Attributes:
         core: the scheduler. executor: runs batches on the model. clock: returns seconds.
@@ -83,9 +85,10 @@ class Engine:
         watch: Watch | None = None,
         make_executor: Callable[[Decoder, BlockPool, EngineConfig], Executor] = Executor,
         depth: int = 1,
+        make_core: Callable[[type[KVCache]], EngineCore] | None = None,
     ) -> None:
         assert depth in (1, 2), "an executor has two staging buffers for the inputs of a step"
-        self.core = EngineCore(config, chunks, make_cache=BlockPool)
+        self.core = EngineCore(config, chunks, make_cache=BlockPool) if make_core is None else make_core(BlockPool)
         pool = self.core.kv_cache
         assert isinstance(pool, BlockPool)
         self.executor = make_executor(decoder, pool, config)
@@ -178,6 +181,12 @@ class Engine:
         if self.keep_times:
             for generation in output.decodes:
                 generation.times.append(end)
+        return self._end_step(batch, stopped, output, end)
+
+    def _end_step(
+        self, batch: Batch, stopped: list[Sequence], output: ModelRunnerOutput, end: float
+    ) -> list[Generation]:
+        """Write the output of prompts, and end the step; `stopped`: decodes whose outputs end with it."""
         if batch.chunks:
             stopped += self._commit_prompts(output, end)
         for result in output.logprobs:

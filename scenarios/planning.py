@@ -10,7 +10,8 @@ from latency_models.io.config_io import Strict
 from scenarios.goals import Goal, read_goals
 from scenarios.limits import Engines
 from scenarios.pools import DeviceSpec, Role
-from scenarios.system import LinkSpec, Routing
+from scenarios.routing import RouterName
+from scenarios.system import LinkSpec
 from workloads.errors import BadInput
 
 Layout = Literal["colocated", "disaggregated"]
@@ -69,7 +70,7 @@ class PlanSpec(Strict):
     decode: list[Sharing] = Field(default_factory=lambda: [ISOLATED], min_length=1)
     link: LinkSpec | None = None
     vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    routing: list[Routing] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
+    routing: list[RouterName] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
     limits: PlanLimits = Field(default_factory=PlanLimits)
     prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

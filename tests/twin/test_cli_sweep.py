@@ -181,7 +181,7 @@ def test_a_killed_sweep_is_taken_up_with_no_point_lost_or_repeated(scenario: Pat
 
 
 def test_a_run_that_is_alive_is_left_alone(scenario: Path, sweep) -> None:
-    arguments = ("--ratio", "1:6", "--jobs", "1", "--set", "requests_per_instance=3000")
+    arguments = ("--ratio", "1:6", "--jobs", "1", "--set", "requests_per_instance=20000")
     process = start(scenario, *arguments)
     while not list(scenario.parent.glob("runs/*/points.jsonl")):
         time.sleep(0.005)
@@ -300,7 +300,7 @@ def test_a_trace_counts_by_its_content_not_its_place(scenario: Path, sweep) -> N
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(scenario: Path) -> None:
-    process = start(scenario, "--ratio", "1:12", "--jobs", "1", "--set", "requests_per_instance=3000")
+    process = start(scenario, "--ratio", "1:12", "--jobs", "1", "--set", "requests_per_instance=20000")
     while not list(scenario.parent.glob("runs/*/points.jsonl")):
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)

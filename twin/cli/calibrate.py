@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from twin.cli.commands import COMMANDS
+from twin.cli.refine import refine
 
 if TYPE_CHECKING:
     from latency_models.calibration.file_format import Calibration
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FLAG = Parameter(negative=())
 
 calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
+calibrate.command(refine)
 
 
 @calibrate.command

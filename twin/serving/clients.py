@@ -121,4 +121,5 @@ def _sent_at(now: float, request: Request) -> Request:
         request.prefix_blocks,
         request.task,
         request.priority,
+        request.session,
     )

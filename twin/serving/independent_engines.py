@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scenarios.routing import make_router, router_name
 from scenarios.serving_workload import ClosedLoopSpec
-from schedulers.routing import ROUTERS, Router, own_method
+from schedulers.routing import Router, own_method
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.clients import PartwiseLoop
@@ -44,25 +45,30 @@ Rows = dict[str, NDArray[Any]]
 
 def why_together(plan: ServingPlan) -> str | None:
     """The reason why one simulation has to have all engines of a plan: what they share; None if nothing."""
+    return next((f"{field}: {reason}" for shared, field, reason in _shared(plan) if shared), None)
+
+
+def _shared(plan: ServingPlan) -> Iterator[tuple[bool, str, str]]:
+    """The things that engines may share: whether they do, the field that says so, and what it is."""
     scenario, groups = plan.scenario, plan.groups
-    if sum(map(len, groups)) == 1:
-        return "system: there is one engine"
-    if not isinstance(plan.workload, Workload):
-        return "workload.sessions: a turn waits for the answer before it"
-    if isinstance(scenario.workload.arrivals, ClosedLoopSpec):
-        return "workload.arrivals: clients of a closed loop wait for answers"
-    if scenario.failures:
-        return "failures: requests of an engine that fails go to others"
-    if scenario.system.topology != "colocated":
-        return f"system.layout: {scenario.system.layout} engines send requests to each other"
-    if sum(map(len, groups)) > len({name for group in groups for name in group}):
-        return "system.pools: models share engines, each with a router of its own"
-    router = _router(plan)
-    if len(groups) > 1 and own_method(router, "requests_elsewhere") is None:
-        return f"system.routing: {scenario.system.routing} may look at more than the loads of its pool"
-    if own_method(router, "turn_of") is None and len(groups) == 1:
-        return f"system.routing: {scenario.system.routing} looks at all engines for each request"
-    return None
+    system, arrivals, engines = scenario.system, scenario.workload.arrivals, sum(map(len, groups))
+    yield engines == 1, "system", "there is one engine"
+    yield not isinstance(plan.workload, Workload), "workload.sessions", "a turn waits for the answer before it"
+    yield isinstance(arrivals, ClosedLoopSpec), "workload.arrivals", "clients of a closed loop wait for answers"
+    yield bool(scenario.failures), "failures", "requests of an engine that fails go to others"
+    yield system.topology != "colocated", "system.layout", f"{system.layout} engines send requests to each other"
+    distinct = len({name for group in groups for name in group})
+    yield engines > distinct, "system.pools", "models share engines, each with a router of its own"
+    tiers = any(pool.spec.engine.kv_offloading is not None for pool in plan.pools)
+    yield tiers, "engine.kv_offloading", "engines of a host share its tiers"
+    drafts = any(pool.scheduler.speculation is not None for pool in plan.pools)
+    yield drafts, "engine.speculative_config", "outcomes of drafts are reported of all engines"
+    yield scenario.measure.prefix_cache, "measure.prefix_cache", "prompts of all engines are followed"
+    yield system.kv_events is not None, "system.kv_events", "routers follow all caches"
+    router, name = _router(plan), router_name(system.routing)
+    by_loads, by_turns = own_method(router, "requests_elsewhere"), own_method(router, "turn_of")
+    yield len(groups) > 1 and by_loads is None, "system.routing", f"{name} may look at more than the loads of its pool"
+    yield len(groups) == 1 and by_turns is None, "system.routing", f"{name} looks at all engines for each request"
 
 
 def independent_groups(plan: ServingPlan) -> list[tuple[str, ...]]:
@@ -261,4 +267,4 @@ class _GroupRouter:
 
 def _router(plan: ServingPlan) -> Router:
     """A router of the plan's kind. Those of independent groups draw nothing."""
-    return ROUTERS.select(plan.scenario.system.routing)(lambda size: 0)
+    return make_router(plan.scenario.system.routing, lambda size: 0)

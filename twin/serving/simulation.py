@@ -20,12 +20,15 @@ from twin.serving.link import Link
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.plan import ServingPlan, make_plan
+from twin.serving.prefix_reuse import PrefixReuse
 from twin.serving.randomness import Draw
 from twin.serving.records import Columns, Counters, EngineLog, RequestRecord, Sink, StepIntegral, StepKeeper
 from twin.serving.session_clients import ClosedSessions, OpenSessions
 from twin.serving.session_log import SessionLog
+from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
 from twin.serving.system import System
+from twin.serving.tier_links import TierLinks
 from twin.serving.topologies.parts import Parts
 from twin.serving.topologies.registry import TOPOLOGIES
 from workloads.errors import BadInput
@@ -54,6 +57,12 @@ class EngineAtEnd(Protocol):
     @property
     def counters(self) -> Counters: ...
 
+    @property
+    def speculation(self) -> SimulatedSpeculation | None: ...
+
+    @property
+    def tier_links(self) -> TierLinks | None: ...
+
 
 @dataclass(frozen=True)
 class Run:
@@ -64,6 +73,7 @@ class Run:
         population: ∫ requests in the system dt, counted at arrivals and departures.
         outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
         sessions: the finished sessions; None for a workload without sessions.
+        prefix_reuse: the prompts, if the scenario measures prefix caches.
     """
 
     columns: Columns
@@ -72,6 +82,7 @@ class Run:
     population: float
     outside: dict[str, float]
     sessions: SessionLog | None = None
+    prefix_reuse: PrefixReuse | None = None
 
     @property
     def logs(self) -> list[EngineLog]:
@@ -124,11 +135,15 @@ class Simulation:
         for_workload, for_routing, for_clients = generators(plan, replication)
         self.plan = plan
         self.environment = env = Environment()
+        self.prefix_reuse: PrefixReuse | None = None
         self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         parts = Parts(plan, env, for_routing, draw, watch, machine_speed)
+        parts.speculation_seed = (scenario.seed << 20) + replication
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
+        if scenario.measure.prefix_cache:
+            self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
         self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
         engines = {engine.name: engine for engine in self.system.engines()}
         self.outages = [
@@ -152,7 +167,8 @@ class Simulation:
         self.columns.flush()
         system, area = self.system, self.population.area
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
-        return Run(self.columns, system.engines(), _named_links(system), area, self.plan.outside(), sessions)
+        links, reuse = _named_links(system), self.prefix_reuse
+        return Run(self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse)
 
     def _arrived(self) -> None:
         self.population.set(self.environment.now, self.population.value + 1)
@@ -160,6 +176,8 @@ class Simulation:
     def _finished(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value - 1)
         self.columns.add(record)
+        if self.prefix_reuse is not None:
+            self.prefix_reuse.add(record)
         self.clients.finished(record)
 
     def _keep_steps(self) -> None:
@@ -224,14 +242,27 @@ def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop |
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
     and no request that follows an answer.
 
-    An engine that several routers choose is left out, too.
+    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers.
     """
     if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools:
+        return
+    if any(engine.tier_links is not None for engine in system.engines()):
         return
     pools = system.pools()
     if sum(len(pool.engines) for pool in pools) == len(system.engines()):
         for pool in pools:
             pool.foresee(clients)
+
+
+def _cache_sizes(system: System) -> dict[str, int]:
+    """Prefix ids that the caches which prompts are looked up in can hold: on devices, and in all tiers together."""
+    engines = {engine.name: engine for pool in system.prefill_pools.values() for engine in pool.engines}.values()
+    device = in_all = 0
+    for engine in engines:
+        on_device = sum(core.kv_cache.num_blocks // core.kv_cache.blocks_per_node for core in engine.cores)
+        device += on_device
+        in_all += on_device + (sum(engine.tier_links.capacities) * len(engine.cores) if engine.tier_links else 0)
+    return {"device": device} | ({"all": in_all} if in_all > device else {})
 
 
 def _named_links(system: System) -> dict[str, Link]:

@@ -17,6 +17,8 @@ from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
 from twin.serving.session_summary import summarise_sessions
 from twin.serving.simulation import EngineAtEnd, Run
+from twin.serving.speculation import speculation_summary
+from twin.serving.tier_links import CopyLink
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -51,6 +53,12 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if run.sessions is not None:
         document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
+    speculating = [engine.speculation for engine in run.engines if engine.speculation is not None]
+    if speculating:
+        document["speculation"] = speculation_summary(speculating)
+    document |= _tiers(run)
+    if run.prefix_reuse is not None:
+        document["prefix_cache"] = run.prefix_reuse.summary()
     document["littles_law_error"] = _littles_law(run)
     return document
 
@@ -215,6 +223,34 @@ def _engine_counts(run: Run) -> dict[str, Any]:
         "load": sum(log.running_seqs.area for log in run.logs) / (run.end * max_num_seqs) if run.end else 0.0,
         "kv_used": _kv_used(run.engines, run.end),
     }
+
+
+def _tiers(run: Run) -> dict[str, Any]:
+    """Copies to and from the tiers below devices, summed over engines; empty without tiers."""
+    every = [engine.tier_links for engine in run.engines if engine.tier_links is not None]
+    if not every:
+        return {}
+    prompts = sum(engine.counters.prefill_tokens + engine.counters.cached_tokens for engine in run.engines)
+    tiers: dict[str, Any] = {}
+    for name in dict.fromkeys(name for links in every for name in links.names):
+        places = [(links, links.names.index(name)) for links in every if name in links.names]
+        loads = {id(links.loads[i]): links.loads[i] for links, i in places}.values()  # a host's engines share theirs
+        loaded = sum(links.loaded_nodes[i] * links.node_tokens for links, i in places)
+        tiers[name] = {
+            "loaded_tokens": loaded,
+            "loaded_share": loaded / prompts if prompts else 0.0,
+            "stored_tokens": sum(links.stored_nodes[i] * links.node_tokens for links, i in places),
+            "loaded_bytes": sum(link.moved for link in loads),
+            "stored_bytes": sum(links.stores[i].moved for links, i in places),
+            "load_utilization": _mean_busy(list(loads), run.end),
+            "store_utilization": _mean_busy([links.stores[i] for links, i in places], run.end),
+        }
+    seconds = np.concatenate([_floats(links.load_seconds) for links in every])
+    return {"kv_tiers": tiers, "kv_load": spread(seconds)}
+
+
+def _mean_busy(links: list[CopyLink], end: float) -> float:
+    return sum(link.busy for link in links) / (end * len(links)) if end else 0.0
 
 
 def _kv_used(engines: Sequence[EngineAtEnd], end: float) -> float | None:

@@ -25,7 +25,9 @@ from twin.serving.plan import ServingPlan, widest
 from twin.serving.randomness import Draw
 from twin.serving.records import Counters, EngineLog, Sink
 from twin.serving.simulation import Run, Simulation
+from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
+from twin.serving.tier_links import TierLinks
 from twin.sweeps.parallel import each_as_done
 
 WORTH_A_PROCESS = 10_000
@@ -83,6 +85,8 @@ class EngineOfProcess:
     counters: Counters
     backlog: Backlog
     log: EngineLog
+    speculation: SimulatedSpeculation | None = None
+    tier_links: TierLinks | None = None
 
 
 def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:

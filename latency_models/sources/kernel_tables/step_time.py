@@ -77,7 +77,7 @@ class KernelTableStepTime(StepTimeModel):
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
-        rest = self._rest(batch.n_decodes + batch.prefill_tokens, batch.n_decodes + len(chunks), gathered)
+        rest = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             return rest + self._attention.mixed(batch)
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
@@ -157,13 +157,13 @@ class VariedKernelTables(KernelTableStepTime):
         """See `StepTimeModel.rank_seconds`."""
         if batch is None:
             return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
-        rows, chunks = batch.n_decodes + batch.prefill_tokens, batch.chunks
-        kernels = self._kernels(rows, batch.n_decodes + len(chunks), gathered)
+        rows, chunks = batch.tokens, batch.chunks
+        kernels = self._kernels(rows, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             attention = self._factors.prompt_attention * self._attention.mixed(batch)
-        else:
-            alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
-            attention = self._factors.decode_attention * alone
+            return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
+        alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+        attention = self._factors.decode_attention * alone
         return self._step(kernels, attention, rows, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
@@ -180,10 +180,10 @@ class VariedKernelTables(KernelTableStepTime):
         seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
         return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
 
-    def _step(self, kernels: float, attention: float, rows: int, longest: int) -> float:
-        """Seconds of a step from its parts."""
+    def _step(self, kernels: float, attention: float, rows: int, longest: int, factor: float = 1.0) -> float:
+        """Seconds of a step from its parts, its kernels times a factor."""
         beyond = max(rows / (len(self._rows.seconds) - 1), longest / self._longest, 1.0)
-        return self._overhead + (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
+        return self._overhead + factor * (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
 
 
 def load_kernel_tables(

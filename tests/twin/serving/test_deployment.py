@@ -122,7 +122,9 @@ def test_a_folder_in_place_of_the_imported_file(here: Path) -> None:
 @pytest.mark.parametrize("settings", [{"system.replicas": 3}, {"system": {"replicas": 3}}])
 def test_a_system_without_a_layout_is_colocated(settings: dict[str, Any]) -> None:
     checked = check_scenario(scenario(), settings, Path("s.yaml"))
-    assert checked.system.model_dump() == {"layout": "colocated", "replicas": 3, "routing": "least_loaded"}
+    assert checked.system.model_dump() == {
+        "layout": "colocated", "replicas": 3, "routing": "least_loaded", "kv_events": None,
+    }  # fmt: skip
     with pytest.raises(BadInput, match=r"system.layout: expected this field, which is missing$"):
         check_scenario(scenario(), {"system.decode_replicas": 3}, Path("s.yaml"))
 
