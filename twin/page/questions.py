@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,12 @@ class Inquiry:
     path: Path
     requests: int = 2000
 
-    @property
+    @cached_property
     def spec(self) -> ServingScenario:
         """The scenario, checked."""
         return check_scenario(self.document, {}, self.path)
 
-    @property
+    @cached_property
     def knobs(self) -> list[Knob]:
         """Everything that can be changed."""
         return knobs_of(self.spec)
@@ -60,7 +61,7 @@ class Inquiry:
     def changed(self, choices: Choices) -> Document:
         """The scenario under these choices, as `twin simulate` reads it from the same folder."""
         spec = self.spec
-        document = apply(self.document, settings_of(knobs_of(spec), choices, spec))
+        document = apply(self.document, settings_of(self.knobs, choices, spec))
         check_scenario(document, {}, self.path)
         written: Document = _plain(document)
         return written
