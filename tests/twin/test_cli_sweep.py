@@ -317,13 +317,19 @@ def test_an_interrupted_sweep_says_how_to_go_on(scenario: Path) -> None:
     assert json.loads(manifest.read_text())["complete"] is False
 
 
-def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep) -> None:
+def test_a_trace_replaces_the_synthetic_lengths(scenario: Path, sweep, capsys: pytest.CaptureFixture[str]) -> None:
     trace = scenario.parent / "trace.csv"
     trace.write_text("prompt_tokens,output_tokens\n" + "10,20\n300,40\n" * 20)
     document = sweep("--trace", str(trace), "--ratio", "1")
     assert document["theory"]["mean_prefill"] == 155
     assert document["theory"]["mean_decode"] == 30
     assert document["theory"]["slot_load_renewal_interval"][0] < document["theory"]["slot_load_renewal"]
+    assert run(["sweep", str(scenario), "--no-figures", "--jobs", "1", "--trace", str(trace), "--ratio", "1"]) == 0
+    low, high = document["theory"]["r_star_renewal_interval"]
+    interval = (
+        f"{document['theory']['r_star_renewal']:.2f} by the trace's pairs of lengths (95 %: {low:.2f} to {high:.2f})"
+    )
+    assert interval in " ".join(capsys.readouterr().out.split())
 
 
 def test_replay_plays_the_trace_at_its_own_times(scenario: Path, sweep, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import Choices, Knob, knobs_of, settings_of, to_link
 from twin.serving.timeseries import timeseries
 from twin.sweeps import ratio_sweep
-from twin.sweeps.serving_sweep import make_run, prepare, report_run, run_task
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import prepare, report_run, run_task
 from workloads.errors import BadInput
 
 Document = dict[str, Any]
@@ -113,7 +114,7 @@ def _simulated(inquiry: Inquiry, settings: Settings, requests: int) -> Document:
     """The document of a run with detail, as the page of a run shows it."""
     sweep = prepare(inquiry.document, inquiry.path, [{**settings, "workload.requests": requests, "detail": True}])
     task = sweep.tasks[0]
-    run = make_run(task)
+    run = make_run(task.plan, task.replication, task.draw)
     document = sweep.document(0, {task.key: report_run(run, task.plan)})
     document["series"] = timeseries(run, task.plan.scenario.measure)
     return document

@@ -196,12 +196,12 @@ class Judge:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def scenario(self, candidate: Candidate, requests: int) -> Document:
-        """The scenario of a candidate's windows."""
+        """The scenario of a candidate's windows of so many requests on average."""
         horizon, question = self.horizon, self.question
         made = document(question, candidate.family, candidate.sizes)
         if question.rate is not None:
             measure = {**(made.get("measure") or {}), "after": horizon.warmup, "before": requests / question.rate}
-            made = {**made, "measure": measure, "workload": {**made["workload"], "requests": requests}}
+            made = {**made, "measure": measure, "workload": question.window(requests)}
         return made
 
     def _plan(self, candidate: Candidate, requests: int) -> ServingPlan:

@@ -41,7 +41,7 @@ def write_deployment(planner: Planner, folder: Path) -> None:
 def simulated(planner: Planner, verdict: Verdict) -> Document:
     """The scenario of a deployment, with absolute paths."""
     question = planner.question if verdict.seed is None else planner.question.at_seed(verdict.seed)
-    made = planner.judge(question).scenario(verdict.candidate, verdict.windows[0]["requests"])
+    made = planner.judge(question).scenario(verdict.candidate, planner.horizon.long)
     made_absolute: Document = absolute(made, planner.question.path.parent.absolute())
     return made_absolute
 
