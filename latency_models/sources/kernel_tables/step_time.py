@@ -103,6 +103,11 @@ class KernelTableStepTime(StepTimeModel):
         """See `StepTime.unknowns`: `varied.unknowns_of` lists them."""
         return self._known_unknowns
 
+    @property
+    def can_draw(self) -> bool:
+        """See `StepTime.can_draw`: always, and the errors of the tables need not be computed for that."""
+        return True
+
     @cached_property
     def _known_unknowns(self) -> tuple[Unknown, ...]:
         return unknowns_of(self.tables, self.settings, self._experts is not None, self._composed_error)

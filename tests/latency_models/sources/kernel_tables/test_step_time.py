@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import checked
+from latency_models.sources.kernel_tables import varied
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import distinct_experts
@@ -267,3 +268,11 @@ def test_the_model_may_be_named(folder: Path) -> None:
     assert named.model.layers == 32
     with pytest.raises(BadInput, match="expected a path or one of"):
         load_kernel_tables(Path("kernels_tp1"), KernelTableSettings(model="lama-3.1-8b"), base=folder.parent)
+
+
+def test_errors_of_tables_are_computed_when_they_are_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(make_tables(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(varied, "held_out_errors", None)
+        assert model.can_draw
+    assert model.unknowns()
