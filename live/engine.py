@@ -19,6 +19,7 @@ from typing import NamedTuple
 from live.block_pool import BlockPool
 from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput
 from live.generation import Generation
+from live.host_tier import HostTier
 from live.input_batch import generation_of
 from live.models.decoder import Decoder
 from schedulers.batches import Batch
@@ -71,6 +72,7 @@ class Engine:
 
     Attributes:
         core: the scheduler. executor: runs batches on the model. clock: returns seconds.
+        host_tier: KV blocks in host memory; None without.
         watch: called after each step; None for nothing.
         keep_times: record when each token came (`Generation.times`).
     """
@@ -93,6 +95,8 @@ class Engine:
         assert isinstance(pool, BlockPool)
         self.executor = make_executor(decoder, pool, config)
         self.clock, self.watch, self.keep_times = clock, watch, False
+        tiers = self.core.kv_tiers
+        self.host_tier = None if tiers is None else HostTier(tiers, self.executor.cache, pool)
         self._depth, self._in_flight = depth, deque[InFlightStep]()
 
     def submit(
@@ -152,12 +156,32 @@ class Engine:
 
     def schedule(self, begin: float) -> Batch | None:
         """Schedule a step at `begin`, for a caller that runs it itself; None when there is nothing to run."""
-        batch = self.core.begin_step(begin)
+        batch = self.core.begin_step(begin) if self.core.kv_tiers is None else self._schedule_with_tiers(begin)
         for chunk in batch.chunks if batch is not None else ():
             generation = generation_of(chunk.sequence)
             if generation.scheduled < 0:
                 generation.scheduled = begin
         return batch
+
+    def _schedule_with_tiers(self, begin: float) -> Batch | None:
+        """Schedule a step, and copy blocks to and from the host tier.
+
+        Prefixes are loaded before this returns: their sequences run in the next step, or in this one if it would be
+        empty.
+        """
+        tiers, host = self.core.kv_tiers, self.host_tier
+        assert tiers is not None
+        assert host is not None
+        host.store(tiers.take_stores(True))
+        while True:
+            batch = self.core.begin_step(begin)
+            host.store(tiers.take_stores(False))
+            loads = tiers.take_loads()
+            for load in loads:
+                host.load(load)
+                self.core.finish_load(load)
+            if batch is not None or not loads:
+                return batch
 
     def abort(self, request_id: int) -> Generation | None:
         """Abort a request between steps; None when there is no such request."""

@@ -21,7 +21,7 @@ from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBat
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
 from schedulers.engine_config import EngineConfig
-from schedulers.kv_cache import KVCache
+from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers, Load
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
@@ -185,6 +185,10 @@ class EngineCore:
             sequence.prefix_loaded = True
             self._queue_of(sequence).requeue(sequence)
         self._admission_blocked = False
+
+    def observe_cache(self, observer: CacheObserver) -> None:
+        """Report to `observer` every block that enters or leaves the prefix cache, lower tiers included."""
+        (self.kv_cache.observers if self.kv_tiers is None else self.kv_tiers.listeners).append(observer)
 
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 

@@ -315,10 +315,8 @@ class Engine:
         for core in self.cores:
             if core.kv_tiers is not None:
                 self._observers.append(core.kv_tiers)
-                if view is not None:
-                    core.kv_tiers.listeners.append(view)
-            elif view is not None:
-                core.kv_cache.observers.append(view)
+            if view is not None:
+                core.observe_cache(view)
 
     def fail(self) -> list[RequestRecord]:
         """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""

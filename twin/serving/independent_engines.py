@@ -13,7 +13,7 @@ What is recorded is equal, to the last bit, to what one simulation of all engine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from twin.serving.step_file import StepFile
 from twin.serving.system import Pool, System
 from twin.serving.topologies.parts import EngineParts, engine_parts
 from workloads.generator import Workload
-from workloads.request import Request
+from workloads.request import TASKS, Request
 
 SPAN = 1 << 15
 """Requests that are drawn at a time, of all engines together: some 10 MB."""
@@ -174,7 +174,7 @@ class IndependentEngines:
 def empty_columns(plan: ServingPlan, *, detail: bool, sink: Sink | None = None) -> Columns:
     """Columns for the finished requests of a plan that number models and engines alike in all processes."""
     columns = Columns(detail=detail, sink=sink)
-    columns.models = {name: i for i, name in enumerate(plan.prefill_engines)}
+    columns.kinds = {kind: i for i, kind in enumerate(product(plan.prefill_engines, TASKS))}
     columns.replicas = {name: i for i, name in enumerate(name for pool in plan.pools for name in pool.names)}
     return columns
 

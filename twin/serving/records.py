@@ -309,16 +309,16 @@ KEPT_COLUMNS: Final = ("arrival", "queued", "first_token", "last_token", "output
 """Columns that the summary needs."""
 
 DETAILS: Final = (
-    "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "model", "replica",
+    "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "kind", "replica",
 )  # fmt: skip
-"""The other columns, of a run with detail."""
+"""The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
 
 
 class Columns:
     """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
     Without `detail` only the columns that the summary needs are filled. With a `sink` the others leave memory in parts.
-    `model` and `replica` hold indices into `models` and `replicas`.
+    `kind` and `replica` hold indices into `kinds`, pairs of model and task, and `replicas`.
 
     Args:
         sink: called with the `table` of every `PART` finished requests, and with the rest by `flush`.
@@ -334,8 +334,8 @@ class Columns:
         self.first_token, self.last_token = array("d"), array("d")
         self.id, self.prompt_tokens, self.output_tokens = array("q"), array("q"), array("i")
         self.cached_tokens, self.preemptions, self.attempts = array("q"), array("i"), array("i")
-        self.model, self.replica, self.one_shot = array("i"), array("i"), array("b")
-        self.models: dict[str, int] = {}
+        self.kind, self.replica, self.one_shot = array("i"), array("i"), array("b")
+        self.kinds: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, int] = {}
 
     def add(self, record: RequestRecord) -> None:
@@ -354,7 +354,7 @@ class Columns:
             self.cached_tokens.append(record.cached_tokens)
             self.preemptions.append(record.preemptions)
             self.attempts.append(record.attempts)
-            self.model.append(self.models.setdefault(request.model, len(self.models)))
+            self.kind.append(self.kinds.setdefault((request.model, request.task), len(self.kinds)))
             self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
         self._room -= 1
         if not self._room:
@@ -385,13 +385,14 @@ class Columns:
                 self._end_part()
 
     def flush(self) -> None:
-        """Hand the requests that the sink does not have yet to it, and keep only what the summary needs of them."""
+        """Hand the requests that the sink does not have yet to it, and keep what the summary and the classes need."""
         sink = self.sink
         if sink is None or not self.id:
             return
         sink(self.table())
         for name in DETAILS:
-            del getattr(self, name)[:]
+            if name != "kind":
+                del getattr(self, name)[:]
 
     def table(self) -> dict[str, Any]:
         """All columns by name, in the order in which requests finished; models and replicas by name.
@@ -408,9 +409,9 @@ class Columns:
             "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",
             "cached_tokens", "preemptions", "attempts",
         )  # fmt: skip
-        models, replicas = np.array(list(self.models)), np.array(list(self.replicas))
+        models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
         return {name: column(getattr(self, name)) for name in plain} | {
             "one_shot": column(self.one_shot).astype(bool),
-            "model": models[column(self.model)],
+            "model": models[column(self.kind)],
             "replica": replicas[column(self.replica)],
         }

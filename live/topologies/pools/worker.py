@@ -112,7 +112,7 @@ class EngineWorker:
         self._held: dict[int, Sequence] = {}  # prompts whose blocks are to be sent
         self._events = CacheEvents() if kv_events else None
         if self._events is not None:
-            self.engine.core.kv_cache.observers = [self._events]
+            self.engine.core.observe_cache(self._events)
         self._complete: set[int] = set()  # those of them that the front has been told of
 
     def run(self) -> Role:

@@ -14,7 +14,7 @@ from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
 from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.pools.local_pools import LocalPools  # noqa: E402
-from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
+from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig  # noqa: E402
 from schedulers.routing import ROUTERS  # noqa: E402
 from tests.live.topologies.answers import BLOCK, CONFIGS, colocated, make_decoder, requests, settings  # noqa: E402
 
@@ -119,6 +119,28 @@ def conversations(count: int, turns: int) -> list[list[Generation]]:
             each.append(make_generation(number, prompt, max_tokens=3, block_size=BLOCK))
         found.append(each)
     return found
+
+
+def test_a_router_sees_what_is_in_host_memory() -> None:
+    """Devices that hold two conversations of five: the others come back from the host tiers of their engines."""
+    decoder, tier = make_decoder("llama"), KVOffloading((TierConfig("host", 500),))
+    config = settings(4, num_gpu_blocks=14, kv_offloading=tier)
+    pools = LocalPools(layout(2, 0, config, routing="prefix_aware"), lambda module: decoder)
+    sessions = conversations(5, turns=4)
+    for turn in zip(*sessions, strict=True):
+        for generation in turn:
+            pools.submit(generation)
+            pools.run()
+    generations = [each for turns in sessions for each in turns]
+    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_empty(pools)
+    cores = [worker.engine.core for worker in pools.workers]
+    assert sum(core.cached_tokens for core in cores) == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
+    assert sum(core.kv_tiers.tiers[0].loaded for core in cores if core.kv_tiers is not None) > 10
+    for core, routed in zip(cores, pools.frontend.engines.values(), strict=True):
+        for generation in generations:
+            request = generation.request
+            assert routed.cached_prefix_tokens(request) == core.cached_prefix_tokens(request)
 
 
 @pytest.mark.parametrize("packed", [False, True])
