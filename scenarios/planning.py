@@ -53,7 +53,8 @@ class PlanSpec(Strict):
         goals: limits by name (`scenarios.goals`), in seconds or with a unit.
         objective: what to make small, or `throughput`: the highest rate on the devices within the limits. None: the
             price per hour where every device has a price, else the number of devices.
-        engines: kinds of engines. layouts: prefill and decode together, or apart with a `link`.
+        engines: kinds of engines; none where the only candidates are given ones.
+        layouts: prefill and decode together, or apart with a `link`.
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
         prices: of one device per hour, by type.
@@ -65,7 +66,7 @@ class PlanSpec(Strict):
 
     goals: Annotated[dict[str, float | str], Field(min_length=1)]
     objective: Objective | None = None
-    engines: Annotated[list[EngineKindSpec], Field(min_length=1, max_length=1000)]
+    engines: Annotated[list[EngineKindSpec], Field(max_length=1000)] = Field(default_factory=list)
     layouts: list[Layout] = Field(default_factory=lambda: [TOGETHER], min_length=1)
     decode: list[Sharing] = Field(default_factory=lambda: [ISOLATED], min_length=1)
     link: LinkSpec | None = None

@@ -39,6 +39,10 @@ COMMANDS = {
         "twin.cli.observe:observe",
         "Record the requests of a live server through a proxy: when each came, its lengths, its first and last token.",
     ),
+    "page": Command(
+        "twin.cli.page:page",
+        "Ask what if in a browser: sliders for rate, lengths, goals, layout and engine, and answers that follow them.",
+    ),
     "plan": Command(
         "twin.cli.plan:plan",
         "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",

@@ -344,7 +344,7 @@ class Engine:
         """Work again, with an empty cache."""
         self._lost_counters = self.counters
         self.core = self._new_core()
-        self._lost_steps = len(self.log.ends)
+        self._lost_steps = self.log.num_steps
         self._observe_cache()
         self.log.outages.append((self._failed_at, self._env.now))
         self.failed = False
@@ -445,7 +445,7 @@ class Engine:
         if record.first_token == UNSET:
             record.first_token = end
         elif sequence.preempted_step:
-            self.log.odd_gaps.append(end - self.log.ends[self._lost_steps + sequence.preempted_step - 1])
+            self.log.odd_gaps.append(end - self.log.end_of(self._lost_steps + sequence.preempted_step - 1))
 
     def _finish(self, sequence: Sequence, end: float) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
