@@ -48,6 +48,7 @@ class Parts:
                     self.env, pool.make_core, step_time, name=name, index=len(self.engines),
                     depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
                     watch=self.watch, machine_speed=self.machine_speed,
+                    deliver=scenario.system.frontend.deliver,
                 )  # fmt: skip
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
