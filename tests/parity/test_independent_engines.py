@@ -148,6 +148,7 @@ TOGETHER = [
     ({"failures": [{"engine": "engine-0", "at": 0.1, "duration": 0.1}]}, "failures: "),
     ({"system": {"layout": "disaggregated", "link": {"bandwidth": 1e9, "bytes_per_token": 1}}}, "system.layout: "),
     ({"system": {"replicas": 4, "routing": "round_robin", "kv_events": {"delay": 0.1}}}, "system.kv_events: "),
+    ({"system": {"replicas": 4, "routing": "round_robin", "frontend": {"route": 0.1}}}, "system.frontend: "),
     (
         {"system": {"replicas": 4, "routing": "round_robin"}, "measure": {"prefix_cache": True}},
         "measure.prefix_cache: ",
