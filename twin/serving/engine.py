@@ -318,12 +318,12 @@ class Engine:
 
     def _allocate_one_by_one(self, window: Window, steps: int) -> None:
         """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
-        begin = window.opened
-        for step in range(steps):
+        for step in range(window.allocated, steps):
+            begin = window.ends[step - 1] if step else window.opened
             for observer in self._observers:
                 observer.now = begin
             self.core.allocate_ahead(step + 1)
-            begin = window.ends[step]
+        window.allocated = max(window.allocated, steps)
 
     def _observe_cache(self) -> None:
         """Let the view see the cache of the scheduler, which is new and empty."""

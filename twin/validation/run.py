@@ -25,7 +25,8 @@ from twin.serving.summary import latencies, pooled_gaps, summarise
 from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend
-from twin.validation.compare import StepTimes, compare_load, compare_steps, curves, summary
+from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
+from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
 from twin.validation.machine_speed import Correction, require_speed_probes
 from twin.validation.recordings import Recording
@@ -105,6 +106,7 @@ def run_validation(
             name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
             for name in loads[0]["metrics"]
         },
+        "coverage": coverage(loads, list(GOALS)),
         "loads": loads,
     }
 
@@ -233,6 +235,7 @@ def _load(
     simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
     measured = [summary(each) for each in columns]
     predicted = [summarise(run, measure) for run in simulated]
+    intervals = forecast_intervals(measured, predicted, drawn_summaries(plan))
     over_time = timeline(columns[0], simulated[0].columns)
     others = dict(correction.errors()) if correction else {}
     if beforehand is not None:
@@ -240,7 +243,9 @@ def _load(
         others["error_beforehand"] = [summarise(run, measure) for run in runs]
     return {
         "requests": plan.requests,
-        "metrics": compare_load(measured, predicted, others),
+        "metrics": {
+            name: entry | intervals.get(name, {}) for name, entry in compare_load(measured, predicted, others).items()
+        },
         "measured": measured,
         "predicted": predicted,
         "steps": compare_steps([StepTimes.of(each.steps, model) for each in recordings]),
