@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -143,8 +144,8 @@ class ProfilingRecording:
         _write_readings(folder, self.readings)
 
     @classmethod
-    def read(cls, folder: Path, frontend: Mapping[str, float]) -> Self:
-        """Read the files that `write` wrote.
+    def read(cls, folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> Self:
+        """Read the files that `write` wrote. `frontend`: as of the class.
 
         Raises:
             OSError: a file that cannot be read.
