@@ -130,7 +130,7 @@ def _announces(time: RecordedTime, rank: int, post: Post) -> bool:
 
 
 def route_seconds(time: RecordedTime, arrivals: Sequence[float]) -> list[float]:
-    """Of each request, seconds from its arrival at the front to that of the next message that brings an engine work."""
+    """Seconds of each request from its arrival at the front to that of the next message that brings an engine work."""
     posts = [post for post in time.posts.get(FRONT, []) if post.size]
     found = []
     for arrival in arrivals:
@@ -141,7 +141,7 @@ def route_seconds(time: RecordedTime, arrivals: Sequence[float]) -> list[float]:
 
 
 def deliver_seconds(spans: Sequence[Span], generations: Mapping[int, Generation]) -> list[float]:
-    """Of each prompt, seconds from the end of its last step to the first token at the front."""
+    """Seconds of each prompt from the end of its last step to the first token at the front."""
     found = []
     for batch, _, end in spans:
         for chunk in batch.chunks:

@@ -39,7 +39,9 @@ def allowed() -> dict[str, set[str]]:
 def imported(package: str) -> set[str]:
     """The other packages that a package's modules import. Commands that start the live backend are left out."""
     commands = {
-        f"twin/cli/{name}.py" for name in ("adapt", "adapt_text", "calibrate", "quality_runs", "validate", "serve_live")
+        f"twin/cli/{name}.py" for name in (
+            "adapt", "adapt_measure", "adapt_text", "calibrate", "quality_runs", "validate", "serve_live",
+        )  # fmt: skip
     }
     found: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):

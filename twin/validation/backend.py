@@ -37,7 +37,7 @@ class ProfiledRounds(Timed, Protocol):
 
     @property
     def frontend(self) -> Mapping[str, float]:
-        """Of several engines, the work between their steps: fields of `system.frontend`, seconds."""
+        """The work between steps of several engines: fields of `system.frontend`, seconds."""
 
 
 class ReplayedRun(Timed, Protocol):

@@ -97,7 +97,7 @@ class ProfiledStepModel:
 
     @property
     def profiled_beside(self) -> bool:
-        """Whether enough was profiled in turns with the repeats for a model of its own."""
+        """True if enough was profiled in turns with the repeats for a model of its own."""
         return sum(len(part.rounds) for part in self._beside) >= 2 * HELD_OUT_EVERY
 
     def fitted_file(self, name: str, *, beside: bool = False) -> Path:
