@@ -1,7 +1,7 @@
 """Plans beside exhaustive searches, and the time to an answer of a question of some hundred candidates.
 
     python -m benchmarks.plan exhaustive [--seeds 100] [--window 1500] [--replications 20] [--out FILE]
-    python -m benchmarks.plan chance --candidate NAME [--windows 1500]
+    python -m benchmarks.plan chance --candidate NAME [--windows 1000]
     python -m benchmarks.plan question [--tables FOLDER] [--trace FILE] [--jobs 2] [--out FILE]
 
 `exhaustive` plans a space of 216 candidates, once for each seed in turn, and compares with an exhaustive search: all
@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=1500)
     parser.add_argument("--replications", type=int, default=20)
     parser.add_argument("--candidate", default="disaggregated small+small max_num_batched_tokens=1024 least_loaded 3+1")
-    parser.add_argument("--windows", type=int, default=1500)
+    parser.add_argument("--windows", type=int, default=1000)
     parser.add_argument("--truth", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--tables", type=Path, default=DATA / "kernel_tables/aiconfigurator/h200_sxm_vllm_0.12.0")

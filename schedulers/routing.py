@@ -92,6 +92,14 @@ class ForeseesChoices(Router, Protocol):
         ...
 
 
+class TakesTurns(Router, Protocol):
+    """A router that chooses by the number of a request alone, so that engines do not depend on each other."""
+
+    def turn_of(self, number: int, size: int) -> int:
+        """The position among `size` engines, all of them up, of the engine that gets request `number` (from 0)."""
+        ...
+
+
 class RoundRobin:
     """Engines in turn."""
 
@@ -107,6 +115,10 @@ class RoundRobin:
     def requests_elsewhere(self, position: int, size: int) -> int:
         """See `ForeseesChoices.requests_elsewhere`."""
         return (position - self._turn) % size
+
+    def turn_of(self, number: int, size: int) -> int:
+        """See `TakesTurns.turn_of`."""
+        return number % size
 
 
 class LeastLoaded:

@@ -155,7 +155,10 @@ def origin(manifest: Document) -> list[str]:
         return []
     import yaml
 
-    shown = {key: value for key, value in manifest.items() if key not in ("scenarios", "scenario", "plan")}
+    hidden = ["scenarios", "scenario", "plan"]
+    if manifest.get("status") == "running":  # a run draws its page before it is marked as complete
+        hidden += ["complete", "status", "updated"]
+    shown = {key: value for key, value in manifest.items() if key not in hidden}
     rows = "".join(f"<tr><td>{escape(key)}</td><td>{_value(value)}</td></tr>" for key, value in shown.items())
     parts = ["<h2>How this was made</h2>", f'<div class="scroll"><table class="origin">{rows}</table></div>']
     for key in ("scenario", "plan", "scenarios"):

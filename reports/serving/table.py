@@ -142,10 +142,12 @@ def sessions(found: Document) -> str:
 
 
 def footnote(document: Document) -> str:
-    """A note on the simulation: its step times, and the number of runs."""
+    """A note on the simulation: its step times, the number of runs, and what of the step times is a guess."""
     text = f"{document['note']} Step times: {step_times(document)}"
     runs = document["replications"] + document["draws"]
-    return f"{text}. {runs} runs; {_contents(document)}." if runs > 1 else f"{text}. One run; {no_interval(document)}."
+    notes = "".join(f" {each[:1].upper()}{each[1:]}." for each in document["step_time"].get("notes", ()))
+    counted = f"{runs} runs; {_contents(document)}" if runs > 1 else f"One run; {no_interval(document)}"
+    return f"{text}. {counted}.{notes}"
 
 
 def _contents(document: Document) -> str:

@@ -53,21 +53,23 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
 
             return plan_figures(document), plan_page(document, manifest)
         case "twin.validation/2":
-            from reports.reproductions.page import drawn_figures, terminal_page
+            from reports.reproductions.page import terminal_page
             from reports.validation.figures import validation_figures
+            from reports.validation.page import validation_charts
             from reports.validation.table import validation_table
 
             drawn = validation_figures(document)
             title = f"{document['name']}: predicted and measured"
-            return drawn, terminal_page(title, validation_table(document), manifest, drawn_figures(drawn))
+            return drawn, terminal_page(title, validation_table(document), manifest, validation_charts(document))
         case "twin.bundle-validation/1":
-            from reports.reproductions.page import drawn_figures, terminal_page
+            from reports.reproductions.page import terminal_page
             from reports.validation.bundle_figures import bundle_figures
             from reports.validation.bundle_table import bundle_table
+            from reports.validation.page import bundle_charts
 
             drawn = bundle_figures(document)
             title = f"{document['name']}: predicted and measured"
-            return drawn, terminal_page(title, bundle_table(document), manifest, drawn_figures(drawn))
+            return drawn, terminal_page(title, bundle_table(document), manifest, bundle_charts(document))
         case "twin.reproduction-sun-quality/1":
             from reports.reproductions.page import reproduction_page
             from reports.reproductions.sun import quality_figures, quality_table

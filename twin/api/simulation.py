@@ -16,7 +16,8 @@ from twin.api.scenario import Scenario, opened
 from twin.serving.reference_run import compare, read_reference_run
 from twin.serving.timeseries import timeseries
 from twin.sweeps import parallel
-from twin.sweeps.serving_sweep import ServingSweep, Task, make_run, prepare, report_run
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import ServingSweep, Task, prepare, report_run
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -187,7 +188,7 @@ def simulate(
         draws: runs with what is not known of step times and memory drawn, in the first realisation of the workload;
             each unknown is then varied alone, too. None: as many as replications if there are several.
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
-        jobs: processes, by default one for each core. A single run needs none.
+        jobs: processes, by default one for each core. A single run uses them if its engines are independent.
 
     Raises:
         BadInput: naming the file, the field or argument, the value and what was expected.
@@ -222,10 +223,11 @@ def run_all(
     """
     task = sweep.tasks[0]
     spec, measured = task.plan.scenario, _reference_run(sweep)
-    first = _make_first(task, requests)
+    jobs = jobs or parallel.usable_cores()
+    first = _make_first(task, requests, jobs)
     done[task.key] = report_run(first, task.plan)
     if len(sweep.tasks) > 1:
-        for finished in sweep.run(done, keep, jobs or parallel.usable_cores()):
+        for finished in sweep.run(done, keep, jobs):
             advance(finished)
     document = sweep.document(0, done)
     document["series"] = timeseries(first, spec.measure) if spec.detail is True else None
@@ -235,17 +237,18 @@ def run_all(
     return Result(scenario, document, others, sweep, first)
 
 
-def _make_first(task: Task, requests: Path | None) -> Run:
+def _make_first(task: Task, requests: Path | None, jobs: int) -> Run:
     """Make the first run; its requests go to a file, if one is named and the scenario keeps them.
 
     Requests of sessions stay in memory: which session each belongs to is added in the end.
     """
-    if requests is None or not task.plan.scenario.detail or not isinstance(task.plan.workload, Workload):
-        return make_run(task)
+    plan, replication, draw = task.plan, task.replication, task.draw
+    if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
+        return make_run(plan, replication, draw, processes=jobs)
     from reports.records.columns import writing_columns
 
     with writing_columns(requests) as write:
-        return make_run(task, write)
+        return make_run(plan, replication, draw, write, jobs)
 
 
 def _reference_run(sweep: ServingSweep) -> Document | None:

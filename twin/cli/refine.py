@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twin.process import use_one_thread
+from twin.process import configure_libraries
 
 FLAG = Parameter(negative=())
 
@@ -48,7 +48,7 @@ def refine(
     json
         Print one JSON document on stdout and nothing else there.
     """
-    use_one_thread()
+    configure_libraries()
     from latency_models.io.config_io import write_yaml
     from reports.records.run_directory import naming
     from scenarios.kinds import read_scenario

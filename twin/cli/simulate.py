@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from twin.process import paused_garbage_collection, use_one_thread
+from twin.process import configure_libraries, making_what_stays
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -54,14 +54,14 @@ def simulate(
     draws
         Runs with what is not known of step times and memory drawn; default: as many as replications if several.
     jobs
-        Processes; default: one for each core.
+        Processes, for several runs, and for one run of independent engines; default: one for each core.
     events
         Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
     no_figures
         Leave out figures and the HTML report.
     """
-    use_one_thread()
-    with paused_garbage_collection():  # modules and tables stay
+    configure_libraries()
+    with making_what_stays():
         source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
 
     from twin.cli.console import note, print_json, print_table
@@ -105,6 +105,7 @@ def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirecto
 
     requests = None if keep_requests else run.path / REQUESTS
     if len(plan.tasks) == 1:
+        _note_one_process(plan, jobs)
         return run_all(plan, source, {}, run.add_point, jobs, requests=requests)
     done = run.points()
     begun = len(done) + 1  # the first run is made each time, for its requests and steps
@@ -116,3 +117,13 @@ def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirecto
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
         return run_all(plan, source, done, run.add_point, jobs, made, requests)
+
+
+def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:
+    """Note on stderr that a run has one process although more are wanted, and why."""
+    from twin.cli.console import note
+    from twin.serving.independent_engines import why_together
+
+    shared = why_together(plan.cases[0].plan) if jobs is not None and jobs > 1 else None
+    if shared is not None:
+        note(f"one process, since engines are not independent ({shared})")

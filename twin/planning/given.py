@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scenarios.planning import EngineKindSpec, Layout
 from scenarios.pools import DeviceSpec, PoolSpec
+from scenarios.routing import router_name
 from scenarios.serving import ServingScenario, check_scenario
 from twin.planning.paths import absolute
 from twin.planning.question import Document, Question
@@ -38,9 +39,8 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
     kinds = tuple(EngineKindSpec(name=pool.name, device=pool.device or UNKNOWN) for pool in pools)
     layout: Layout = "colocated" if len(pools) == 1 else "disaggregated"
     shared = len(pools) == 2 and pools[1].models == "all"
-    family = Family(
-        layout, kinds, (), scenario.system.routing, shared, scenario.workload.models.count, Given(name, sections)
-    )
+    routing = router_name(scenario.system.routing)
+    family = Family(layout, kinds, (), routing, shared, scenario.workload.models.count, Given(name, sections))
     return candidate(question.spec, family, tuple(pool.replicas for pool in pools))
 
 
@@ -64,7 +64,8 @@ def _serves_evenly(pool: PoolSpec) -> bool:
 def _sections(scenario: ServingScenario, path: Path) -> Document:
     """The sections of a scenario whose system is a list of pools, with absolute paths."""
     pools = [pool.model_dump(mode="json", exclude_unset=True) for pool in scenario.pools]
-    system: Document = {"layout": "pools", "routing": scenario.system.routing, "pools": pools}
+    given = scenario.system.model_dump(mode="json", include={"routing", "kv_events"}, exclude_unset=True)
+    system: Document = {"layout": "pools", **given, "pools": pools}
     if scenario.system.kv_link is not None:
         system["link"] = scenario.system.kv_link.model_dump(mode="json")
     sections = {"engine": pools[0]["engine"], "step_time": pools[0]["step_time"], "system": system}

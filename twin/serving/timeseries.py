@@ -59,14 +59,15 @@ def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     A class has one model and one task, and is named by what tells it from the others.
     """
     columns = run.columns
-    kinds = list(columns.kinds)
+    kind = np.frombuffer(columns.kind, dtype=np.int32)
+    present = set(np.unique(kind).tolist())
+    kinds = {index: pair for index, pair in enumerate(columns.kinds) if index in present}
     if len(kinds) < 2:
         return None
-    models, tasks = ({pair[part] for pair in kinds} for part in (0, 1))
-    kind = np.frombuffer(columns.kind, dtype=np.int32)
+    models, tasks = ({pair[part] for pair in kinds.values()} for part in (0, 1))
     counted = in_measured_window(columns, measure)
     found: dict[str, Any] = {}
-    for index, (model, task) in sorted(enumerate(kinds), key=lambda each: each[1]):
+    for index, (model, task) in sorted(kinds.items(), key=lambda each: each[1]):
         chosen = counted & (kind == index)
         values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
         values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]

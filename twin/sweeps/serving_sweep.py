@@ -17,10 +17,10 @@ from scenarios.serving import ServingScenario, check_scenario
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
-from twin.serving.records import Sink
-from twin.serving.simulation import Run, Simulation
+from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.uncertainty import combine, sensitivities, with_width
+from twin.sweeps.one_run import make_run
 from twin.sweeps.parallel import each_as_done
 from workloads.errors import BadInput
 from workloads.traces import Trace
@@ -98,7 +98,7 @@ class ServingSweep:
     def draws_of(self, case: Case) -> int:
         """Number of draws of a configuration; none where the error of its step times is unknown."""
         wanted = self.draws if self.draws is not None else self.replications if self.replications > 1 else 0
-        return wanted if case.plan.can_draw else 0
+        return wanted if wanted and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
         """A digest of `version` and of everything that a result depends on."""
@@ -184,12 +184,7 @@ class ServingSweep:
 
 def run_task(task: Task) -> dict[str, Any]:
     """Make one run, and report it."""
-    return report_run(make_run(task), task.plan)
-
-
-def make_run(task: Task, sink: Sink | None = None) -> Run:
-    """Make one run. `sink`: see `Simulation`."""
-    return Simulation(task.plan, task.replication, task.draw, sink=sink).run()
+    return report_run(make_run(task.plan, task.replication, task.draw), task.plan)
 
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
@@ -205,7 +200,7 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
         "links": link_summaries(run),
         "outages": outages(run),
         "overload": overload(run, plan),
-        "outside": plan.outside(),
+        "outside": run.outside,
     }
 
 

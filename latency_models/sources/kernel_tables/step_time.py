@@ -12,6 +12,7 @@ from latency_models.origin import MeasuredDeployment
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
+from latency_models.sources.kernel_tables.links import note, resolve
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
 from latency_models.sources.kernel_tables.varied import Factors, settings_at, unknowns_of
@@ -62,7 +63,13 @@ class KernelTableStepTime(StepTimeModel):
     def measured_deployment(self) -> MeasuredDeployment:
         """See `StepTime.measured_deployment`."""
         ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
-        return MeasuredDeployment(self.tables.origin, self.model, ranks)
+        return MeasuredDeployment(self.tables.origin, self.model, ranks, self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        """Notes on what no table has: the link, and experts that were measured on one rank."""
+        link = self.settings.communication if self.settings.ranks > 1 else None
+        found = (note(link) if link is not None else None, self._experts.note if self._experts is not None else None)
+        return tuple(each for each in found if each)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
@@ -95,6 +102,11 @@ class KernelTableStepTime(StepTimeModel):
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: `varied.unknowns_of` lists them."""
         return self._known_unknowns
+
+    @property
+    def can_draw(self) -> bool:
+        """See `StepTime.can_draw`: always, and the errors of the tables need not be computed for that."""
+        return True
 
     @cached_property
     def _known_unknowns(self) -> tuple[Unknown, ...]:
@@ -196,4 +208,6 @@ def load_kernel_tables(
         BadInput: a file that cannot be read or breaks its format, an unknown model, or tables that do not fit.
     """
     tables = read_kernel_tables(base / path)
+    if settings.communication is not None:
+        settings = settings.model_copy(update={"communication": resolve(settings.communication, base)})
     return KernelTableStepTime(tables, settings, model or load_model(settings.model, base))

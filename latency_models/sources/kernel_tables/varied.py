@@ -119,10 +119,7 @@ def settings_at(settings: KernelTableSettings, unknowns: Mapping[str, Unknown], 
     }
     link = settings.communication
     if link is not None and "link" in unknowns:
-        factor = unknowns["link"].factor(scores.get("link", 0.0))
-        changed["communication"] = link.model_copy(
-            update={"latency": link.latency * factor, "bandwidth": link.bandwidth / factor}
-        )
+        changed["communication"] = link.scaled(unknowns["link"].factor(scores.get("link", 0.0)))
     return settings.model_copy(update=changed)
 
 

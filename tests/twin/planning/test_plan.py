@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 import twin
+from scenarios.engine_pools import engine_pools
+from scenarios.kinds import read_scenario
+from scenarios.single_engine import single_engine
 from tests.twin.planning.scenarios import document, kind, planner
 from twin.cli import run
 from twin.planning.judging import Judge, Verdict
@@ -94,6 +97,8 @@ def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch
     live = (tmp_path / "out" / "serve_live.sh").read_text()
+    made = Path("out/scenario.yaml")  # which the live backend accepts
+    (engine_pools if len(best["sizes"]) > 1 else single_engine)(read_scenario(made, "serving"), {}, made)
     assert live.count("twin serve-live") == (1 if len(best["sizes"]) > 1 else best["sizes"][0])
 
 

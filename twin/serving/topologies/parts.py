@@ -9,6 +9,7 @@ import numpy as np
 
 from latency_models.step_time import StepTime
 from scenarios.routing import make_router
+from scenarios.serving import ServingScenario
 from schedulers.kv_events import CacheView
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
@@ -16,8 +17,57 @@ from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
+from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.system import Pool
 from twin.serving.tier_links import CopyLink, TierLinks
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The settings and step times of one engine of a plan.
+
+    Attributes:
+        name: the engine's. index: its number among all engines of the plan. number: in its pool.
+        pool: at the scores of a draw.
+    """
+
+    name: str
+    index: int
+    number: int
+    pool: PlannedPool
+    step_time: StepTime
+    scenario: ServingScenario
+
+    def make(
+        self,
+        env: Environment,
+        watch: Watch | None = None,
+        machine_speed: MachineSpeed | None = None,
+        *,
+        view: CacheView | None = None,
+        tier_links: TierLinks | None = None,
+        speculation: SimulatedSpeculation | None = None,
+    ) -> Engine:
+        """The engine, in an environment."""
+        return Engine(
+            env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
+            depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
+            detail=self.scenario.detail is True, watch=watch, machine_speed=machine_speed, view=view,
+            tier_links=tier_links, speculation=speculation, deliver=self.scenario.system.frontend.deliver,
+        )  # fmt: skip
+
+
+def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
+    """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
+    varied = dict[int, StepTime]()
+    scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
+    found: list[EngineParts] = []
+    for planned in plan.pools:
+        pool = planned.at(scores) if scores else planned
+        step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
+        for i, name in enumerate(pool.names):
+            found.append(EngineParts(name, len(found), i, pool, step_time, plan.scenario))
+    return found
 
 
 @dataclass
@@ -42,19 +92,13 @@ class Parts:
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
-        scenario, varied = self.plan.scenario, dict[int, StepTime]()
-        scores = scores_of(self.plan.unknowns() if self.draw is not None else (), scenario.seed, self.draw)
-        for planned in self.plan.pools:
-            pool = planned.at(scores) if scores else planned
-            step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
-            for i, name in enumerate(pool.names):
-                links = self._tier_links(pool, i)
-                self.engines[name] = Engine(
-                    self.env, pool.make_core, step_time, name=name, index=len(self.engines),
-                    depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
-                    watch=self.watch, machine_speed=self.machine_speed, view=self._view(pool),
-                    tier_links=links, speculation=pool.make_speculation(self.speculation_seed),
-                )  # fmt: skip
+        for parts in engine_parts(self.plan, self.draw):
+            pool = parts.pool
+            self.engines[parts.name] = parts.make(
+                self.env, self.watch, self.machine_speed, view=self._view(pool),
+                tier_links=self._tier_links(pool, parts.number),
+                speculation=pool.make_speculation(self.speculation_seed),
+            )  # fmt: skip
 
     def _view(self, pool: PlannedPool) -> CacheView | None:
         """The view that routers have of the cache of an engine of a pool; None: the cache itself."""
