@@ -1,4 +1,4 @@
-"""The gain of host memory for KV blocks: hit rates beside their bounds, and P99 TTFT, by capacity and router.
+"""Hit rates beside their bounds, loads, and TTFT, by capacity of host memory for KV blocks and by router.
 
     python -m benchmarks.kv_offloading [--trace mooncake_conversation.jsonl.gz] [--requests N]
 

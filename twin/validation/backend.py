@@ -45,7 +45,7 @@ class ReplayedRun(Timed, Protocol):
 
     @property
     def profiled(self) -> ProfiledRounds | None:
-        """What was profiled in turns with it; None if nothing was."""
+        """The steps that were profiled in turns with it; None if nothing was."""
 
     @property
     def spans(self) -> Sequence[tuple[Batch, float, float]]:
