@@ -26,6 +26,7 @@ from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
+from twin.executors.processes import Processes
 from twin.planning.judging import Judge, Verdict
 from twin.planning.planner import Planner
 from twin.planning.question import read_question
@@ -77,13 +78,13 @@ def small_space(seed: int, window: int, replications: int) -> dict[str, Any]:
 def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, dict[str, Any]]:
     """A planner that has run, and what it says."""
     question = read_question(document, {}, path)
-    planner = Planner(question, {}, lambda key, window: None, jobs, brief=True)
+    planner = Planner(question, {}, lambda key, window: None, Processes(jobs), brief=True)
     return planner, planner.run()
 
 
 def exhaustive(planner: Planner) -> tuple[list[Verdict], int]:
     """A verdict on every candidate of a planner's space from all windows, and the requests simulated."""
-    judge = Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.jobs)
+    judge = Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.executor)
     every = [each for prospect in planner.prospects for each in prospect.candidates]
     return judge.look(every, planner.question.spec.replications), judge.simulated
 
@@ -175,7 +176,7 @@ def answered(arguments: argparse.Namespace) -> dict[str, Any]:
 
         question = read_question(document, {}, Path(made) / "plan.yaml")
         planner = Planner(
-            question, {}, lambda key, window: None, arguments.jobs,
+            question, {}, lambda key, window: None, Processes(arguments.jobs),
             found=lambda verdict: note("last_better" if "first" in times else "first"),
         )  # fmt: skip
         answer = planner.run()

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
+    from twin.executors.executor import ExecutorChoice
     from twin.planning.judging import Verdict
     from twin.planning.planner import Planner
     from twin.planning.question import Question
@@ -44,6 +45,7 @@ def plan(
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
+    executor: str = "local",
     fresh: Annotated[bool, FLAG] = False,
     brief: Annotated[bool, FLAG] = False,
     write: Path | None = None,
@@ -95,6 +97,8 @@ def plan(
         Parent of the run folders.
     jobs
         Processes; default: one for each core.
+    executor
+        Where windows are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray.
     fresh
         Start anew even if an unfinished run of the same plan exists.
     brief
@@ -108,9 +112,11 @@ def plan(
     from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
     from twin.api.arguments import require_at_least
+    from twin.executors.executor import choose_executor
     from twin.planning.question import read_question
 
     require_at_least("--jobs", jobs, 1)
+    chosen = choose_executor(executor, jobs)
     require_at_least("--max-gpus", max_gpus, 1)
     settings: dict[str, Any] = single_settings(set_ or [])
     goals = goals_of_texts(slo or [])
@@ -132,7 +138,7 @@ def plan(
         settings |= {} if max_gpus is None else {"plan.limits.gpus": max_gpus}
         settings |= {} if objective is None else {"plan.objective": objective}
         question = read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
-    return _answer(question, runs, jobs, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures)
+    return _answer(question, runs, chosen, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures)
 
 
 def _required(flag: str, value: Given | None) -> Given:
@@ -181,7 +187,7 @@ def _prices(texts: list[str], gpus: list[str]) -> dict[str, float]:
 def _answer(
     question: Question,
     runs: Path,
-    jobs: int | None,
+    chosen: ExecutorChoice,
     *,
     as_json: bool,
     fresh: bool,
@@ -192,16 +198,13 @@ def _answer(
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table, progress
     from twin.planning.planner import Planner
-    from twin.sweeps.parallel import usable_cores
 
-    with _run_folder(question, runs, fresh=fresh) as run:
+    with chosen.start() as executor, _run_folder(question, runs, fresh=fresh) as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
         with progress("simulating", 100, 0) as advance:
-            planner = Planner(
-                question, done, run.add_point, jobs or usable_cores(), lambda key: advance(""), _tell(question), brief
-            )
+            planner = Planner(question, done, run.add_point, executor, lambda key: advance(""), _tell(question), brief)
             document = planner.run()
         document["run"] = {"id": run.id, "directory": str(run.path)}
         if write is not None:

@@ -37,6 +37,7 @@ class Run:
         columns: one entry a request. logs: one an engine. engines, links: in their states at the end.
         population: ∫ requests in the system dt, counted at arrivals and departures.
         end: when the last answer was complete and the last step had ended, seconds.
+        outside: axes on which steps lay beyond the measurements of step times, with the largest value on each.
         sessions: the finished sessions; None for a workload without sessions.
     """
 
@@ -46,6 +47,7 @@ class Run:
     links: dict[str, Link]
     population: float
     end: float
+    outside: dict[str, float]
     sessions: SessionLog | None = None
 
     def request_table(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class Simulation:
         else:
             plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
         for_workload, for_routing, for_clients = _generators(plan, replication)
-        self.plan = plan
+        self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.columns = Columns(detail=bool(scenario.detail), sink=sink)
         self.population = StepIntegral()
@@ -117,7 +119,8 @@ class Simulation:
         logs = [engine.log for engine in system.engines()]
         end = max([max(columns.last_token, default=0.0), *(log.ends[-1] for log in logs if log.ends)])
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
-        return Run(columns, logs, system.engines(), _named_links(system), self.population.area, end, sessions)
+        links, outside = _named_links(system), self.plan.outside()
+        return Run(columns, logs, system.engines(), links, self.population.area, end, outside, sessions)
 
     def _arrived(self) -> None:
         self.population.set(self.environment.now, self.population.value + 1)

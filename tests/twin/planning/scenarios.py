@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from twin.executors.processes import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 
@@ -53,4 +54,4 @@ def question(made: dict[str, Any]) -> Question:
 
 def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1) -> Planner:
     """A planner that keeps nothing."""
-    return Planner(question(made), {}, lambda key, point: None, jobs, brief=brief)
+    return Planner(question(made), {}, lambda key, point: None, Processes(jobs), brief=brief)
