@@ -1,11 +1,16 @@
 """Plans beside exhaustive searches, and the time to an answer of a question of some hundred candidates.
 
     python -m benchmarks.plan exhaustive [--seeds 100] [--window 1500] [--replications 20] [--out FILE]
+    python -m benchmarks.plan chance --candidate NAME [--windows 1000]
     python -m benchmarks.plan question [--tables FOLDER] [--trace FILE] [--jobs 2] [--out FILE]
 
-`exhaustive` simulates every candidate of a space of about 200 with all windows, once for each seed in turn, and
-compares: the regret is the price of the recommendation over that of the cheapest candidate that all windows of the same
-seed let pass, less 1. `--truth SEED` takes one exhaustive search, with other requests, as the truth for all seeds.
+`exhaustive` plans a space of 216 candidates, once for each seed in turn, and compares with an exhaustive search: all
+windows (`--replications`) of each candidate, in the order of prices up to the first that passes, since no dearer one
+changes the optimum. The regret is the price of the recommendation over that of the optimum, less 1. `--truth SEED`
+takes one exhaustive search, with other requests, as the truth for all seeds. `share` is of the simulation that all
+windows of all candidates would take.
+
+`chance` is the chance of an hour of one candidate of that space from many windows of seed 1000.
 
 `question` is Llama-3.1-70B on H200 (aiconfigurator's tables), the Azure chat trace at 20 requests/s, both layouts,
 tensor parallelism 1 to 8 and five chunk sizes. Times are elapsed seconds and CPU seconds of all processes.
@@ -19,17 +24,23 @@ import resource
 import sys
 import tempfile
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from twin.executors.processes import Processes
+from twin.planning.confidence import probability
 from twin.planning.judging import Judge, Verdict
 from twin.planning.planner import Planner
+from twin.planning.prospects import horizon, prospects
 from twin.planning.question import read_question
+from twin.planning.space import Candidate
 from workloads.errors import BadInput
 
 DATA = Path("../shared/data")
@@ -82,22 +93,36 @@ def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, d
     return planner, planner.run()
 
 
-def exhaustive(planner: Planner) -> tuple[list[Verdict], int]:
-    """A verdict on every candidate of a planner's space from all windows, and the requests simulated."""
-    judge = Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.executor)
-    every = [each for prospect in planner.prospects for each in prospect.candidates]
-    return judge.look(every, planner.question.spec.replications), judge.simulated
+def exhaustive(planner: Planner) -> list[Verdict]:
+    """Verdicts from all windows on every candidate that is no dearer than the cheapest one that passes."""
+    judge = judge_of(planner)
+    verdicts: list[Verdict] = []
+    for _, level in groupby(sorted(every(planner), key=cost), key=cost):
+        verdicts += judge.look(list(level), planner.question.spec.replications)
+        if any(each.meets for each in verdicts):
+            break
+    return verdicts
 
 
-def price(verdict: Verdict) -> float:
+def judge_of(planner: Planner) -> Judge:
+    """A judge that has not simulated anything yet."""
+    return Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.executor)
+
+
+def every(planner: Planner) -> list[Candidate]:
+    """All candidates of a planner that has run."""
+    return [each for prospect in planner.prospects for each in prospect.candidates]
+
+
+def cost(candidate: Candidate) -> float:
     """The price of a candidate per hour."""
-    assert verdict.candidate.cost is not None
-    return verdict.candidate.cost
+    assert candidate.cost is not None
+    return candidate.cost
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Regret and share of the simulation for each seed."""
-    truth: tuple[list[Verdict], int] | None = None
+    truth: list[Verdict] | None = None
     if arguments.truth is not None:
         document = small_space(arguments.truth, arguments.window, arguments.replications)
         truth = exhaustive(planned(document, Path("benchmark.yaml"), arguments.jobs)[0])
@@ -106,18 +131,21 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         document = small_space(seed, arguments.window, arguments.replications)
         planner, answer = planned(document, Path("benchmark.yaml"), arguments.jobs)
         search = sum(judge.simulated for judge in planner.judges)
-        verdicts, simulated = truth or exhaustive(planner)
-        least = min(price(each) for each in verdicts if each.meets)
+        verdicts = truth or exhaustive(planner)
+        simulated = len(every(planner)) * arguments.replications * arguments.window
+        least = min(cost(each.candidate) for each in verdicts if each.meets)
         best = answer["recommendation"]
         runs.append(
             {
                 "seed": seed,
-                "candidates": len(verdicts),
+                "candidates": len(every(planner)),
                 "recommended": best and best["name"],
                 "regret": None if best is None else best["cost_per_hour"] / least - 1,
                 "passes": best is not None
                 and any(each.candidate.name == best["name"] and each.meets for each in verdicts),
                 "share": search / simulated,
+                "claim": best and best["probability"],
+                "windows": best and best["windows"],
             }
         )
         print(json.dumps(runs[-1]), flush=True)
@@ -127,6 +155,30 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         "within_2_percent": len(good),
         "of": len(runs),
         "largest_share": max(run["share"] for run in runs),
+    }
+
+
+def chance(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The chance of an hour of one candidate, and its mean excess (misses beyond those allowed) in a window."""
+    document = small_space(1000, arguments.window, arguments.windows)
+    question = read_question(document, {}, Path("benchmark.yaml"))
+    found, _ = prospects(question)
+    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, Processes(arguments.jobs))
+    named = {each.name: each for prospect in found for each in prospect.candidates}
+    if arguments.candidate not in named:
+        raise BadInput(f"expected one of {', '.join(named)}", field="--candidate", value=arguments.candidate)
+    (verdict,) = judge.look([named[arguments.candidate]], arguments.windows)
+    excess = np.array([window["excess"] for window in verdict.windows])
+    span, deviation = judge.span_of(verdict.windows), excess.std(axis=0, ddof=1)
+    return {
+        "candidate": arguments.candidate,
+        "windows": len(excess),
+        "windows_in_an_hour": span,
+        "mean_excess": excess.mean(axis=0).tolist(),
+        "standard_error": (deviation / np.sqrt(len(excess))).tolist(),
+        "deviation": deviation.tolist(),
+        "largest_mean_for_a_chance_of_0.95": (-1.645 * deviation / np.sqrt(span)).tolist(),
+        "chance": probability(excess, span),
     }
 
 
@@ -199,10 +251,12 @@ def _cpu() -> float:
 def main() -> int:
     """Run one of the two, print and write its results; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("exhaustive", "question"))
+    parser.add_argument("what", choices=("exhaustive", "chance", "question"))
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--window", type=int, default=1500)
     parser.add_argument("--replications", type=int, default=20)
+    parser.add_argument("--candidate", default="disaggregated small+small max_num_batched_tokens=1024 least_loaded 3+1")
+    parser.add_argument("--windows", type=int, default=1000)
     parser.add_argument("--truth", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--tables", type=Path, default=DATA / "kernel_tables/aiconfigurator/h200_sxm_vllm_0.12.0")
@@ -210,7 +264,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     try:
-        found = compare(arguments) if arguments.what == "exhaustive" else answered(arguments)
+        found = {"exhaustive": compare, "chance": chance, "question": answered}[arguments.what](arguments)
     except BadInput as error:
         print(f"benchmarks.plan: {error}", file=sys.stderr)
         return 2

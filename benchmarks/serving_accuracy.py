@@ -24,7 +24,7 @@ from latency_models.sources.vllm_step_log.step_log import read_step_log
 from scenarios.kinds import read_scenario
 from twin.serving.reference_run import compare, read_reference_run
 from twin.serving.uncertainty import flatten
-from twin.sweeps.serving_sweep import make_run, prepare, report_run
+from twin.sweeps.serving_sweep import prepare, run_task
 from workloads.errors import BadInput
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "vllm-rtxpro6000-llama31-8b.yaml"
@@ -52,7 +52,7 @@ def vllm_run(data: Path) -> tuple[dict[str, Any], Comparison]:
         "step_time.path": str((data / RUN / "kernels_tp1").absolute()),
     }
     sweep = prepare(read_scenario(EXAMPLE, "serving"), EXAMPLE, [settings], draws=RUN_DRAWS)
-    runs = [report_run(make_run(task), task.plan)["summary"] for task in sweep.tasks_of(0)[: 1 + RUN_DRAWS]]
+    runs = [run_task(task)["summary"] for task in sweep.tasks_of(0)[: 1 + RUN_DRAWS]]
     rows = compare(runs[0], read_reference_run(data / RUN / "requests.jsonl")["summary"])
     drawn = [flatten(run) for run in runs[1:]]
     found = Comparison("vLLM run, RTX PRO 6000, 16 metrics", fitted=False)

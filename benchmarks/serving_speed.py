@@ -6,7 +6,8 @@ Poisson 5/s an engine, 512 tokens in and 256 out, Llama-2-7B on an A100 (step ti
 one engine, or 64 or 1,000 behind a least-loaded router. Whole commands are timed from outside, start-up included; the
 loop alone inside this process. Start-up is the whole command with one request, and `twin --help`. Step by step is the
 same work with `fast_forward: false`. A million requests are whole commands, too: they write `requests.parquet`
-(`detail: requests`), and their peak memory is that of the process. Exit code 4 when the whole command takes over a
+(`detail: requests`), and their peak memory is that of the process. Independent engines, behind round robin, are
+simulated together, apart, and apart in two processes. Exit code 4 when the whole command takes over a
 second for 10,000 requests.
 """
 
@@ -22,13 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
-from twin.serving.simulation import Simulation
+from twin.serving.plan import ServingPlan
+from twin.serving.simulation import Run, Simulation
+from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import prepare
 
 SCENARIO: dict[str, Any] = {
@@ -141,10 +144,39 @@ def loop(requests: int, repeat: int, replicas: int = 1, *, fast: bool = True) ->
         "microseconds_per_request": 1e6 * seconds / requests,
         "output_tokens_per_second": sum(columns.output_tokens) / seconds,
         "engine_events_per_second": sum(log.events for log in run.logs) / seconds,
-        "steps": sum(len(log.ends) for log in run.logs),
+        "steps": sum(log.num_steps for log in run.logs),
         "simulated_seconds": max(columns.last_token),
         "mean_itl": decoding / (sum(columns.output_tokens) - len(columns.output_tokens)),
     }
+
+
+def independent(requests: int, repeat: int, replicas: int) -> list[dict[str, Any]]:
+    """Loops over engines behind round robin: in one simulation (0 processes), apart in one process, and in two.
+
+    Median seconds elapsed, and the least CPU seconds of all processes together.
+    """
+    document = changed(requests, replicas)
+    document["system"]["routing"] = "round_robin"
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    rows = []
+    for processes in (0, 1, 2):
+        times = [_timed(lambda: _simulate(plan, processes)) for _ in range(repeat)]  # noqa: B023
+        rows.append({
+            "requests": requests, "replicas": replicas, "processes": processes,
+            "seconds": statistics.median(time.seconds for time in times), "cpu": min(time.cpu for time in times),
+        })  # fmt: skip
+    return rows
+
+
+def _simulate(plan: ServingPlan, processes: int) -> Run:
+    return make_run(plan, processes=processes) if processes else Simulation(plan).run()
+
+
+def _timed(work: Callable[[], object]) -> Timing:
+    gc.collect()
+    start, cpu = time.perf_counter(), children_cpu() + time.process_time()
+    work()
+    return Timing(time.perf_counter() - start, children_cpu() + time.process_time() - cpu)
 
 
 def changed(requests: int, replicas: int = 1) -> dict[str, Any]:
@@ -166,6 +198,7 @@ def main() -> int:
     whole = {str(n): command(n, asked.repeat) for n in (10_000, 100_000)}
     rows = [loop(n, asked.repeat) for n in (1000, 10_000, 100_000)]
     rows += [loop(100_000, asked.repeat, replicas=replicas) for replicas in (64, 1000)]
+    apart = [row for replicas in (64, 1000) for row in independent(100_000, asked.repeat, replicas)]
     slow = loop(10_000, asked.repeat, fast=False)
     millions = [million(replicas) for replicas in (1, 64, 1000)] if asked.million else []
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -179,6 +212,12 @@ def main() -> int:
             f"{row['microseconds_per_request']:5.1f} µs each, {row['output_tokens_per_second'] / 1e6:.1f} M tokens/s, "
             f"{row['engine_events_per_second']:.0f} engine events/s"
         )
+    for row in apart:
+        how = {0: "together", 1: "apart"}.get(row["processes"], f"apart in {row['processes']} processes")
+        print(
+            f"{row['requests']:>8} requests, {row['replicas']:>4} independent engines {how}: {row['seconds']:.2f} s, "
+            f"{1e6 * row['cpu'] / row['requests']:.1f} µs of CPU time each"
+        )
     longer = slow["seconds"] / rows[1]["seconds"]
     print(f"step by step, 10,000 requests: {slow['seconds']:.2f} s, {longer:.1f} times as long")
     for row in millions:
@@ -189,11 +228,12 @@ def main() -> int:
     print(f"most memory this process had: {memory:.0f} MiB")
     if asked.out:
         document = {
-            **provenance("twin.benchmark-serving-speed/4"),
+            **provenance("twin.benchmark-serving-speed/5"),
             "repeat": asked.repeat,
             "startup": {what: timing._asdict() for what, timing in startup.items()},
             "command": {n: timing._asdict() for n, timing in whole.items()},
             "loop": rows,
+            "independent": apart,
             "step_by_step": slow,
             "million": millions,
             "memory_mib": memory,

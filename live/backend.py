@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from live.engine import Progress
 from live.generation import Generation
 from live.models.config import ModelConfig
+from schedulers.speculation import SpeculationStats
 
 
 class BackendState(NamedTuple):
@@ -20,6 +21,7 @@ class BackendState(NamedTuple):
             counted since the start.
         steps_by_models: decode steps since the start whose sequences were of 1, 2, … models; empty where there is one
             model.
+        speculation: counters of draft tokens; None without speculative decoding.
     """
 
     num_running: int = 0
@@ -29,6 +31,7 @@ class BackendState(NamedTuple):
     cached_tokens: int = 0
     preemptions: int = 0
     steps_by_models: tuple[int, ...] = ()
+    speculation: SpeculationStats | None = None
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from typing import NamedTuple
 from live.block_pool import BlockPool
 from live.executor import AsyncModelRunnerOutput, Executor, ModelRunnerOutput
 from live.generation import Generation
+from live.host_tier import HostTier
 from live.input_batch import generation_of
 from live.models.decoder import Decoder
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import KVCache
 from schedulers.sequence import Sequence
 
 Clock = Callable[[], float]
@@ -66,9 +68,11 @@ class Engine:
 
     Args:
         make_executor: makes what runs the batches. depth: steps in flight at once, 1 or 2.
+        make_core: makes its scheduler on a class of KV caches, in place of one with `config` and `chunks`.
 
     Attributes:
         core: the scheduler. executor: runs batches on the model. clock: returns seconds.
+        host_tier: KV blocks in host memory; None without.
         watch: called after each step; None for nothing.
         keep_times: record when each token came (`Generation.times`).
     """
@@ -83,13 +87,16 @@ class Engine:
         watch: Watch | None = None,
         make_executor: Callable[[Decoder, BlockPool, EngineConfig], Executor] = Executor,
         depth: int = 1,
+        make_core: Callable[[type[KVCache]], EngineCore] | None = None,
     ) -> None:
         assert depth in (1, 2), "an executor has two staging buffers for the inputs of a step"
-        self.core = EngineCore(config, chunks, make_cache=BlockPool)
+        self.core = EngineCore(config, chunks, make_cache=BlockPool) if make_core is None else make_core(BlockPool)
         pool = self.core.kv_cache
         assert isinstance(pool, BlockPool)
         self.executor = make_executor(decoder, pool, config)
         self.clock, self.watch, self.keep_times = clock, watch, False
+        tiers = self.core.kv_tiers
+        self.host_tier = None if tiers is None else HostTier(tiers, self.executor.cache, pool)
         self._depth, self._in_flight = depth, deque[InFlightStep]()
 
     def submit(
@@ -149,12 +156,32 @@ class Engine:
 
     def schedule(self, begin: float) -> Batch | None:
         """Schedule a step at `begin`, for a caller that runs it itself; None when there is nothing to run."""
-        batch = self.core.begin_step(begin)
+        batch = self.core.begin_step(begin) if self.core.kv_tiers is None else self._schedule_with_tiers(begin)
         for chunk in batch.chunks if batch is not None else ():
             generation = generation_of(chunk.sequence)
             if generation.scheduled < 0:
                 generation.scheduled = begin
         return batch
+
+    def _schedule_with_tiers(self, begin: float) -> Batch | None:
+        """Schedule a step, and copy blocks to and from the host tier.
+
+        Prefixes are loaded before this returns: their sequences run in the next step, or in this one if it would be
+        empty.
+        """
+        tiers, host = self.core.kv_tiers, self.host_tier
+        assert tiers is not None
+        assert host is not None
+        host.store(tiers.take_stores(True))
+        while True:
+            batch = self.core.begin_step(begin)
+            host.store(tiers.take_stores(False))
+            loads = tiers.take_loads()
+            for load in loads:
+                host.load(load)
+                self.core.finish_load(load)
+            if batch is not None or not loads:
+                return batch
 
     def abort(self, request_id: int) -> Generation | None:
         """Abort a request between steps; None when there is no such request."""
@@ -178,6 +205,12 @@ class Engine:
         if self.keep_times:
             for generation in output.decodes:
                 generation.times.append(end)
+        return self._end_step(batch, stopped, output, end)
+
+    def _end_step(
+        self, batch: Batch, stopped: list[Sequence], output: ModelRunnerOutput, end: float
+    ) -> list[Generation]:
+        """Write the output of prompts, and end the step; `stopped`: decodes whose outputs end with it."""
         if batch.chunks:
             stopped += self._commit_prompts(output, end)
         for result in output.logprobs:

@@ -28,8 +28,10 @@ from live.models.weights import (
     random_weights,
     without_ffns,
 )
+from scenarios.engine import SchedulerPlan
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from workloads.errors import BadInput
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -194,6 +196,23 @@ class LoadedModel:
         """An engine without requests. On a GPU, only the latest engine of the same settings may be used."""
         make = self._graph_executor if self.uses_graphs else Executor
         return Engine(self.decoder, config, chunks, make_executor=make, depth=self._depth)
+
+    def planned_engine(self, scheduler: SchedulerPlan) -> Engine:
+        """An engine with the scheduler of a plan. One that speculates runs its steps kernel by kernel.
+
+        Raises:
+            BadInput: a way to draft that the live engine does not have.
+        """
+        spec = scheduler.speculation
+        if spec is None:
+            return self.engine(scheduler.config, scheduler.chunk_policy())
+        if spec.method != "ngram":
+            expected = "expected ngram: the live engine has no draft model"
+            raise BadInput(expected, field="engine.speculative_config.method", value=spec.method)
+        from live.speculation import SpeculativeEngine
+
+        shortest, longest = spec.prompt_lookup_min, spec.prompt_lookup_max
+        return SpeculativeEngine(self.decoder, scheduler.config, scheduler.make_core, shortest, longest)
 
     def _graph_executor(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
         """An executor with captured decode steps, reused by the next engine of the same settings."""

@@ -109,13 +109,13 @@ Parts = Callable[[], Iterable[tuple[Floats, Integers]]]
 def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
     """The `weighted_spread` of values from 0 on that come in parts and need not fit into memory together.
 
-    Percentiles are exact: of each order statistic 16 more bits are found in each pass over the parts. The mean is
-    summed part by part.
+    Nothing depends on how the values are divided into parts: the sum for the mean is rounded once, and of each order
+    statistic 16 more bits are found in each pass over the parts.
     """
     count = sum(int(weights.sum()) for _, weights in parts())
     if not count:
         return None
-    total = math.fsum(float((values * weights).sum()) for values, weights in parts())
+    total = exact_sum(values * weights for values, weights in parts())
     ranks = {q: q / 100 * (count - 1) for q in PERCENTILES}
     wanted = sorted({whole(rank) for rank in ranks.values() for whole in (math.floor, math.ceil)})
     value = dict(zip(wanted, _order_statistics(parts, wanted), strict=True))
@@ -124,6 +124,30 @@ def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
         below, above = value[math.floor(rank)], value[math.ceil(rank)]
         found[f"p{q}"] = float(below + (above - below) * (rank - math.floor(rank)))
     return found
+
+
+def exact_sum(parts: Iterable[Floats]) -> float:
+    """The sum of finite numbers that come in parts, rounded once, like `math.fsum` of all.
+
+    Numbers are whole multiples of a power of 2. Those with the same power are summed as such, in two halves, which
+    floats can do exactly for 2²⁶ numbers at a time.
+    """
+    total = 0  # in units of 2**_SMALLEST
+    for values in parts:
+        if not len(values):
+            continue
+        shares, powers = np.frexp(values)
+        lowest = int(powers.min())
+        wholes = np.ldexp(shares, 53)
+        high = np.floor(np.ldexp(wholes, -27))
+        for half, power in ((high, 27), (wholes - np.ldexp(high, 27), 0)):
+            for index, found in enumerate(np.bincount(powers - lowest, half).tolist()):
+                total += int(found) << (lowest + index + power - 53 - _SMALLEST)
+    return total / (1 << -_SMALLEST)
+
+
+_SMALLEST = -1074 - 52
+"""All floats, with 53 bits, are whole multiples of 2 to this power."""
 
 
 _DIGIT = 16

@@ -37,3 +37,25 @@ def _short(key: str, others: Sequence[str]) -> str:
         if not any(f".{other}".endswith(f".{ending}") for other in others):
             return ending
     return key
+
+
+def axis_and_lines(configurations: Sequence[Settings]) -> tuple[str, list[str]] | None:
+    """The setting to draw points over, and those that tell lines apart; None if nothing varies.
+
+    The first is the number with the most values, or, without numbers, the first that varies. A setting that follows
+    from it, as in fields that vary together, tells no lines apart.
+    """
+    keys = varying(configurations) if configurations else []
+    if not keys:
+        return None
+    counts = {key: len({str(each[key]) for each in configurations}) for key in keys}
+    axis = max(
+        [key for key in keys if is_number(each[key] for each in configurations)] or keys[:1], key=counts.__getitem__
+    )
+    pairs = {key: len({(str(each[axis]), str(each[key])) for each in configurations}) for key in keys}
+    return axis, [key for key in keys if key != axis and pairs[key] > counts[axis]]
+
+
+def is_number(values: Iterable[Any]) -> bool:
+    """True if all values are numbers."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

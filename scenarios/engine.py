@@ -13,12 +13,16 @@ from latency_models.io.config_io import Strict
 from latency_models.step_time import StepTime
 from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
+from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, Sequences, StepTokens
 from scenarios.registered import registered
+from scenarios.speculation import SpeculativeSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import KVCache
 from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.speculation import SpeculativeEngineCore
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
@@ -40,12 +44,14 @@ class SchedulerPlan:
         config: the scheduler's settings.
         chunking: the chunk policy beside them, or None. step_time: the model whose table it may use.
         depth: steps that may be under way at a time: 2 with async scheduling, else 1.
+        speculation: speculative decoding, or None.
     """
 
     config: EngineConfig
     chunking: ChunkingSpec | None = None
     step_time: StepTime | None = None
     depth: int = 1
+    speculation: SpeculativeSpec | None = None
 
     def chunk_policy(self) -> ChunkPolicy | None:
         """A new chunk policy: each engine has its own.
@@ -55,9 +61,12 @@ class SchedulerPlan:
         """
         return self.chunking.build(self.step_time) if self.chunking else None
 
-    def make_core(self) -> EngineCore:
-        """A new scheduler."""
-        return EngineCore(self.config, self.chunk_policy())
+    def make_core(self, make_cache: type[KVCache] = KVCache) -> EngineCore:
+        """A new scheduler. `make_cache` makes its KV cache."""
+        if self.speculation is None:
+            return EngineCore(self.config, self.chunk_policy(), make_cache)
+        drafts, most = self.speculation.policy(self.step_time), self.speculation.num_speculative_tokens
+        return SpeculativeEngineCore(self.config, drafts, most, self.chunk_policy(), make_cache)
 
 
 class EngineSpec(Strict):
@@ -71,8 +80,10 @@ class EngineSpec(Strict):
         async_scheduling: schedule a step while the one before still runs.
         chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without them,
             one-shot requests are scheduled like all others.
+        kv_offloading: tiers below the device's KV cache.
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
+        speculative_config: speculative decoding; none without it.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -103,6 +114,18 @@ class EngineSpec(Strict):
     async_scheduling: bool = False
     chunking: ChunkingSpec | None = None
     one_shot: OneShotSpec | None = None
+    speculative_config: SpeculativeSpec | None = None
+    kv_offloading: KVOffloadingSpec | None = None
+
+    @model_validator(mode="after")
+    def _speculates_step_by_step(self) -> EngineSpec:
+        if self.speculative_config is None:
+            return self
+        if self.async_scheduling:
+            raise ValueError("expected async_scheduling false with speculative_config: a step's outputs size the next")
+        if self.data_parallel_size > 1:
+            raise ValueError("expected data_parallel_size 1 with speculative_config: ranks draft for themselves")
+        return self
 
     @model_validator(mode="after")
     def _one_memory(self) -> EngineSpec:
@@ -113,8 +136,11 @@ class EngineSpec(Strict):
     @property
     def needs_step_time(self) -> bool:
         """True if the scheduler depends on the step times: on a chunk policy's table, or for its memory."""
-        return bool(self.chunking) or (
-            self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None
+        speculates = self.speculative_config
+        return (
+            bool(self.chunking)
+            or bool(speculates and speculates.drafts.policy == "goodput")
+            or (self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None)
         )
 
     def build(
@@ -134,14 +160,20 @@ class EngineSpec(Strict):
         if blocks is None:
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
-        of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {"num_gpu_blocks", "one_shot"}
+        of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
+            "num_gpu_blocks", "one_shot", "kv_offloading",
+        }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size
-            config = EngineConfig(num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, **settings)
+            offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
+            config = EngineConfig(
+                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading, **settings
+            )
         except ValueError as error:
             raise BadInput(str(error), field="engine") from None
-        plan = SchedulerPlan(config, self.chunking, step_time, 2 if self.async_scheduling else 1)
-        plan.chunk_policy()  # whose parameters may be refused
+        depth = 2 if self.async_scheduling else 1
+        plan = SchedulerPlan(config, self.chunking, step_time, depth, self.speculative_config)
+        plan.make_core()  # whose policies may refuse their parameters
         return plan

@@ -10,6 +10,7 @@ from scenarios.engine import SchedulerPlan
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario, check_scenario
+from scenarios.single_engine import check_live_tiers
 from workloads.errors import BadInput
 
 
@@ -43,6 +44,10 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
         if spec.engine.async_scheduling:
             expected = "expected false: live engines in processes of their own schedule no step ahead"
             raise BadInput(expected, field=f"{section}.async_scheduling", value=True, file=path)
+        check_live_tiers(spec.engine, section, path)
+        if spec.engine.speculative_config is not None:
+            expected = "expected none: live engines in processes of their own do not speculate"
+            raise BadInput(expected, field=f"{section}.speculative_config", file=path)
         step_time = spec.step_time.build(path.parent) if spec.engine.needs_step_time else None
         pools.append(EnginePool(spec, spec.engine.build(path.parent, workload.prefix_block_tokens, step_time)))
     first = pools[0].scheduler.config

@@ -17,12 +17,14 @@ class MeasureSpec(Strict):
         start: begin of a request's TTFT and E2E: `submitted` by the client, or `queued` by the engine (vLLM's
             `queued_ts`: an engine notices arrivals between steps).
         after, before: only requests that end between these times count, seconds. Default: all.
+        prefix_cache: compare prefix caches with the best that caches of their size could do.
         slo: goals in seconds for goodput: a request counts when it meets all that are given.
     """
 
     start: Literal["submitted", "queued"] = "submitted"
     after: NonNegativeFloat = 0.0
     before: PositiveFloat | None = None
+    prefix_cache: bool = False
     slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
 
 

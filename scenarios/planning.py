@@ -10,7 +10,8 @@ from latency_models.io.config_io import Strict
 from scenarios.goals import Goal, read_goals
 from scenarios.limits import Engines
 from scenarios.pools import DeviceSpec, Role
-from scenarios.system import LinkSpec, Routing
+from scenarios.routing import RouterName
+from scenarios.system import LinkSpec
 from workloads.errors import BadInput
 
 Layout = Literal["colocated", "disaggregated"]
@@ -52,7 +53,8 @@ class PlanSpec(Strict):
         goals: limits by name (`scenarios.goals`), in seconds or with a unit.
         objective: what to make small, or `throughput`: the highest rate on the devices within the limits. None: the
             price per hour where every device has a price, else the number of devices.
-        engines: kinds of engines. layouts: prefill and decode together, or apart with a `link`.
+        engines: kinds of engines; none where the only candidates are given ones.
+        layouts: prefill and decode together, or apart with a `link`.
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
         prices: of one device per hour, by type.
@@ -64,12 +66,12 @@ class PlanSpec(Strict):
 
     goals: Annotated[dict[str, float | str], Field(min_length=1)]
     objective: Objective | None = None
-    engines: Annotated[list[EngineKindSpec], Field(min_length=1, max_length=1000)]
+    engines: Annotated[list[EngineKindSpec], Field(max_length=1000)] = Field(default_factory=list)
     layouts: list[Layout] = Field(default_factory=lambda: [TOGETHER], min_length=1)
     decode: list[Sharing] = Field(default_factory=lambda: [ISOLATED], min_length=1)
     link: LinkSpec | None = None
     vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    routing: list[Routing] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
+    routing: list[RouterName] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
     limits: PlanLimits = Field(default_factory=PlanLimits)
     prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

@@ -84,6 +84,15 @@ class ServingScenario(Strict):
             raise BadInput(f"{ENGINES.expectation(total)}; {found}", value=total, field="system")
         return self
 
+    @model_validator(mode="after")
+    def _events_of_single_ranks(self) -> ServingScenario:
+        for i, pool in enumerate(self.pools):
+            if self.system.kv_events is not None and pool.engine.data_parallel_size > 1:
+                field = f"{self.system.section(i, 'engine')}.data_parallel_size"
+                expected = "expected 1, since system.kv_events tells of one cache an engine"
+                raise BadInput(expected, field=field, value=pool.engine.data_parallel_size)
+        return self
+
     @property
     def pools(self) -> list[PoolSpec]:
         """The pools of engines, those that prefill first, for every form of the `system` section."""

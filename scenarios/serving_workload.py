@@ -28,6 +28,7 @@ from workloads.mixes import ModelMix, TaskMix, TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.pauses import SMALLEST_CV, Pauses
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
+from workloads.rates import Bursts, Profile, Varying
 from workloads.recorded_sessions import RecordedSessions
 from workloads.sessions import DrawnSessions
 from workloads.traces import Trace
@@ -56,15 +57,81 @@ class ClosedLoopSpec(Strict):
         return Pauses(self.think, self.think_cv).stream(rng)
 
 
+class ProfileSpec(Strict):
+    """A rate that changes over time and repeats; only its shape counts, since `rate` is its mean.
+
+    Attributes:
+        points: [seconds, relative rate]; the time of the last one is the period. between: straight lines (`ramps`) or
+            constant rates (`steps`) between them.
+        swing, peak_at, period: in place of points, a sine wave between 1 - swing and 1 + swing; seconds.
+        start: seconds into the profile at time 0, or `random`.
+    """
+
+    points: list[Annotated[list[float], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=100_000)
+    between: Literal["ramps", "steps"] = "ramps"
+    swing: float | None = None
+    peak_at: float = 50400.0
+    period: PositiveFloat = 86400.0
+    start: NonNegativeFloat | Literal["random"] = 0.0
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> ProfileSpec:
+        if (self.points is None) == (self.swing is None):
+            raise ValueError("expected either points or swing")
+        self.build()
+        return self
+
+    def build(self) -> Profile:
+        """The profile."""
+        if self.points is None:
+            assert self.swing is not None
+            return Profile.of_day(self.swing, self.peak_at, self.period)
+        return Profile.of_points([(time, rate) for time, rate in self.points], self.between)
+
+
+class BurstsSpec(Strict):
+    """Times with `factor` times the rate of others, of `seconds` on average, beginning each `every` s on average."""
+
+    factor: float
+    seconds: float
+    every: float
+
+    @model_validator(mode="after")
+    def _can_be(self) -> BurstsSpec:
+        self.build()
+        return self
+
+    def build(self) -> Bursts:
+        """The bursts."""
+        return Bursts(self.factor, self.seconds, self.every)
+
+
 class OpenLoopSpec(Strict):
-    """Open arrivals of `rate` requests a second, independent of answers; `cv` is the gaps' variation under gamma."""
+    """Open arrivals of `rate` requests a second, independent of answers; `cv` is the gaps' variation under gamma.
+
+    With a `profile` or `bursts` the rate changes over time, and `rate` is its mean.
+    """
 
     process: Literal["poisson", "gamma", "deterministic"]
     rate: PositiveFloat
     cv: PositiveFloat = 1.0
+    profile: ProfileSpec | None = None
+    bursts: BurstsSpec | None = None
 
     def build(self) -> Arrivals:
         """The arrival process."""
+        constant = self._constant()
+        if self.profile is None and self.bursts is None:
+            return constant
+        start = 0.0 if self.profile is None else self.profile.start
+        return Varying(
+            constant,
+            None if self.profile is None else self.profile.build(),
+            None if self.bursts is None else self.bursts.build(),
+            None if start == "random" else start,
+        )
+
+    def _constant(self) -> Poisson | Gamma | Deterministic:
         match self.process:
             case "poisson":
                 return Poisson(self.rate)

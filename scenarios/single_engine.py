@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.io.earlier_names import print_note
-from scenarios.engine import SchedulerPlan
+from scenarios.engine import EngineSpec, SchedulerPlan
 from scenarios.overrides import Settings
+from scenarios.routing import router_name
 from scenarios.serving import check_scenario
 from workloads.errors import BadInput
 
@@ -30,10 +31,23 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     if engine.data_parallel_size > 1:
         expected = "expected 1: a server runs one engine, without data-parallel ranks"
         raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
+    check_live_tiers(engine, "engine", path)
     num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
     if num_engines > 1 or "routing" in system.model_fields_set:
+        name = router_name(system.routing)
         count = f"1 of the scenario's {num_engines} engines" if num_engines > 1 else "one engine"
-        print_note(f"{path}: {count} is run, which gets every request: system.routing {system.routing} chooses nothing")
+        print_note(f"{path}: {count} is run, which gets every request: system.routing {name} chooses nothing")
     workload = scenario.workload.build(scenario.workload.read_trace(base))
     step_time = pools[0].step_time.build(base) if engine.needs_step_time else None
     return engine.build(base, workload.prefix_block_tokens, step_time)
+
+
+def check_live_tiers(engine: EngineSpec, section: str, path: Path) -> None:
+    """Refuse tiers that a live engine does not have. `section`: the dotted name of the engine's settings.
+
+    Raises:
+        BadInput: a tier on disk.
+    """
+    if engine.kv_offloading is not None and engine.kv_offloading.disk is not None:
+        expected = "expected none: a live engine has a tier in host memory and none on disk"
+        raise BadInput(expected, field=f"{section}.kv_offloading.disk", file=path)

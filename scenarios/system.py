@@ -22,12 +22,9 @@ from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
 from scenarios.pools import PoolSpec, Serves
-from scenarios.registered import registered
-from schedulers.routing import ROUTERS
+from scenarios.routing import KVEventsSpec, Routing
 from workloads.errors import BadInput
 from workloads.registry import Registry
-
-Routing = Annotated[str, registered(ROUTERS)]
 
 
 class LinkSpec(Strict):
@@ -47,10 +44,14 @@ class SystemSpec(Strict):
 
     A subclass has a field `layout: Literal["its name"]` and is registered in `LAYOUTS`. Every form expands
     to a list of pools.
+
+    Attributes:
+        routing: the router before each pool. kv_events: how routers know of prefix caches; None: as they are.
     """
 
     layout: str
     routing: Routing = "least_loaded"
+    kv_events: KVEventsSpec | None = None
 
     @abstractmethod
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:

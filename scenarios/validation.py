@@ -138,6 +138,9 @@ class ValidationScenario(Strict):
             raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
+        if self.engine.speculative_config is not None:
+            expected = "expected none: the acceptance of drafts depends on the text, and prompts here are random"
+            raise BadInput(expected, field="engine.speculative_config")
         if self.engine.async_scheduling and self.machine_speed:
             expected = "expected off with engine.async_scheduling: no time is left between steps"
             raise BadInput(expected, field="machine_speed")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from schedulers.decode_set import DecodeSet
     from schedulers.engine_config import EngineConfig, OneShotBudget
     from schedulers.kv_cache import KVCache, PrefixNode
+    from schedulers.kv_tiers import KVTiers
     from schedulers.waiting_queue import WaitingQueue
 
 NO_BUDGET: Final = 0
@@ -24,11 +25,19 @@ DEFERRED: Final = -2
 """The first sequence of a queue waits a step: another one computes its prefix, or its task differs from the step's."""
 
 
+LOADING: Final = -3
+"""The first sequence of a queue has left it, since its prefix is being loaded from a tier below the device."""
+
+AWAITS_LOAD: Final = -4
+"""The first sequence of a queue waits, since a part of its prefix is being loaded for another one."""
+
+
 class AdmittingCore(Protocol):
     """The part of `EngineCore` that admission reads and changes; see there for the attributes."""
 
     config: EngineConfig
     kv_cache: KVCache
+    kv_tiers: KVTiers | None
     decode_set: DecodeSet
     queues: list[WaitingQueue]
     running: dict[Sequence, None]
@@ -76,7 +85,9 @@ def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
         elif num_tokens == DEFERRED:
             deferred.append(queue.pop())
             lacks_space = False
-        else:
+        elif num_tokens == AWAITS_LOAD:
+            deferred.append(queue.pop())
+        elif num_tokens != LOADING:
             open_queues.remove(queue)
             lacks_space = lacks_space and num_tokens == NO_SPACE
     for sequence in deferred:
@@ -103,18 +114,15 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     if budget <= 0:
         return NO_BUDGET
     nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
-    if core.prefix_leaders and _follows_leader(core, sequence, nodes):
-        return DEFERRED
+    if core.prefix_leaders or core.kv_tiers is not None:
+        reason = _awaits_prefix(core, sequence, nodes, reclaimable)
+        if reason:
+            return reason
     num_tokens = min(sequence.num_tokens_to_compute - num_cached, budget)
     if whole_only and num_cached + num_tokens < sequence.num_tokens_to_compute:
         return NO_BUDGET
     reserve_output = config.kv_reservation == "max_tokens"
-    reserved_tokens = num_cached + num_tokens
-    if reserve_output:
-        reserved_tokens = sequence.request.prompt_tokens + sequence.max_tokens - 1
-    elif config.kv_reservation != "chunk":
-        reserved_tokens = sequence.num_tokens_to_compute
-    reserved_blocks = kv_cache.blocks_for(reserved_tokens)
+    reserved_blocks = kv_cache.blocks_for(_reserved_tokens(core, sequence, num_cached + num_tokens))
     new_blocks = max(reserved_blocks - len(nodes) * kv_cache.blocks_per_node - reclaimable, 0)
     needed = new_blocks + reclaimable
     if (kv_cache.free_blocks_needed(nodes, needed) if nodes else needed) > kv_cache.num_free_blocks:
@@ -132,6 +140,15 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     return core.schedule_chunk(chunks, sequence, num_tokens)
 
 
+def _reserved_tokens(core: AdmittingCore, sequence: Sequence, computed: int) -> int:
+    """Tokens that get blocks at admission, if the first chunk makes it `computed` tokens."""
+    if core.config.kv_reservation == "chunk":
+        return computed
+    if core.config.kv_reservation == "prompt":
+        return sequence.num_tokens_to_compute
+    return sequence.request.prompt_tokens + sequence.max_tokens - 1
+
+
 def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[PrefixNode], int, int]:
     """Prefix nodes and tokens that the cache supplies, and the blocks among them that a preempted sequence reclaims.
 
@@ -146,6 +163,37 @@ def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[
     max_blocks = (max_cached - num_cached) // kv_cache.block_size
     reclaimable = kv_cache.num_reclaimable(sequence.blocks, len(nodes), max_blocks)
     return nodes, num_cached + reclaimable * kv_cache.block_size, reclaimable
+
+
+def _awaits_prefix(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
+    """The reason why a sequence waits for the rest of its prefix, or 0."""
+    if core.prefix_leaders and _follows_leader(core, sequence, nodes):
+        return DEFERRED
+    return _load_prefix(core, core.kv_tiers, sequence, nodes, reclaimable) if core.kv_tiers is not None else 0
+
+
+def _load_prefix(
+    core: AdmittingCore, tiers: KVTiers, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int
+) -> int:
+    """Begin to load the prefix of the first sequence of a queue, as far as tiers continue what the device has.
+
+    Returns why it is not admitted now: LOADING, AWAITS_LOAD, or NO_SPACE; 0 if there is nothing to load.
+    """
+    request = sequence.request
+    if sequence.prefix_loaded or not request.prefix_blocks:
+        return 0
+    tokens = min(sequence.num_tokens_to_compute - 1, request.prompt_tokens)
+    sources = tiers.lookup(nodes, request.prefix_blocks, tokens)
+    new_blocks = len(sources) * core.kv_cache.blocks_per_node
+    if new_blocks <= reclaimable:
+        return 0
+    if tiers.is_loading(sources):
+        return AWAITS_LOAD
+    if core.kv_cache.free_blocks_needed(nodes, new_blocks) > core.kv_cache.num_free_blocks:
+        return _too_few_blocks(core, nodes)
+    core.queues[-1 if sequence.one_shot else 0].pop()
+    tiers.begin(sequence, nodes, sources)
+    return LOADING
 
 
 def _too_few_blocks(core: AdmittingCore, nodes: Many[PrefixNode]) -> int:
@@ -225,8 +273,9 @@ def _try_admit_one_shot(
         return DEFERRED
     kv_cache = core.kv_cache
     nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
-    if _follows_leader(core, sequence, nodes):
-        return DEFERRED
+    reason = _awaits_prefix(core, sequence, nodes, reclaimable)
+    if reason:
+        return reason
     num_tokens = sequence.num_tokens_to_compute - num_cached
     if num_tokens <= budget:
         new_blocks = _blocks_worth_caching(core, sequence, nodes, reclaimable)

@@ -37,8 +37,8 @@ class Batch:
     Attributes:
         chunks: prompt chunks in the order of admission. `prefill_tokens` is the sum of their tokens.
         decodes: decoding sequences, oldest admission first; `n_decodes` is their number.
-        tokens_per_decode: tokens that each decode computes, draft tokens of speculative decoding included.
-            max_outputs_per_decode: tokens that it may emit. Both are 1 in today's scheduler.
+        draft_tokens: draft tokens that each decode computes beside its input token (`schedulers.speculation`); empty
+            without speculation. decode_tokens: rows of the linear layers that are decodes' tokens, drafts included.
         decode_kv: cached tokens that all decodes attend to, their new tokens included. longest_decode: the largest
             share of one decode.
         outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
@@ -48,8 +48,8 @@ class Batch:
     """
 
     __slots__ = (
-        "chunks", "decode_kv", "decodes", "finishing", "longest_decode", "max_outputs_per_decode", "n_decodes",
-        "outputs", "prefill_tokens", "step_index", "tokens_per_decode", "transferred",
+        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "finishing", "longest_decode", "n_decodes",
+        "outputs", "prefill_tokens", "step_index", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -61,13 +61,13 @@ class Batch:
         transferred: Many[Sequence] = (),
         finishing: Many[Sequence] = (),
         step_index: int = 0,
-        tokens_per_decode: int = 1,
-        max_outputs_per_decode: int = 1,
+        draft_tokens: Many[int] = (),
     ) -> None:
-        self.chunks, self.decodes = chunks, decodes
-        self.n_decodes = len(decodes)
-        self.tokens_per_decode, self.max_outputs_per_decode = tokens_per_decode, max_outputs_per_decode
-        self.outputs = self.n_decodes * tokens_per_decode
+        self.chunks, self.decodes, self.draft_tokens = chunks, decodes, draft_tokens
+        self.n_decodes = self.decode_tokens = len(decodes)
+        if draft_tokens:
+            self.decode_tokens += sum(draft_tokens)
+        self.outputs = self.decode_tokens
         self.decode_kv, self.longest_decode = decode_kv, longest_decode
         self.prefill_tokens = 0
         for chunk in chunks:
@@ -78,7 +78,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Rows of the linear layers: tokens of prompts and of decodes."""
-        return self.prefill_tokens + self.n_decodes * self.tokens_per_decode
+        return self.prefill_tokens + self.decode_tokens
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.chunks)}, {self.n_decodes} decodes of {self.decode_kv} tokens)"
@@ -91,7 +91,7 @@ class OneShotBatch(Batch):
 
 
 class DecodeBatch(Batch):
-    """One token for every running sequence."""
+    """One token for every running sequence, and the draft tokens that it verifies."""
 
     __slots__ = ()
 

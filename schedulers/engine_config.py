@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from schedulers.preemption import PREEMPTION_POLICIES
+from schedulers.tier_eviction import EVICTION_POLICIES
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 
 KVReservation = Literal["chunk", "prompt", "max_tokens"]
@@ -51,6 +52,40 @@ class OneShotBudget:
         return int(min(self.tokens, self.activation_bytes // self.bytes_per_token))
 
 
+WritePolicy = Literal["write_through", "write_back"]
+"""When a block is copied to the first tier: when it is computed, or when the device evicts it (SGLang's terms)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """One tier below the device: its name, its capacity in ids of prefixes, and its eviction policy."""
+
+    name: str
+    capacity: int
+    eviction: str = "lru"
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"kv_offloading.{self.name}.capacity: expected room for a prefix id, found none")
+        if self.eviction not in EVICTION_POLICIES:
+            expected = ", ".join(EVICTION_POLICIES)
+            raise ValueError(f"kv_offloading.{self.name}.eviction: expected one of {expected}, found {self.eviction!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVOffloading:
+    """Tiers below the device's KV cache (`schedulers.kv_tiers`).
+
+    Attributes:
+        tiers: nearest first. write_policy: when blocks are copied to the first.
+        attention_tokens: context at which a token costs twice as much as without any, for cost-aware eviction.
+    """
+
+    tiers: tuple[TierConfig, ...]
+    write_policy: WritePolicy = "write_through"
+    attention_tokens: float = 32768.0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of one engine.
@@ -69,6 +104,7 @@ class EngineConfig:
             is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
         kv_reservation: blocks allocated at admission.
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
+        kv_offloading: tiers below the device's KV cache; None for none.
 
     Raises:
         ValueError: settings that contradict each other.
@@ -87,6 +123,7 @@ class EngineConfig:
     preemption_policy: str | None = None
     kv_reservation: KVReservation = "chunk"
     one_shot: OneShotBudget | None = None
+    kv_offloading: KVOffloading | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):
@@ -114,6 +151,8 @@ class EngineConfig:
                 f"prefix_id_tokens: expected a multiple of block_size ({self.block_size}), "
                 f"found {self.prefix_id_tokens}"
             )
+        if self.kv_offloading is not None and not self.enable_prefix_caching:
+            raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
         if self.in_batch_prefix_caching and self.cache_blocks_on != "computed":
             raise ValueError(
                 f"in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss "

@@ -21,7 +21,8 @@ from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBat
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
 from schedulers.engine_config import EngineConfig
-from schedulers.kv_cache import KVCache
+from schedulers.kv_cache import CacheObserver, KVCache
+from schedulers.kv_tiers import KVTiers, Load
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
@@ -42,6 +43,7 @@ class EngineCore:
         running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
             holds none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
+        kv_tiers: tiers below the device, None without.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
         outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
@@ -57,6 +59,7 @@ class EngineCore:
         blocks_per_node = config.prefix_id_tokens // config.block_size
         caching = config.enable_prefix_caching
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
+        self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)()
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
@@ -173,6 +176,20 @@ class EngineCore:
             self.kv_cache.free(sequence.blocks)
             self._admission_blocked = False
 
+    def finish_load(self, load: Load) -> None:
+        """Note that a prefix has been loaded from tiers: its sequence, if it was not aborted, is queued again."""
+        tiers, sequence = self.kv_tiers, load.sequence
+        assert tiers is not None, "nothing is loaded without tiers"
+        tiers.finish(load)
+        if sequence is not None:
+            sequence.prefix_loaded = True
+            self._queue_of(sequence).requeue(sequence)
+        self._admission_blocked = False
+
+    def observe_cache(self, observer: CacheObserver) -> None:
+        """Report to `observer` every block that enters or leaves the prefix cache, lower tiers included."""
+        (self.kv_cache.observers if self.kv_tiers is None else self.kv_tiers.listeners).append(observer)
+
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
@@ -255,12 +272,15 @@ class EngineCore:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
-        return sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
+        waiting = sum(queue.count for queue in self.queues) + len(self.waiting_for_remote_kv)
+        return waiting if self.kv_tiers is None else waiting + len(self.kv_tiers.loads)
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in the prefix cache."""
-        kv_cache = self.kv_cache
-        return len(kv_cache.match_prefix(request.prefix_blocks, request.prompt_tokens)) * kv_cache.node_tokens
+        """Leading prompt tokens of a request that are in the prefix cache, lower tiers included."""
+        kv_cache, ids, tokens = self.kv_cache, request.prefix_blocks, request.prompt_tokens
+        nodes = kv_cache.match_prefix(ids, tokens)
+        in_tiers = 0 if self.kv_tiers is None else self.kv_tiers.cached_tokens(nodes, ids, tokens)
+        return len(nodes) * kv_cache.node_tokens + in_tiers
 
     def check_integrity(self) -> None:
         """Check that blocks are conserved, sums are those of the sequences, and each sequence is in one place.
@@ -270,17 +290,25 @@ class EngineCore:
         """
         self.decode_set.check_integrity()
         owners = [*self.sequences.values(), *self.awaiting_transfer]
-        unassigned = self.blocks_allocated_ahead
-        for sequence in self.decode_set.sequences:
-            if not sequence.blocks_reserved:
-                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
-                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
-        self.kv_cache.check_integrity([sequence.blocks for sequence in owners], unassigned)
+        owned = [sequence.blocks for sequence in owners]
+        if self.kv_tiers is not None:
+            self.kv_tiers.check_integrity()
+            owned += self.kv_tiers.held_blocks()
+        self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
         places = self.num_waiting + len(self.running) + len(self.one_shot_running)
         if places != len(self.sequences):
             raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are unfinished")
+
+    def _num_unassigned_blocks(self) -> int:
+        """Blocks of decodes that their `SequenceBlocks` do not count yet."""
+        unassigned = self.blocks_allocated_ahead
+        for sequence in self.decode_set.sequences:
+            if not sequence.blocks_reserved:
+                unassigned += self.kv_cache.blocks_for(self.decode_set.num_computed_tokens(sequence))
+                unassigned -= self.kv_cache.num_blocks_of(sequence.blocks)
+        return unassigned
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -398,7 +426,9 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
-            if sequence in self.waiting_for_remote_kv:
+            if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
+                pass  # its prefix is being loaded: it is in no queue
+            elif sequence in self.waiting_for_remote_kv:
                 self.waiting_for_remote_kv.remove(sequence)
             else:
                 self._queue_of(sequence).remove(sequence)
@@ -428,7 +458,7 @@ class EngineCore:
         sequence.state = WAITING
         sequence.num_tokens_to_compute = sequence.request.prompt_tokens + sequence.num_output_tokens
         sequence.num_computed_tokens = 0
-        sequence.blocks_reserved = False
+        sequence.blocks_reserved = sequence.prefix_loaded = False
         sequence.preemptions += 1
         self.preemptions += 1
         self._queue_of(sequence).requeue(sequence)

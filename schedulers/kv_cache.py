@@ -19,16 +19,49 @@ class PrefixNode:
     """A shareable piece of a prompt: one node of the prefix trie, `blocks_per_node` blocks.
 
     `ref_count` counts the sequences that hold it; at 0 it stands in the free queue. `payload` belongs to the live
-    backend.
+    backend. `block_hash`: stands for the whole path from the root (`block_hash`). `depth`: nodes before it. Both are 0
+    in a cache without observers.
     """
 
-    __slots__ = ("children", "key", "parent", "payload", "ref_count")
+    __slots__ = ("block_hash", "children", "depth", "key", "parent", "payload", "ref_count")
 
     def __init__(self, key: int, parent: PrefixNode | None) -> None:
         self.key, self.parent = key, parent
+        self.block_hash = self.depth = 0
         self.children: dict[int, PrefixNode] = {}
         self.ref_count = 0
         self.payload: object = None
+
+
+def block_hash(parent: int, key: int) -> int:
+    """A number for a path of prefix ids: that of the path without its last id (0 at the root), and the last id.
+
+    As vLLM's block hashes, equal in every process. Two of a million paths are equal with a probability of 3e-8.
+    """
+    return hash((parent, key))
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CacheObserver:
+    """Is told what a prefix cache keeps and drops, as it does.
+
+    Attributes:
+        now: the time at which it happens, seconds; the owner of the cache sets it.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def on_cached(self, node: PrefixNode) -> None:
+        """A node has become part of the prefix cache. Its content is there when the step of this instant has run."""
+        self.publish(True, node.block_hash)
+
+    def on_evicted(self, node: PrefixNode) -> None:
+        """A node is no longer in the prefix cache. Its content is there until the next step begins."""
+        self.publish(False, node.block_hash)
+
+    def publish(self, cached: bool, block: int) -> None:
+        """The block with this `block_hash` was cached or evicted."""
 
 
 class FreeRun:
@@ -63,6 +96,9 @@ class SequenceBlocks:
 class KVCache:
     """A pool of `num_blocks` blocks of `block_size` tokens; `blocks_per_node` blocks make one id of a prefix.
 
+    Attributes:
+        observers: told of every node that is cached or evicted. To be set before the first is.
+
     Raises:
         ValueError: a size below 1.
     """
@@ -74,6 +110,7 @@ class KVCache:
         self.enable_caching = enable_caching
         self.num_free_blocks = num_blocks
         self.root = PrefixNode(-1, None)
+        self.observers: list[CacheObserver] = []
         self._free_queue: OrderedDict[PrefixNode | FreeRun, None] = OrderedDict()
         self._free_queue[FreeRun(num_blocks)] = None
 
@@ -190,6 +227,10 @@ class KVCache:
             node.ref_count = 1
             blocks.num_private -= self.blocks_per_node
             nodes.append(node)
+            if self.observers:
+                node.block_hash, node.depth = block_hash(parent.block_hash, key), len(nodes) - 1
+                for observer in self.observers:
+                    observer.on_cached(node)
             parent = node
 
     def free(self, blocks: SequenceBlocks, *, keep: int = 0) -> None:
@@ -233,6 +274,8 @@ class KVCache:
         if node.children:
             raise AssertionError(f"prefix block {node.key} is the oldest free one, but {len(node.children)} follow it")
         assert node.parent is not None
+        for observer in self.observers:
+            observer.on_evicted(node)
         del node.parent.children[node.key]
         del self._free_queue[node]
         return self.blocks_per_node

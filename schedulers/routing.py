@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from schedulers.load_tree import LoadTree
 from schedulers.registry import Registry
@@ -21,6 +24,11 @@ class EngineState(Protocol):
     """The part of an engine that a router sees. Each answer is computed when it is asked for."""
 
     @property
+    def index(self) -> int:
+        """A number of its own, which stays the same when other engines fail."""
+        ...
+
+    @property
     def load(self) -> int:
         """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
         ...
@@ -31,13 +39,18 @@ class EngineState(Protocol):
         ...
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in its prefix cache, as of the last step begun."""
+        """Leading prompt tokens of a request that are in its prefix cache, lower tiers included.
+
+        That is as of the last step begun, or as of the cache events that have come (`schedulers.kv_events`).
+        """
         ...
 
 
 Engine = TypeVar("Engine", bound=EngineState)
 
 _load = attrgetter("load")
+
+_BITS: Final = (1 << 64) - 1
 
 
 class Router(Protocol):
@@ -79,6 +92,14 @@ class ForeseesChoices(Router, Protocol):
         ...
 
 
+class TakesTurns(Router, Protocol):
+    """A router that chooses by the number of a request alone, so that engines do not depend on each other."""
+
+    def turn_of(self, number: int, size: int) -> int:
+        """The position among `size` engines, all of them up, of the engine that gets request `number` (from 0)."""
+        ...
+
+
 class RoundRobin:
     """Engines in turn."""
 
@@ -94,6 +115,10 @@ class RoundRobin:
     def requests_elsewhere(self, position: int, size: int) -> int:
         """See `ForeseesChoices.requests_elsewhere`."""
         return (position - self._turn) % size
+
+    def turn_of(self, number: int, size: int) -> int:
+        """See `TakesTurns.turn_of`."""
+        return number % size
 
 
 class LeastLoaded:
@@ -138,9 +163,156 @@ class PowerOfTwo:
         return min(engines[first], engines[second], key=_load)
 
 
-ROUTERS: Registry[Callable[[Draw], Router]] = Registry(
+class PrefixAware:
+    """The engine with the least load after the discount for the prefix that it has cached.
+
+    The cost of an engine is its load less `weight` times the cached prefix, both in tokens. A weight of 0 chooses by
+    load alone, a large one by the longest prefix. NVIDIA Dynamo's KV router has the same cost, in blocks. Engines take
+    turns among equals.
+    """
+
+    def __init__(self, draw: Draw, weight: float = 1.0) -> None:
+        if weight < 0:
+            raise ValueError(f"weight: expected 0 or more, found {weight:g}")
+        self._weight = weight
+        self._turn = 0
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        if len(engines) == 1:
+            return engines[0]
+        start = self._turn % len(engines)
+        self._turn += 1
+        best, least, weight = engines[start], 0.0, self._weight
+        for i in range(len(engines)):
+            engine = engines[(start + i) % len(engines)]
+            cost = engine.load - weight * engine.cached_prefix_tokens(request)
+            if not i or cost < least:
+                best, least = engine, cost
+        return best
+
+
+class SessionAffinity:
+    """The engine that had the session's earlier requests; the least loaded for the first, and without a session.
+
+    A session moves to the least loaded engine for good when its own is down, or has more than `load_factor` times the
+    mean load. The `max_sessions` sessions that were heard of last are remembered.
+    """
+
+    def __init__(self, draw: Draw, load_factor: float = inf, max_sessions: int = 1_000_000) -> None:
+        _check_load_factor(load_factor)
+        if max_sessions < 1:
+            raise ValueError(f"max_sessions: expected at least 1, found {max_sessions}")
+        self._load_factor, self._max_sessions = load_factor, max_sessions
+        self._least_loaded = LeastLoaded()
+        self._engine_of: OrderedDict[int, int] = OrderedDict()
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        session = request.session
+        if session < 0:
+            return self._least_loaded.choose(request, engines)
+        index = self._engine_of.get(session, -1)
+        for engine in engines:
+            if engine.index == index and engine.load <= _bounded_load(engines, self._load_factor):
+                self._engine_of.move_to_end(session)
+                return engine
+        chosen = self._least_loaded.choose(request, engines)
+        self._engine_of[session] = chosen.index
+        self._engine_of.move_to_end(session)
+        if len(self._engine_of) > self._max_sessions:
+            self._engine_of.popitem(last=False)
+        return chosen
+
+
+class ConsistentHashing:
+    """The engine at the next place of a ring of hashes, if its load is at most `load_factor` times the mean.
+
+    Otherwise the next one on the ring ("Consistent hashing with bounded loads", Mirrokni, Thorup, Zadimoghaddam 2018).
+    Each engine has `virtual_nodes` places. The key is the session, else the first prefix block, else the request.
+    """
+
+    def __init__(self, draw: Draw, load_factor: float = 1.25, virtual_nodes: int = 128) -> None:
+        _check_load_factor(load_factor)
+        if virtual_nodes < 1:
+            raise ValueError(f"virtual_nodes: expected at least 1, found {virtual_nodes}")
+        self._load_factor, self._virtual_nodes = load_factor, virtual_nodes
+        self._indices: list[int] = []
+        self._points: list[int] = []
+        self._owners: list[int] = []
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        if len(engines) == 1:
+            return engines[0]
+        indices = [engine.index for engine in engines]
+        if indices != self._indices:
+            self._make_ring(indices)
+        bound = _bounded_load(engines, self._load_factor)
+        owners, size = self._owners, len(self._points)
+        place = bisect_left(self._points, _spread(hash((routing_key(request), -3))))
+        for i in range(size):
+            engine = engines[owners[(place + i) % size]]
+            if engine.load <= bound:
+                return engine
+        raise AssertionError(f"no engine has at most {bound} tokens, though the mean is below")
+
+    def _make_ring(self, indices: list[int]) -> None:
+        """Place engines on the ring. The places of an engine do not depend on the other engines."""
+        places = sorted(
+            (_spread(hash((index, place))), position)
+            for position, index in enumerate(indices)
+            for place in range(self._virtual_nodes)
+        )
+        self._indices = indices
+        self._points = [point for point, _ in places]
+        self._owners = [position for _, position in places]
+
+
+def routing_key(request: Request) -> int:
+    """The key of requests that belong together: the session, else the first block of the prompt."""
+    if request.session >= 0:
+        return request.session
+    return request.prefix_blocks[0] if request.prefix_blocks else request.id
+
+
+def _spread(number: int) -> int:
+    """A number of 64 bits, each of which depends on all bits of `number` (the finaliser of splitmix64)."""
+    number &= _BITS
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _BITS
+    return number ^ (number >> 31)
+
+
+def _bounded_load(engines: Many[EngineState], load_factor: float) -> float:
+    """`load_factor` times the mean load; at least one engine has at most so much."""
+    if load_factor == inf:
+        return inf
+    total = 0
+    for engine in engines:
+        total += engine.load
+    return load_factor * total / len(engines)
+
+
+def _check_load_factor(load_factor: float) -> None:
+    if load_factor < 1:
+        raise ValueError(f"load_factor: expected at least 1, found {load_factor:g}")
+
+
+ROUTERS: Registry[Callable[..., Router]] = Registry(
     least_loaded=lambda draw: LeastLoaded(),
     power_of_two=PowerOfTwo,
     round_robin=lambda draw: RoundRobin(),
+    prefix_aware=PrefixAware,
+    session_affinity=SessionAffinity,
+    consistent_hashing=ConsistentHashing,
 )
-"""Makes a router, given a source of randomness. Each pool of engines has a router of its own."""
+"""Makes a router, given a source of randomness and its parameters by name, if it has some.
+
+Each pool of engines has a router of its own.
+"""
+
+CACHE_BLIND: Final = frozenset(
+    {"least_loaded", "power_of_two", "round_robin", "session_affinity", "consistent_hashing"}
+)
+"""Routers that do not look at prefix caches, so that engines in other processes need not tell of theirs."""

@@ -34,13 +34,14 @@ class Sequence:
         blocks_reserved: blocks for the whole output were allocated at admission.
         preemptions: times that it was preempted. preempted_step: step of its latest token when it was last preempted
             while decoding.
+        prefix_loaded: its prefix was loaded from tiers below the device since it was queued.
         one_shot: runs as one-shot work: a single forward pass without a decode slot.
     """
 
     __slots__ = (
         "blocks", "blocks_reserved", "hold_blocks", "joined_step", "kv_offset", "left_step", "max_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens_to_compute", "one_shot", "payload",
-        "preempted_step", "preemptions", "request", "seq_id", "state",
+        "preempted_step", "preemptions", "prefix_loaded", "request", "seq_id", "state",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq_id: int, one_shot: bool) -> None:
@@ -50,7 +51,7 @@ class Sequence:
         self.max_tokens = max(request.max_tokens, 1)
         self.num_computed_tokens = self.num_output_tokens = self.num_cached_tokens = self.preemptions = 0
         self.kv_offset = self.joined_step = self.left_step = self.preempted_step = 0
-        self.hold_blocks = False
+        self.hold_blocks = self.prefix_loaded = False
         self.blocks = SequenceBlocks()
         self.blocks_reserved = False
         self.payload: object = None

@@ -125,6 +125,18 @@ class Environment(simpy.Environment):
         """
         if until is not None:
             return super().run(until)
+        self._run_to(None)
+        return None
+
+    def run_to(self, alarm: Alarm, when: float) -> None:
+        """Run up to the place that `alarm` has among the events of the instant `when`. It does not ring.
+
+        The time is then `when`, and the run may go on.
+        """
+        self.set(alarm, when)
+        self._run_to(alarm)
+
+    def _run_to(self, last: Alarm | None) -> None:
         queue = self._queue
         while queue:
             event: Any  # SimPy's type says that `callbacks` is never None
@@ -132,6 +144,8 @@ class Environment(simpy.Environment):
             if isinstance(event, Alarm):
                 if event.number == number:  # it has not been set to another time since
                     event.number = NOT_SET
+                    if event is last:
+                        return
                     event.ring(self._now)
                 continue
             callbacks, event.callbacks = event.callbacks, None  # as SimPy's `step` does
@@ -139,4 +153,3 @@ class Environment(simpy.Environment):
                 callback(event)
             if not event._ok and not event.defused:
                 raise event._value
-        return None

@@ -63,7 +63,7 @@ class Session:
 
     def request(self, prompt: Prompt, id: int, now: float) -> Request:
         """The request that sends a prompt at the time `now`."""
-        return Request(id, now, prompt.tokens, prompt.max_tokens, self.model, prompt.prefix_blocks)
+        return Request(id, now, prompt.tokens, prompt.max_tokens, self.model, prompt.prefix_blocks, session=self.id)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ _SCHEMAS = MappingProxyType(
             "input_toks", "output_toks", "arrival_time_ns", True, Clock(nanoseconds, 1e9), "block16_hash_ids",
             block_tokens=16,
         ),
+        "vllm-requests": Schema("input_toks", "output_toks", "arrival_time", True, Clock(seconds)),
         "openai": Schema("usage.prompt_tokens", "usage.completion_tokens", "created"),
         "openai-batch": Schema(
             "response.body.usage.prompt_tokens", "response.body.usage.completion_tokens", "response.body.created"

@@ -1,4 +1,4 @@
-"""Built-in calibrations, hardware and models, by name."""
+"""Built-in calibrations, hardware, links and models, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from workloads.errors import BadInput
 
-Kind = Literal["calibrations", "hardware", "models"]
+Kind = Literal["calibrations", "hardware", "links", "models"]
 FOLDER = Path(__file__).parents[1] / "data"
 
 

@@ -8,7 +8,8 @@ tuning         what is trained: all, attention, low rank    quantisation   the d
 training       the loop: AdamW, resumable                   recipes        base model, full fine-tuning, prefill-only
 directories    model directories, as the engine loads them  sizes          sizes of models and of trainings
 runs           one training with its files                  comparison     SUN and what it is compared with, on one task
-served         tuned modules behind the HTTP server       small_config   the config of every model here
+study          the jobs of a study over tasks and seeds     served         tuned modules behind the HTTP server
+small_config   the config of every model here
 
 text/          language models of Python's sources          quantisers/    RTN, GPTQ and AWQ, at 4, 3 and 2 bits
 compensation/  error compensators of quantised models (SPEAR)

@@ -1,4 +1,4 @@
-"""SUN and the variants that it is compared with, on one operation that the base model has not seen.
+"""SUN and the variants that it is compared with, on one task that the base model has not seen.
 
                     prefill module              decode module
     base            base                        base
@@ -7,118 +7,102 @@
     sun             tuned for the decode module base (Table 1)
     sun_attention   the same, attention only    base
     sun_low_rank    the same, of low rank       base
-    full_rtn4       fine-tuned, 4 bits          the same weights, 4 bits (Table 2, with RTN in place of AWQ)
-    sun_rtn4        of sun                      base in 4 bits (Table 3, SUN+AWQ-d)
-    qsun4           of sun, tuned again for it  base in 4 bits (Table 2)
+    full_awq4       fine-tuned, 4 bits          the same weights, 4 bits (Table 2)
+    sun_awq4        of sun                      base in 4 bits (Table 3, SUN+AWQ-d)
+    qsun_awq4       of sun, tuned again for it  base in 4 bits (Table 2)
 
-and the last three with 3 bits.
+and the last three with other quantisers and with 3 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from live.adaptation.decomposition import Modules
-from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisation import rounded
-from live.adaptation.recipes import Lesson, Trained, train_whole, tune_prefill
-from live.adaptation.runs import train_base
-from live.adaptation.sizes import SIZES
-from live.adaptation.tasks import BASE_OPERATIONS, NEW_OPERATIONS
-from live.adaptation.training import curve
+from live.adaptation.quantisers.grid import Precision
+from live.adaptation.quantisers.models import Method, quantise_model
+from live.adaptation.recipes import Teacher, Trained, train_whole, tune_prefill
+from live.adaptation.training import TrainingSettings, curve
 from live.adaptation.tuning import Scope
-from live.models.linear import Rounding
 from live.models.weights import Weights
 
 Row = dict[str, Any]
 
-TASKS = tuple(NEW_OPERATIONS)
-
-BITS = (4, 3)
-
 LOW_RANK = 8
 
+GROUP = 128
+"""Inputs that share a scale in a decode module of few bits, as in the paper."""
 
-@dataclass(frozen=True)
-class BaseJob:
-    """A base model to train: into `directory`, which a later job may find finished or half done."""
 
-    size: str
-    seed: int
-    directory: Path
+class Task(Teacher, Protocol):
+    """A task that variants are trained for and measured on."""
 
-    def run(self) -> Row:
-        """Train it, write it, and measure it on its own operations."""
-        torch.set_num_threads(1)
-        size = SIZES[self.size]
-        trained, forward = train_base(self.directory, size, "llama", self.seed)
-        modules = Modules(forward, trained.weights, trained.weights)
-        return {
-            "kind": "base",
-            "seed": self.seed,
-            "exact_match": {
-                name: Lesson((name,), size.digits, self.seed).exact_match(modules, size.prompts)
-                for name in BASE_OPERATIONS
-            },
-            "parameters": trained.trained_parameters,
-            "losses": curve(trained.losses),
-        }
+    def measure(self, modules: Modules, prompts: int) -> Mapping[str, float]:
+        """Measures by name, such as exact_match, of prompts that no training draws."""
+        ...
+
+    def sequences(self, count: int) -> torch.Tensor:
+        """Prompts with their answers, as a quantiser's calibration takes them, (count, n) int64."""
+        ...
 
 
 @dataclass(frozen=True)
-class TaskJob:
-    """A task to adapt a finished base model to, in every way that is compared."""
+class Comparison:
+    """A base model that is adapted to a task in every way that is compared.
 
-    size: str
-    seed: int
-    task: str
-    base: Path
+    Attributes:
+        calibration: sequences for quantisers of the base model, (sequences, n) int64. adaptation: of each fine-tuning.
+        retuning: of QSUN's, which begins where SUN's ended. quantised: methods and bits of decode modules.
+        scopes: parts of the prefill module that are tuned alone. prompts: of an evaluation.
+    """
 
-    def run(self) -> Row:
-        """Train and measure all variants."""
-        torch.set_num_threads(1)
-        config, weights = read_model(self.base)
-        lesson = Lesson((self.task,), SIZES[self.size].digits, self.seed)
-        return {
-            "kind": "task",
-            "seed": self.seed,
-            "task": self.task,
-            "variants": {row.pop("variant"): row for row in _variants(ForwardPass(config), weights, lesson, self.size)},
-        }
+    forward: ForwardPass
+    base: Weights
+    task: Task
+    calibration: torch.Tensor
+    adaptation: TrainingSettings
+    retuning: TrainingSettings
+    quantised: tuple[tuple[Method, int], ...]
+    scopes: tuple[Scope, ...]
+    prompts: int
 
+    def variants(self) -> dict[str, Row]:
+        """Every variant with its measures; where it was trained, with its loss curve."""
+        return dict(self._variants())
 
-def _variants(forward: ForwardPass, base: Weights, lesson: Lesson, size: str) -> Iterator[Row]:
-    """Every variant with its exact match; where it was trained, with its loss curve."""
-    sizes, config = SIZES[size], forward.config
+    def _variants(self) -> Iterator[tuple[str, Row]]:
+        base = self.base
+        yield "base", self._row(base, base)
+        full = train_whole(self.forward, base, self.task, self.adaptation)
+        yield "full", self._row(full.weights, full.weights, full)
+        yield "naive", self._row(full.weights, base)
+        sun = self._tuned(base, base, self.adaptation)
+        yield "sun", self._row(sun.weights, base, sun)
+        for scope in self.scopes:
+            part = self._tuned(base, base, self.adaptation, scope)
+            yield f"sun_{scope}", self._row(part.weights, base, part)
+        for method, bits in self.quantised:
+            whole = self._quantised(full.weights, method, bits, self.task.sequences(len(self.calibration)))
+            decode = self._quantised(base, method, bits, self.calibration)
+            yield f"full_{method}{bits}", self._row(whole, whole)
+            yield f"sun_{method}{bits}", self._row(sun.weights, decode)
+            again = self._tuned(sun.weights, decode, self.retuning)
+            yield f"qsun_{method}{bits}", self._row(again.weights, decode, again)
 
-    def row(variant: str, prefill: Weights, decode: Weights, trained: Trained | None = None) -> Row:
-        row = {"variant": variant, "exact_match": lesson.exact_match(Modules(forward, prefill, decode), sizes.prompts)}
+    def _row(self, prefill: Weights, decode: Weights, trained: Trained | None = None) -> Row:
+        row: Row = dict(self.task.measure(Modules(self.forward, prefill, decode), self.prompts))
         if trained:
             row |= {"losses": curve(trained.losses), "trained_parameters": trained.trained_parameters}
         return row
 
-    def tuned(start: Weights, decode: Weights, scope: Scope = "all") -> Trained:
-        return tune_prefill(forward, start, decode, lesson, sizes.adaptation, scope=scope, rank=LOW_RANK)
+    def _tuned(self, start: Weights, decode: Weights, settings: TrainingSettings, scope: Scope = "all") -> Trained:
+        return tune_prefill(self.forward, start, decode, self.task, settings, scope=scope, rank=LOW_RANK)
 
-    yield row("base", base, base)
-    full = train_whole(forward, base, lesson, sizes.adaptation)
-    yield row("full", full.weights, full.weights, full)
-    yield row("naive", full.weights, base)
-    sun = tuned(base, base)
-    yield row("sun", sun.weights, base, sun)
-    for scope in ("attention", "low_rank"):
-        part = tuned(base, base, scope)
-        yield row(f"sun_{scope}", part.weights, base, part)
-    for bits in BITS:
-        rounding = Rounding(bits)
-        whole, decode = rounded(config, full.weights, rounding), rounded(config, base, rounding)
-        yield row(f"full_rtn{bits}", whole, whole)
-        yield row(f"sun_rtn{bits}", sun.weights, decode)
-        again = tuned(sun.weights, decode)
-        yield row(f"qsun{bits}", again.weights, decode, again)
+    def _quantised(self, weights: Weights, method: Method, bits: int, sequences: torch.Tensor) -> Weights:
+        """All linear layers in few bits, unpacked to dense tensors once and not in every step of a training."""
+        return quantise_model(self.forward, weights, method, Precision(bits, GROUP), sequences).weights()

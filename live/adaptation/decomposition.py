@@ -38,12 +38,18 @@ class Modules:
         rest, _ = self.forward(self.decode, answers[:, :-1], cache)
         return torch.cat([first[:, -1:], rest], dim=1)
 
-    def loss(self, prompts: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+    def loss(self, prompts: torch.Tensor, answers: torch.Tensor, counted: torch.Tensor | None = None) -> torch.Tensor:
         """The mean negative log-likelihood of answers' tokens (eq. 6), a scalar.
+
+        Args:
+            counted: (batch, n), False for tokens of `answers` that are only there to fill it up; None: all count.
 
         A frozen θ_d passes gradients on to θ_p through the prompt's keys and values only.
         """
-        return cross_entropy(self.answer_logits(prompts, answers).flatten(0, 1), answers.flatten())
+        logits = self.answer_logits(prompts, answers)
+        if counted is None:
+            return cross_entropy(logits.flatten(0, 1), answers.flatten())
+        return cross_entropy(logits[counted], answers[counted])
 
     @torch.no_grad()
     def generate(self, prompts: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,21 @@ Advance = Callable[[str], None]
 
 def quiet(text: str) -> None:
     """Show no progress."""
+
+
+class Teacher(Protocol):
+    """The data of a training.
+
+    Attributes:
+        seed: of everything that is drawn.
+    """
+
+    @property
+    def seed(self) -> int: ...
+
+    def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
+        """The loss of a training step on a batch of `size` prompts, a scalar; equal arguments draw the same."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,21 @@ class Lesson:
         """Prompts and answers of a training step."""
         return draw(self.operations, self.digits, size, self.seed, step)
 
+    def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
+        """The loss of a training step, a scalar."""
+        return modules.loss(*self.batch(size, step))
+
     def exact_match(self, modules: Modules, prompts: int) -> float:
         """The share of right answers to prompts that no training draws."""
         return modules.exact_match(*draw(self.operations, self.digits, prompts, self.seed, 0, "evaluation"))
+
+    def measure(self, modules: Modules, prompts: int) -> dict[str, float]:
+        """`exact_match` by its name."""
+        return {"exact_match": self.exact_match(modules, prompts)}
+
+    def sequences(self, count: int) -> torch.Tensor:
+        """Prompts with their answers from the training part, (count, n)."""
+        return torch.cat(self.batch(count, 0), dim=1)
 
 
 @dataclass(frozen=True)
@@ -54,7 +82,7 @@ class Trained:
 def train_whole(
     forward: ForwardPass,
     start: Weights,
-    lesson: Lesson,
+    lesson: Teacher,
     settings: TrainingSettings,
     state: SavedState | None = None,
     advance: Advance = quiet,
@@ -64,7 +92,7 @@ def train_whole(
 
     def loss(step: int) -> torch.Tensor:
         weights = tuned.weights()
-        return Modules(forward, weights, weights).loss(*lesson.batch(settings.batch_size, step))
+        return lesson.loss(Modules(forward, weights, weights), settings.batch_size, step)
 
     losses = train(tuned.trained, loss, settings, state, advance)
     return Trained(tuned.frozen(), losses, tuned.trained_parameters)
@@ -74,7 +102,7 @@ def tune_prefill(
     forward: ForwardPass,
     start: Weights,
     decode: Weights,
-    lesson: Lesson,
+    lesson: Teacher,
     settings: TrainingSettings,
     *,
     scope: Scope = "all",
@@ -86,7 +114,7 @@ def tune_prefill(
     tuned = TunedWeights(forward.config, start, scope, rank, lesson.seed)
 
     def loss(step: int) -> torch.Tensor:
-        return Modules(forward, tuned.weights(), decode).loss(*lesson.batch(settings.batch_size, step))
+        return lesson.loss(Modules(forward, tuned.weights(), decode), settings.batch_size, step)
 
     losses = train(tuned.trained, loss, settings, state, advance)
     return Trained(tuned.frozen(), losses, tuned.trained_parameters)

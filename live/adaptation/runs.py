@@ -33,6 +33,7 @@ from workloads.json_files import read_json_object
 SCHEMA = "twin.adaptation/1"
 RECORD = "training.json"
 STATE = "training.safetensors"
+TRAININGS = ("base", "adaptation", "retuning")
 
 Document = dict[str, Any]
 
@@ -47,7 +48,8 @@ def train_base(
     """
     config = size.config(family)
     forward = ForwardPass(config)
-    identity = {"kind": "base", "size": asdict(size), "family": family, "seed": seed}
+    of_base = {name: value for name, value in asdict(size).items() if name in ("layers", "hidden", "digits", "base")}
+    identity = {"kind": "base", "size": of_base, "family": family, "seed": seed}
     lesson = Lesson(tuple(BASE_OPERATIONS), size.digits, seed)
     state = _state(directory, identity)
     trained = train_whole(forward, initial_weights(config, seed), lesson, size.base, state, advance)
@@ -69,7 +71,8 @@ class Adaptation:
 
     Attributes:
         model: directory of the base model. bits: of the decode module; None: as it is. start: directory of the module
-            to begin with; None: the base model. steps, learning_rate: None: those of the base model's size.
+            to begin with; None: the base model. steps, learning_rate: None: those of the base model's size, for a first
+            tuning or for one that begins with `start`.
     """
 
     model: Path
@@ -89,7 +92,8 @@ class Adaptation:
         Raises:
             BadInput: `model` is no directory of `twin adapt base`.
         """
-        settings = read_size(self.model).adaptation
+        size = read_size(self.model)
+        settings = size.adaptation if self.start is None else size.retuning
         settings = settings if self.steps is None else replace(settings, steps=self.steps)
         return settings if self.learning_rate is None else replace(settings, learning_rate=self.learning_rate)
 
@@ -158,7 +162,7 @@ def read_size(directory: Path) -> Size:
     stored = read_json_object(file).get("size")
     try:
         fields: Any = dict(stored or {})
-        trainings: dict[str, Any] = {name: TrainingSettings(**fields.pop(name)) for name in ("base", "adaptation")}
+        trainings: dict[str, Any] = {name: TrainingSettings(**fields.pop(name)) for name in TRAININGS}
         return Size(**fields, **trainings)
     except (KeyError, TypeError, ValueError):
         raise BadInput("expected the size that twin adapt writes", field="size", value=stored, file=file) from None

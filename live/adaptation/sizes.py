@@ -17,8 +17,8 @@ class Size:
     """A base model with its training, and the trainings that adapt it.
 
     Attributes:
-        digits: of a prompt. base: the base model's training. adaptation: of each fine-tuning. prompts: of an
-            evaluation.
+        digits: of a prompt. base: the base model's training. adaptation: of each fine-tuning. retuning: of a module
+            that is tuned already, for a decode module in few bits. prompts: of an evaluation.
     """
 
     layers: int
@@ -26,6 +26,7 @@ class Size:
     digits: int
     base: TrainingSettings
     adaptation: TrainingSettings
+    retuning: TrainingSettings
     prompts: int = 1024
 
     def config(self, family: Family = "llama") -> ModelConfig:
@@ -40,6 +41,7 @@ SIZES = {
         digits=4,
         base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
         adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
+        retuning=TrainingSettings(steps=100, batch_size=32, learning_rate=1.5e-3),
     ),
     "full": Size(
         layers=4,
@@ -47,6 +49,7 @@ SIZES = {
         digits=8,
         base=TrainingSettings(steps=1200, batch_size=128, learning_rate=2e-3),
         adaptation=TrainingSettings(steps=800, batch_size=64, learning_rate=1e-3),
+        retuning=TrainingSettings(steps=400, batch_size=64, learning_rate=5e-4),
     ),
 }
 """Sizes by name: `reduced` is a matter of minutes, `full` of hours on two cores."""

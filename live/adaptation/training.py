@@ -119,7 +119,7 @@ def train(
         BadInput: the saved state is another training's.
     """
     parameters = list(trained.values())
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     losses = state.load(trained, optimizer) if state else []
     for step in range(len(losses), settings.steps):
         for group in optimizer.param_groups:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from latency_models.deployment.hugging_face import model_from_config, read_config
+from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file.file_format import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
+from live.calibration.collectives import measure_link
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK
 from live.calibration.journal import Journal
 from live.calibration.measuring import DTYPES, Measure, Plan, count, measure_all
@@ -17,7 +19,7 @@ from live.memory import keep_freed_memory, use_huge_pages
 from reports.records.run_directory import write_text
 from workloads.errors import BadInput
 
-__all__ = ["calibrate", "count", "make_plan", "open_journal", "pictures", "use_threads"]
+__all__ = ["calibrate", "count", "link_of", "make_plan", "open_journal", "pictures", "use_threads"]
 
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "communication")
 
@@ -69,16 +71,24 @@ def open_journal(plan: Plan, output: Path, *, fresh: bool = False) -> Journal:
     return Journal(journal_of(output), plan.about(), fresh=fresh)
 
 
+def link_of(output: Path) -> Path:
+    """The link file beside a calibration file."""
+    return output.with_name(f"{output.stem}.link.yaml")
+
+
 def calibrate(
     plan: Plan, journal: Journal, output: Path, advance: Callable[[str], None], timer: Measure | None = None
 ) -> MeasuredCalibration:
-    """Measure what the journal does not have, and write the file.
+    """Measure what the journal does not have, and write the file. With communication on a CPU, also the link file.
 
     Args:
         advance: called with the name of each measurement.
         timer: replaces the clock.
     """
     measure_all(plan, journal, advance, timer)
+    if "communication" in plan.groups and plan.device == "cpu":
+        link = measure_link(journal, plan.grid.rounds, quick=plan.grid is QUICK, advance=advance)
+        write_text(link_of(output), write_yaml(link.model_dump(mode="json", by_alias=True)))
     calibration = assemble(plan, journal, output.stem)
     write_text(output, calibration.to_yaml())
     return calibration

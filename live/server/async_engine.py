@@ -149,7 +149,7 @@ class AsyncEngine:
             state = states.get(generation.request.id)
             if state is None:  # aborted meanwhile
                 continue
-            stats.record_token(state, now)
+            stats.record_tokens(state, now)
             if state.first_token_time < 0:
                 state.first_token_time = now
             state.last_token_time = now

@@ -104,7 +104,8 @@ def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
         tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
         _at_least_one("max_num_seqs", sequences)
         cache = Cache(options.num_gpu_blocks, options.kv_cache_memory_bytes)
-        return build_engine(wanted, cache, sequences, tokens, one_shot=options.one_shot is not False)
+        one_shot, drafts = options.one_shot is not False, options.speculative_config
+        return build_engine(wanted, cache, sequences, tokens, one_shot, drafts)
     from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
     from scenarios.single_engine import single_engine

@@ -15,6 +15,7 @@ from live.backend import BackendLimits, BackendState
 from live.engine import Engine, Progress
 from live.generation import Generation
 from live.models.config import ModelConfig
+from schedulers.speculation import SpeculativeEngineCore
 
 log = logging.getLogger("live.server")
 
@@ -81,6 +82,7 @@ class EngineBackend:
             core.prefill_tokens,
             core.cached_tokens,
             core.preemptions,
+            speculation=core.stats if isinstance(core, SpeculativeEngineCore) else None,
         )
 
     def _step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,13 +55,16 @@ def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenize
     return (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
 
 
-def build_engine(wanted: ModelSource, cache: Cache, sequences: int, tokens: int, one_shot: bool) -> Engine:
-    """An engine with the model loaded, from the flags of a command line.
+def build_engine(
+    wanted: ModelSource, cache: Cache, sequences: int, tokens: int, one_shot: bool, speculative: str | None = None
+) -> Engine:
+    """An engine with the model loaded, from the flags of a command line. `speculative`: JSON of speculative_config.
 
     Raises:
         BadInput: a model that cannot be read, or settings that contradict each other.
     """
-    ahead = wanted.device == "cuda"
+    speculates = None if speculative is None else _parse_speculation(speculative)
+    ahead = wanted.device == "cuda" and speculates is None
     model = _load(wanted, ahead=ahead)
     settings: dict[str, Any] = {
         "num_gpu_blocks": _blocks(cache, model.decoder.config, wanted, sequences),
@@ -69,9 +73,9 @@ def build_engine(wanted: ModelSource, cache: Cache, sequences: int, tokens: int,
         "max_num_batched_tokens": tokens,
         "one_shot": {} if one_shot else None,
         "async_scheduling": ahead,
+        "speculative_config": speculates,
     }
-    scheduler = checked(EngineSpec, settings, None, "engine").build(Path())
-    return model.engine(scheduler.config, scheduler.chunk_policy())
+    return model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path()))
 
 
 def build_planned_engine(wanted: ModelSource, scheduler: SchedulerPlan) -> Engine:
@@ -86,7 +90,23 @@ def build_planned_engine(wanted: ModelSource, scheduler: SchedulerPlan) -> Engin
         model.decoder.config, wanted, settings.block_size, settings.num_gpu_blocks, settings.max_num_seqs,
         "engine.num_gpu_blocks or engine.kv_memory", settings.num_gpu_blocks, "engine.max_num_seqs",
     )  # fmt: skip
-    return model.engine(settings, scheduler.chunk_policy())
+    return model.planned_engine(scheduler)
+
+
+def _parse_speculation(text: str) -> dict[str, Any]:
+    """The object of `--speculative-config`.
+
+    Raises:
+        BadInput: text that is no JSON object.
+    """
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        expected = 'expected a JSON object, such as {"method": "ngram", "num_speculative_tokens": 4}'
+        raise BadInput(expected, field="--speculative-config", value=text)
+    return parsed
 
 
 def _load(wanted: ModelSource, *, ahead: bool) -> LoadedModel:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from live.backend import Backend
 from live.server.request_state import FinishedReason, RequestState
+from schedulers.speculation import SpeculationStats
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -67,9 +68,14 @@ class ServerStats:
         self.generation_tokens = self.prompt_tokens = 0
         self.reasons: Counter[str] = Counter()
 
-    def record_token(self, state: RequestState, now: float) -> None:
-        """Count a new token of a generation."""
-        self.generation_tokens += 1
+    def record_tokens(self, state: RequestState, now: float) -> None:
+        """Count the new tokens of a generation: one, or with speculation several that came together.
+
+        Tokens that came together are one observation of the latency between tokens, as in vLLM.
+        """
+        tokens = len(state.generation.output)
+        self.generation_tokens += tokens - state.num_recorded
+        state.num_recorded = tokens
         if state.first_token_time >= 0:
             self.inter_token.observe(now - state.last_token_time)
         else:
@@ -162,9 +168,31 @@ class PrometheusExporter(Collector):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], value)
             yield family
+        yield from self._speculation(state.speculation)
         family = CounterMetricFamily(
             "vllm:request_success", "Finished requests by reason.", labels=["model_name", "finished_reason"]
         )
         for reason in get_args(FinishedReason):
             family.add_metric([self.model, reason], stats.reasons[reason])
+        yield family
+
+    def _speculation(self, stats: SpeculationStats | None) -> Iterator[Metric]:
+        """Counters of draft tokens, where the engine speculates."""
+        if stats is None:
+            return
+        for name, text, value in (
+            ("drafts", "Decodes that verified draft tokens.", stats.num_drafts),
+            ("draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens),
+            ("accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens),
+        ):
+            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
+            family.add_metric([self.model], value)
+            yield family
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were right, by position in the draft.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(stats.num_accepted_tokens_per_pos):
+            family.add_metric([self.model, str(position)], count)
         yield family

@@ -65,6 +65,9 @@ class EngineOptions:
     kv_cache_memory_bytes: str | None = None
     """Memory of the KV cache, instead of blocks: bytes, 4G or 512M. Default: 1G, or less if contexts need less."""
 
+    speculative_config: str | None = None
+    """Speculative decoding as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
+
     one_shot: bool | None = None
     """Run embeddings, scores, classes and single-token outputs in one step, without a KV cache (default)."""
 
@@ -105,7 +108,10 @@ class EngineOptions:
     @property
     def settings(self) -> dict[str, object]:
         """The flags that were given and that a scenario replaces, by name."""
-        names = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "one_shot")
+        names = (
+            "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "speculative_config",
+            "one_shot",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

@@ -19,16 +19,21 @@ class RequestState:
     Attributes:
         generation: belongs to the engine while it runs. finished: no more tokens will come. error: what went wrong.
         arrival_time, first_token_time, last_token_time: seconds of `time.perf_counter`, -1 until they are known.
+        num_recorded: output tokens that the metrics have counted.
         notify: wakes the response that waits for this generation.
     """
 
-    __slots__ = ("arrival_time", "error", "finished", "first_token_time", "generation", "last_token_time", "notify")
+    __slots__ = (
+        "arrival_time", "error", "finished", "first_token_time", "generation", "last_token_time", "notify",
+        "num_recorded",
+    )  # fmt: skip
 
     def __init__(self, generation: Generation, arrival_time: float, notify: Callable[[], None]) -> None:
         self.generation, self.arrival_time, self.notify = generation, arrival_time, notify
         self.finished = False
         self.error: ApiError | None = None
         self.first_token_time = self.last_token_time = -1.0
+        self.num_recorded = 0
 
 
 class OutputText:

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from reports.afd.curves import curve_per_unit, interval_per_unit, rate_per_unit
 from reports.afd.table import counts_cards
 from reports.settings import in_words, varying
 from reports.svg import svg_text
@@ -35,9 +36,9 @@ def sweep_drawings(document: Document) -> dict[str, Callable[[Document], Figure]
 
 
 def _render(draw: Callable[[Axes, Document], None], document: Document) -> Figure:
-    figure = Figure(figsize=(7.2, 4.2))
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasSVG(figure)
-    axes = figure.add_axes((0.09, 0.12, 0.89, 0.8))
+    axes = figure.add_subplot()
     draw(axes, document)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -76,7 +77,7 @@ def _throughput_curves(
     """Draw one configuration; `unit`: `instance` or `card`, by which throughput is divided."""
     theory, curves = configuration["theory"], configuration["curves"]
     label = (lambda text: None) if prefix else (lambda text: text)
-    published, barrier = (_curve(configuration, name, unit) for name in ("theory", "barrier"))
+    published, barrier = (curve_per_unit(configuration, name, unit) for name in ("theory", "barrier"))
     dashed = label("theory as published (eq. 6)")
     axes.plot(curves["ratio"], published, "--", color=colour, lw=1, alpha=0.7, label=dashed)
     solid = label("barrier- and pipeline-aware theory")
@@ -87,14 +88,17 @@ def _throughput_curves(
     steady = [point for point in points if point["throughput_per_instance_steady"] is not None]
     if steady:
         centre = [point[f"throughput_per_{unit}_steady"] for point in steady]
-        spread = [[_error(point, unit, end) for point in steady] for end in (0, 1)]
+        spread = [
+            [abs(interval_per_unit(point, unit)[end] - rate_per_unit(point, unit)) for point in steady]
+            for end in (0, 1)
+        ]
         axes.errorbar(
             [point["ratio"] for point in steady], centre, spread, fmt="o", ms=4, mfc="white", color=colour, capsize=2,
             label=label("simulated, steady state with 95 % interval"),
         )  # fmt: skip
     unfit = [point for point in points if point["fits"] is False]
     if unfit:
-        centre = [_rate(point, unit) for point in unfit]
+        centre = [rate_per_unit(point, unit) for point in unfit]
         axes.plot(
             [point["ratio"] for point in unfit], centre, "X", color="#b00020", ms=9, zorder=4,
             label=f"{prefix}does not fit in memory",
@@ -104,28 +108,6 @@ def _throughput_curves(
     if low <= star <= high:
         source = "as published (eq. 19)" if unit == "instance" else "per card (eq. 19 by cards)"
         axes.axvline(star, color=colour, ls=":", lw=1, label=label(f"r* = {star:.2f} {source}"))
-
-
-def _curve(configuration: Document, name: str, unit: str) -> list[float]:
-    """A theory's curve; those of the document are per instance."""
-    curves, cards = configuration["curves"], configuration["cards"]
-    if unit == "instance":
-        return list(curves[name])
-    pairs = zip(curves["ratio"], curves[name], strict=True)
-    return [rate * (ratio + 1) / (ratio * cards["attention"] + cards["ffn"]) for ratio, rate in pairs]
-
-
-def _rate(point: Document, unit: str) -> float:
-    """Steady throughput, or that of eq. 21 if there is none."""
-    steady = point[f"throughput_per_{unit}_steady"]
-    return float(point[f"throughput_per_{unit}"] if steady is None else steady)
-
-
-def _error(point: Document, unit: str, end: int) -> float:
-    """Distance from a steady point to the lower (0) or upper (1) end of its interval."""
-    steady = point["throughput_per_instance_steady"]
-    distance: float = abs(point["throughput_ci"][end] - steady)
-    return distance * float(point[f"throughput_per_{unit}_steady"]) / float(steady)
 
 
 def _idle(axes: Axes, document: Document) -> None:

@@ -74,6 +74,9 @@ def _recommended(configuration: Document, unit: str) -> str:
     """The optima of theory and simulation, per instance (`unit` is empty) or `_per_card`."""
     theory, simulation = configuration["theory"], configuration["simulation"]
     text = f"r* = {theory['r_star' + unit]:.2f} ({theory['regime' + unit]})"
+    if not unit and theory["r_star_renewal_interval"] is not None:
+        low, high = theory["r_star_renewal_interval"]
+        text += f", {theory['r_star_renewal']:.2f} by the trace's pairs of lengths (95 %: {low:.2f} to {high:.2f})"
     text += f", with barrier and pipeline {theory['r_star_barrier' + unit]:.2f}"
     if configuration["scenario"]["workload"]["arrivals"]["process"] != "closed_loop":
         memory = configuration["memory"]

@@ -34,6 +34,17 @@ def plan_table(document: Document) -> RenderableType:
     return Group(*parts)
 
 
+def load_table(document: Document) -> RenderableType:
+    """The rate that a deployment bears, in a sentence, and how its goals stand at that rate."""
+    title = Text(f"{document['name']}: {document['note'].lower()}", style="dim")
+    parts: list[RenderableType] = [title, Text(document["answer"], style="bold")]
+    if document["feasible"]:
+        columns = _columns(document, [document["deployment"]])
+        parts += [Text(""), FittingTable(columns), Text(footnote(document), style="dim")]
+        parts += [Text(f"A little above: {document['beyond']}.")]
+    return Group(*parts)
+
+
 def footnote(document: Document) -> str:
     """A line on the origin of the figures."""
     window = document["question"]["window"]

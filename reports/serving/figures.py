@@ -11,7 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from reports.settings import in_words, varying
+from reports.settings import axis_and_lines, in_words, is_number
 from reports.svg import svg_text
 
 Document = dict[str, Any]
@@ -20,6 +20,9 @@ Draw = Callable[[Document], Figure]
 PREDICTED, MEASURED, WAITING = "#1f5fa8", "#d1762b", "#2a8c5a"
 OUTAGE = "#c0392b"
 COLOURS = ("#1f5fa8", "#d1762b", "#2a8c5a", "#8a5fbf", "#d1495b", "#4a4a4a")
+SPAN_OF_LOG = 30.0
+"""Latencies that span more than this factor are drawn on a logarithmic axis."""
+
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E", "itl": "ITL"}
 
 
@@ -40,9 +43,8 @@ def sweep_figures(document: Document) -> dict[str, str]:
 
 def sweep_drawings(document: Document) -> dict[str, Draw]:
     """The functions that draw the figures of a sweep, by name; none for fewer than two configurations."""
-    points = document["points"]
-    keys = varying([point["settings"] for point in points])
-    return {"sweep": functools.partial(_sweep, keys=keys)} if keys and len(points) > 1 else {}
+    found = axis_and_lines([point["settings"] for point in document["points"]])
+    return {"sweep": functools.partial(_sweep, axis=found[0], others=found[1])} if found else {}
 
 
 def _latencies(document: Document) -> Figure:
@@ -60,7 +62,8 @@ def _latencies(document: Document) -> Figure:
     grid[0].set_ylabel("share of requests")
     grid[2].set_ylabel("share")
     if grid[0].lines:
-        grid[0].legend(fontsize=8, frameon=False, loc="lower right")
+        figure.legend(*grid[0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside lower center",
+                      ncols=2)  # fmt: skip
     grid[0].set_title(f"{document['name']}: latencies", loc="left", fontsize=10)
     return figure
 
@@ -103,8 +106,8 @@ def _shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
                      label="_" if i else "outage")  # fmt: skip
 
 
-def _sweep(document: Document, keys: list[str]) -> Figure:
-    """Throughput, interactivity, TTFT and P99 ITL against the first swept field; other fields make lines."""
+def _sweep(document: Document, axis: str, others: list[str]) -> Figure:
+    """Throughput, interactivity, TTFT and P99 ITL over one swept field; other fields make lines."""
     figure, grid = _canvas(7.6, 5.2, 2, 2)
     drawn: list[tuple[str, Callable[[Document], float | None], str | None]] = [
         ("output tokens/s", lambda summary: summary["output_throughput"], "output_throughput"),
@@ -113,25 +116,47 @@ def _sweep(document: Document, keys: list[str]) -> Figure:
         ("P99 ITL, ms", lambda summary: _ms(summary["itl"], "p99"), "itl.p99"),
     ]
     for axes, (label, value, interval) in zip(grid, drawn, strict=True):
-        _lines(axes, document, keys, value, interval)
+        _lines(axes, document, axis, others, value, interval)
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel(keys[0])
-    if len(keys) > 1:
-        grid[0].legend(fontsize=7.5, frameon=False)
+        axes.set_xlabel(axis)
+        found = [height for height in (value(point["summary"]) for point in document["points"]) if height]
+        if label.endswith("ms") and found and max(found) > SPAN_OF_LOG * min(found):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(functools.partial(_scaled, 1.0)))
+        else:
+            axes.set_ylim(bottom=0)
+    if others:
+        _legend_below(figure, grid[0], others)
     grid[0].set_title(document["name"], loc="left", fontsize=10)
     return figure
 
 
+def _legend_below(figure: Figure, axes: Axes, others: list[str]) -> None:
+    """Name the lines where they hide nothing; of many, the first and the last of their scale of colours."""
+    handles, labels = axes.get_legend_handles_labels()
+    title = None
+    if len(labels) > len(COLOURS):
+        title = f"{len(labels)} lines, from dark to bright, by {', '.join(others)}"
+        handles, labels = [handles[0], handles[-1]], [labels[0], labels[-1]]
+    columns = max(1, min(3, 90 // (max(map(len, labels)) + 6)))
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, title=title,
+        title_fontsize=7.5,
+    )  # fmt: skip
+
+
 def _lines(
-    axes: Axes, document: Document, keys: list[str], value: Callable[[Document], float | None], interval: str | None
-) -> None:
+    axes: Axes, document: Document, axis: str, others: list[str], value: Callable[[Document], float | None],
+    interval: str | None,
+) -> None:  # fmt: skip
     lines: dict[str, list[Document]] = {}
     for point in document["points"]:
-        lines.setdefault(in_words(point["settings"], keys[1:]), []).append(point)
-    for colour, (label, points) in zip(COLOURS * len(lines), lines.items(), strict=False):
-        settings = [point["settings"][keys[0]] for point in points]
-        numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in settings)
+        lines.setdefault(in_words(point["settings"], others), []).append(point)
+    numeric = is_number(point["settings"][axis] for point in document["points"])
+    for colour, (label, points) in zip(_colours(len(lines)), lines.items(), strict=True):
+        if numeric:
+            points.sort(key=lambda point: float(point["settings"][axis]))
+        settings = [point["settings"][axis] for point in points]
         places = settings if numeric else [str(each) for each in settings]
         heights = [value(point["summary"]) for point in points]
         axes.plot(places, [float("nan") if each is None else each for each in heights], "o-", ms=3.5, lw=1.3,
@@ -139,7 +164,16 @@ def _lines(
         _bars(axes, points, places, interval, colour)
 
 
-def _bars(axes: Axes, points: list[Document], places: list[Any], name: str | None, colour: str) -> None:
+def _colours(count: int) -> list[Any]:
+    """A colour for each line, no two alike: along one scale where there are many."""
+    from matplotlib import colormaps
+
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return [colormaps["viridis"](0.9 * index / (count - 1)) for index in range(count)]
+
+
+def _bars(axes: Axes, points: list[Document], places: list[Any], name: str | None, colour: Any) -> None:
     """Confidence intervals, where there are any."""
     scale = 1e3 if name and "." in name else 1.0
     for place, point in zip(places, points, strict=True):

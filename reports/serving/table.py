@@ -26,6 +26,7 @@ def simulation_table(document: Document) -> RenderableType:
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
+    parts += [Text(text) for text in caches(summary)]
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -36,6 +37,28 @@ def simulation_table(document: Document) -> RenderableType:
     parts.append(Text(footnote(document), style="dim"))
     parts += [Text(text, style="bold red") for text in warnings(document)]
     return Group(*parts)
+
+
+def caches(summary: Document) -> list[str]:
+    """The share that prefix caches supplied beside its bounds, and copies of lower tiers; a line each."""
+    lines, found = [], summary.get("prefix_cache")
+    if found and found["hit_rate"] is not None:
+        text = f"prefix caches supplied {found['hit_rate']:.1%} of prompt tokens"
+        for name, size in (("device", "on the devices"), ("all", "in all tiers")):
+            if name in found:
+                bounds = found[name]
+                text += f"; one cache {size}, LRU {bounds['lru']:.1%}, at best {bounds['belady']:.1%}"
+        lines.append(f"{text}; an infinite one {found['infinite']:.1%}")
+    for name, tier in summary.get("kv_tiers", {}).items():
+        lines.append(
+            f"{name}: {tier['loaded_share']:.1%} of prompt tokens loaded, {tier['loaded_bytes']:.3g} bytes; "
+            f"{tier['stored_bytes']:.3g} bytes stored; links {tier['load_utilization']:.1%} and "
+            f"{tier['store_utilization']:.1%} busy"
+        )
+    if summary.get("kv_load"):
+        mean, p99 = (milliseconds(summary["kv_load"][point]) for point in ("mean", "p99"))
+        lines.append(f"loads take {mean} on average, {p99} at p99")
+    return lines
 
 
 def devices(document: Document) -> str:
@@ -119,10 +142,12 @@ def sessions(found: Document) -> str:
 
 
 def footnote(document: Document) -> str:
-    """A note on the simulation: its step times, and the number of runs."""
+    """A note on the simulation: its step times, the number of runs, and what of the step times is a guess."""
     text = f"{document['note']} Step times: {step_times(document)}"
     runs = document["replications"] + document["draws"]
-    return f"{text}. {runs} runs; {_contents(document)}." if runs > 1 else f"{text}. One run; {no_interval(document)}."
+    notes = "".join(f" {each[:1].upper()}{each[1:]}." for each in document["step_time"].get("notes", ()))
+    counted = f"{runs} runs; {_contents(document)}" if runs > 1 else f"One run; {no_interval(document)}"
+    return f"{text}. {counted}.{notes}"
 
 
 def _contents(document: Document) -> str:

@@ -56,7 +56,12 @@ def models(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(annotation) for model in models(inner)]
 
 
-SAME_AS = {"system.decode_step_time", "system.pools.step_time", "system.pools.engine"}
+SAME_AS = {
+    "engine.speculative_config.draft_step_time",
+    "system.decode_step_time",
+    "system.pools.step_time",
+    "system.pools.engine",
+}
 """Sections with the fields of another one, to which their own row refers."""
 
 

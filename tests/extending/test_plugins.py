@@ -106,7 +106,9 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["scenario"]["engine"]["chunking"] == {"policy": "alternating", "every": 2}
     (load,) = document["loads"]
     assert load["predicted"][0]["requests"] == load["requests"] > 0
-    assert document["scenario"]["system"] == {"layout": "colocated", "routing": "longest_prefix", "replicas": 1}
+    assert document["scenario"]["system"] == {
+        "layout": "colocated", "routing": "longest_prefix", "replicas": 1, "kv_events": None,
+    }  # fmt: skip
     for settings, told in (
         ({"replicas": 2}, "system.replicas: got 2, expected 1: the live engine is alone"),
         ({"routing": "longest"}, "system.routing: got 'longest', expected one of least_loaded, "),

@@ -12,6 +12,7 @@ from schedulers.batches import Batch, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
+from schedulers.kv_tiers import Load
 from schedulers.sequence import FINISHED, Sequence
 from tests.schedulers.stories import told
 from workloads.request import Request
@@ -71,6 +72,7 @@ class Plant:
         self.first: list[int] = []  # in the order of their first steps
         self.in_flight: deque[Batch] = deque()
         self.releases: list[tuple[int, Sequence]] = []
+        self.loads: list[tuple[int, Load]] = []  # when each has come
         self.quiet: tuple[int, tuple[Sequence, ...]] = (0, ())  # steps that were promised, and with whom
 
     def run(self, visits: list[Visit]) -> Plant:
@@ -78,7 +80,7 @@ class Plant:
         self.visits = visits
         clock, last = 0, max(visit.at for visit in visits)
         most = last + 200 + 20 * sum(visit.prompt + visit.limit + visit.kept for visit in visits)
-        while self.core.sequences or self.releases or self.in_flight or clock <= last:
+        while self.core.sequences or self.releases or self.in_flight or self.loads or clock <= last:
             self._events(clock)
             clock += self._leap(clock) or self._turn(clock)
             assert clock < most, f"somebody starves: {list(self.core.sequences.values())}"
@@ -93,6 +95,10 @@ class Plant:
         for when, sequence in [entry for entry in self.releases if entry[0] <= clock]:
             self.releases.remove((when, sequence))
             self.core.release(sequence)
+            self._disturb()
+        for when, load in [entry for entry in self.loads if entry[0] <= clock]:
+            self.loads.remove((when, load))
+            self.core.finish_load(load)
             self._disturb()
         for id, visit in enumerate(self.visits):
             if visit.at == clock:
@@ -138,11 +144,14 @@ class Plant:
         core = self.core
         if self.forgetful:
             core._admission_blocked = False
+        if core.kv_tiers is not None:
+            core.kv_tiers.now = float(clock)
         promised, members = self.quiet
         if core.steady_decode_steps() > promised:
             promised, members = core.steady_decode_steps(), tuple(core.decode_set.sequences)
         batch = core.begin_step(0.0)
         core.check_integrity()
+        self._copy(clock, computed=False)
         self.steps.append(f"{clock}: {told(batch)}")
         if promised:
             assert isinstance(batch, DecodeBatch)
@@ -165,6 +174,7 @@ class Plant:
                 if self.given[id] == self.visits[id].tokens:
                     stopped.append(sequence)
         finished = self.core.end_step(batch, stopped, 0.0)
+        self._copy(clock, computed=True)
         assert {sequence.request.id for sequence in finished} == {sequence.request.id for sequence in stopped}
         for sequence in finished:
             id = sequence.request.id
@@ -175,12 +185,24 @@ class Plant:
         if finished or batch.chunks or batch.transferred:
             self._disturb()
 
+    def _copy(self, clock: int, *, computed: bool) -> None:
+        """Copy to tiers at once or in three turns of the clock, and from them in as many turns as blocks."""
+        tiers = self.core.kv_tiers
+        if tiers is None:
+            return
+        for store in tiers.take_stores(computed):
+            assert store.block.ready_at > clock
+            store.block.ready_at = clock + 3 * (store.block.depth % 2)
+        for load in tiers.take_loads():
+            self.loads.append((clock + len(load.sources), load))
+        self.core.check_integrity()
+
     def _leap(self, clock: int) -> int:
         """Take steady steps at once, as far as the story leaves the engine alone; how many, 0 where it has to walk."""
         core = self.core
         if not self.leaps or self.in_flight:
             return 0
-        dates = [visit.at for visit in self.visits] + [when for when, _ in self.releases]
+        dates = [visit.at for visit in self.visits] + [when for when, _ in (*self.releases, *self.loads)]
         dates += [visit.at + visit.abort for visit in self.visits if visit.abort is not None]
         members = list(core.decode_set.sequences)
         left = [self.visits[each.request.id].tokens - self.given[each.request.id] - 1 for each in members]

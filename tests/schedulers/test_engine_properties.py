@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
-from schedulers.engine_config import EngineConfig, OneShotBudget
+from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
 from tests.schedulers.plant import NEVER, Plant, Visit
 
 chats = st.builds(
@@ -55,25 +55,36 @@ policies = st.one_of(
 )
 
 
+tiers = st.builds(TierConfig, st.just("host"), st.integers(1, 8), st.sampled_from(["lru", "cost_aware"]))
+offloading = st.builds(
+    KVOffloading,
+    st.lists(tiers, min_size=1, max_size=2).map(tuple),
+    st.sampled_from(["write_through", "write_back"]),
+    st.sampled_from([4.0, 1000.0]),
+)
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
     """Every setting; pools so small that blocks run out, sometimes too small for the longest requests."""
     block = draw(st.sampled_from([1, 2, 4]))
     seats = draw(st.integers(1, 8))
     share = draw(st.sampled_from(["scheduled", "computed"]))
+    caching = draw(st.sampled_from([True, True, True, False]))
     return EngineConfig(
         num_gpu_blocks=draw(st.integers(12, 48)) // block + 3,
         block_size=block,
         max_num_batched_tokens=max(draw(st.integers(1, 40)), seats),
         max_num_seqs=seats,
         max_table_blocks=draw(st.sampled_from([0, 0, 8])),
-        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        enable_prefix_caching=caching,
         prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])),
         cache_blocks_on=share,
         in_batch_prefix_caching=share == "computed" and draw(st.booleans()),
         scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt"])),
         kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])),
         one_shot=draw(st.one_of(st.none(), budgets)),
+        kv_offloading=draw(st.one_of(st.none(), offloading)) if caching else None,
     )
 
 
@@ -105,7 +116,8 @@ def test_whoever_is_passed_over_as_lacking_blocks_would_not_have_got_them(
 ) -> None:
     # With leaders, asking again is another policy: a peer that now waits for its leader lets those behind it pass,
     # while one that is known to lack blocks does not.
-    config = replace(config, in_batch_prefix_caching=False)
+    # So it is with tiers: whoever is looked at counts as using what tiers have of its prompt.
+    config = replace(config, in_batch_prefix_caching=False, kv_offloading=None)
     remembering = Plant(config, policy, depth).run(story)
     asking = Plant(config, policy, depth, forgetful=True).run(story)
     assert remembering.steps == asking.steps
@@ -150,8 +162,11 @@ def test_blocks_that_only_others_would_profit_from_keep_nobody_out() -> None:
 def test_first_come_first_served(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]
 ) -> None:
-    """Whoever came first begins first, and a burst of later requests cannot put it off."""
-    config = replace(config, scheduling_policy="fcfs", in_batch_prefix_caching=False)
+    """Whoever came first begins first, and a burst of later requests cannot put it off.
+
+    Without tiers: later requests overtake one that waits for its prefix.
+    """
+    config = replace(config, scheduling_policy="fcfs", in_batch_prefix_caching=False, kv_offloading=None)
     story = [replace(visit, way="here") for visit in sorted(story, key=lambda visit: visit.at)]
     plant = Plant(config, policy, depth).run(story)
     assert plant.first == sorted(plant.first)

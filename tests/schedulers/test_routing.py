@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from schedulers.load_tree import LoadTree
-from schedulers.routing import ROUTERS, LeastLoaded, PowerOfTwo, RoundRobin, own_method
+from schedulers.routing import (
+    ROUTERS,
+    ConsistentHashing,
+    LeastLoaded,
+    PowerOfTwo,
+    PrefixAware,
+    RoundRobin,
+    SessionAffinity,
+    own_method,
+)
 from workloads.request import Request
 
 REQUEST = Request(0, 0.0, 10, 5)
@@ -20,8 +30,8 @@ REQUEST = Request(0, 0.0, 10, 5)
 class Engine:
     """An engine whose load is given, and noted when it is asked for; nothing else may be asked."""
 
-    def __init__(self, load: int, asked: list[Engine] | None = None) -> None:
-        self._load, self._asked = load, asked
+    def __init__(self, load: int, asked: list[Engine] | None = None, index: int = 0) -> None:
+        self._load, self._asked, self.index = load, asked, index
 
     @property
     def load(self) -> int:
@@ -105,9 +115,12 @@ def test_power_of_two_with_equal_loads_is_even() -> None:
 
 def test_routers_by_name() -> None:
     draw = Random(0).randrange
-    kinds = {"least_loaded": LeastLoaded, "power_of_two": PowerOfTwo, "round_robin": RoundRobin}
+    kinds = {
+        "least_loaded": LeastLoaded, "power_of_two": PowerOfTwo, "round_robin": RoundRobin, "prefix_aware": PrefixAware,
+        "session_affinity": SessionAffinity, "consistent_hashing": ConsistentHashing,
+    }  # fmt: skip
     assert {name: type(make(draw)) for name, make in ROUTERS.items()} == kinds
-    with pytest.raises(ValueError, match="expected one of least_loaded, power_of_two, round_robin, found 'random'"):
+    with pytest.raises(ValueError, match=r"expected one of least_loaded, power_of_two, .*, found 'random'"):
         ROUTERS.select("random")
 
 
@@ -182,3 +195,111 @@ def test_requests_go_elsewhere_for_as_long_as_a_router_says(loads: list[int], da
             if i != position:
                 engines[i]._load = max(engines[i]._load + change, 0)
                 followed.set(i, engines[i]._load)
+
+
+class Caching(Engine):
+    """An engine with so many cached tokens of every prompt."""
+
+    def __init__(self, load: int, cached: int = 0, index: int = 0) -> None:
+        super().__init__(load, index=index)
+        self.cached = cached
+
+    def cached_prefix_tokens(self, request: Request) -> int:
+        return self.cached
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 100)), min_size=2, max_size=9),
+    st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    st.integers(0, 20),
+)
+def test_the_prefix_counts_against_the_load_with_its_weight(
+    states: list[tuple[int, int]], weight: float, before: int
+) -> None:
+    router, engines = PrefixAware(unasked, weight), [Caching(load, cached) for load, cached in states]
+    for _ in range(before):
+        router.choose(REQUEST, engines)
+    chosen = router.choose(REQUEST, engines)
+    costs = {id(engine): engine.load - weight * engine.cached for engine in engines}
+    assert costs[id(chosen)] == min(costs.values())
+
+
+def test_equal_costs_take_turns() -> None:
+    router, engines = PrefixAware(unasked), [Caching(30, 20), Caching(10), Caching(15, 5)]
+    assert [engines.index(router.choose(REQUEST, engines)) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def of_session(session: int) -> Request:
+    return Request(session, 0.0, 10, 5, session=session)
+
+
+def test_a_session_stays_where_it_was() -> None:
+    router, engines = SessionAffinity(unasked), [Engine(10, index=5), Engine(0, index=6), Engine(20, index=7)]
+    assert router.choose(of_session(1), engines) is engines[1]
+    engines[1]._load = 1000
+    assert router.choose(of_session(1), engines) is engines[1]
+    assert router.choose(of_session(2), engines) is engines[0]
+    assert router.choose(of_session(1), [engines[0], engines[2]]) is engines[0], "its engine is down: it moves"
+    assert router.choose(of_session(1), engines) is engines[0], "and stays there"
+
+
+def test_a_session_leaves_an_engine_with_too_much_load() -> None:
+    router, engines = SessionAffinity(unasked, load_factor=1.5), [Engine(0, index=0), Engine(1, index=1)]
+    assert router.choose(of_session(1), engines) is engines[0]
+    engines[0]._load = 3  # of a mean of 2
+    assert router.choose(of_session(1), engines) is engines[0]
+    engines[0]._load = 4
+    assert router.choose(of_session(1), engines) is engines[1]
+
+
+def test_the_oldest_sessions_are_forgotten() -> None:
+    router, engines = SessionAffinity(unasked, max_sessions=2), [Engine(0, index=0), Engine(1, index=1)]
+    for session in (1, 2, 1, 3):  # 2 is the one that was heard of longest ago
+        assert router.choose(of_session(session), engines) is engines[0]
+    engines[0]._load = 9
+    assert [router.choose(of_session(session), engines).index for session in (1, 3, 2)] == [0, 0, 1]
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=12, unique=True), st.data())
+def test_an_engine_that_fails_moves_its_own_keys_only(indices: list[int], data: st.DataObject) -> None:
+    router, engines = ConsistentHashing(unasked), [Engine(0, index=index) for index in indices]
+    failed = data.draw(st.sampled_from(engines))
+    before = [router.choose(of_session(session), engines) for session in range(200)]
+    up = [engine for engine in engines if engine is not failed]
+    for session, engine in enumerate(before):
+        now = router.choose(of_session(session), up)
+        assert now is engine or engine is failed
+    assert [router.choose(of_session(session), engines) for session in range(200)] == before
+
+
+@given(st.integers(2, 20), st.integers(1, 400), st.sampled_from([1.0, 1.1, 1.25, 2.0]))
+def test_loads_are_bounded(size: int, requests: int, factor: float) -> None:
+    """With c times the mean as the bound, no engine gets more than ceil(c m / n) of m requests of one token each."""
+    router, engines = ConsistentHashing(unasked, factor), [Engine(0, index=index) for index in range(size)]
+    for i in range(requests):
+        router.choose(of_session(i % 7), engines)._load += 1  # seven keys, so that hashing alone would overload some
+        assert max(engine.load for engine in engines) <= factor * i / size + 1
+
+
+def test_hashing_spreads_keys_evenly() -> None:
+    """The share of an engine has a standard deviation of 1/n of 1/√(virtual nodes), besides that of the draw."""
+    router = ConsistentHashing(unasked, load_factor=1000.0, virtual_nodes=400)
+    engines = [Engine(1, index=index) for index in range(10)]
+    counts = Counter(router.choose(of_session(session), engines).index for session in range(20_000))
+    assert all(abs(counts[index] - 2000) < 4 * 2000 * (1 / 400 + 1 / 2000) ** 0.5 for index in range(10))
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        (PrefixAware, {"weight": -1.0}),
+        (SessionAffinity, {"load_factor": 0.9}),
+        (SessionAffinity, {"max_sessions": 0}),
+        (ConsistentHashing, {"load_factor": 0.0}),
+        (ConsistentHashing, {"virtual_nodes": 0}),
+    ],
+)
+def test_parameters_out_of_range_are_refused(make: Callable[..., object], parameters: dict[str, float]) -> None:
+    ((name, value),) = parameters.items()
+    with pytest.raises(ValueError, match=f"{name}: expected .*, found {value:g}"):
+        make(unasked, **parameters)

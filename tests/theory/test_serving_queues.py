@@ -33,7 +33,7 @@ STEPS = 200
 SERVICE = STEP * STEPS
 REPLICATIONS = 10
 
-CUSTOMERS = {0.5: 3000, 0.8: 3000, 0.95: 10_000}
+CUSTOMERS = {0.5: 2200, 0.8: 1500, 0.95: 5_000}
 """A replication, by load: a nearly full queue remembers for hundreds of services."""
 
 

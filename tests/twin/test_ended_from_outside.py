@@ -19,7 +19,7 @@ from twin.cli import run
 from twin.executors.processes import each_as_done
 
 PATIENCE = 60.0
-LONG = ("--ratio", "1:12", "--jobs", "2", "--set", "requests_per_instance=2000")
+LONG = ("--ratio", "1:12", "--jobs", "2", "--set", "requests_per_instance=6000")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 

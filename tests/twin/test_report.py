@@ -80,8 +80,7 @@ def test_what_a_serving_run_showed_is_drawn_again(
     assert set(texts) == figures
     again = reported(folder, capsys)
     assert body(again) == body(page)
-    assert again.count("<svg") == len(figures)
-    assert '"status": "complete"' in again.replace("&quot;", '"')
+    assert "<td>status</td><td>complete</td>" in again
     assert {name: (folder / "figures" / name).read_text() for name in figures} == texts
     for text in texts.values():
         assert ET.fromstring(text).tag.endswith("svg")
@@ -93,7 +92,7 @@ def test_a_run_without_figures_gets_them(here: Path, capsys: pytest.CaptureFixtu
     folder = made(here, "simulate", "s.yaml", "--no-figures")
     assert not (folder / "report.html").exists()
     page = reported(folder, capsys)
-    assert page.count("<svg") == 2
+    assert "Who ran and who waited" in page
     assert "<h2>Links</h2>" in page
     assert "decode-1" in page
 

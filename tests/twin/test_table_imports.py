@@ -8,6 +8,8 @@ import pytest
 
 from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
+from latency_models.sources.kernel_tables.links import note, resolve
+from latency_models.sources.kernel_tables.parallel import Communication
 from tests.latency_models.sources.aiconfigurator.small_tables import make_tables
 from tests.latency_models.sources.aiconfigurator.test_kernels import model
 from twin import cli
@@ -85,3 +87,11 @@ def test_the_package_that_is_installed(here: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("latency_models.sources.aiconfigurator.layout.PACKAGES", ("tables_of_a_lab",))
     assert run("--aiconfigurator", "--system", "lab", "--model", "./tiny.yaml", "-o", "k.yaml") == 0
     assert (here / "k.yaml").exists()
+
+
+def test_all_reduces_alone_are_a_link_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("lab_engine_1.0", "--collectives", "-o", "mine.yaml") == 0
+    link = resolve(Communication(link="mine.yaml"), here)
+    assert "a spread of 10 % is assumed" in capsys.readouterr().err
+    assert note(link) is None
+    assert link.all_reduce(2, 4096) >= link.all_reduce(2, 512) > 0

@@ -36,18 +36,20 @@ OTHERS: dict[str, Any] = {
     "prefix_blocks": (4,),
     "task": "embed",
     "priority": -1,
+    "session": 3,
 }
 
 
 def test_a_request_holds_what_a_client_sends() -> None:
-    request = Request(7, 1.5, 100, 20, "chat", (4, 5), "score", -2)
-    assert dataclasses.astuple(request) == (7, 1.5, 100, 20, "chat", (4, 5), "score", -2)
-    assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == (7, 1.5, 100, 20, "default", (), "generate", 0)
+    request = Request(7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9)
+    assert dataclasses.astuple(request) == (7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9)
+    assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == (7, 1.5, 100, 20, "default", (), "generate", 0, -1)
 
 
 def test_the_true_output_length_is_nowhere_in_it() -> None:
     names = {field.name for field in dataclasses.fields(Request)}
-    assert names == {"id", "arrival", "prompt_tokens", "max_tokens", "model", "prefix_blocks", "task", "priority"}
+    prompt = {"prompt_tokens", "prefix_blocks", "session"}
+    assert names == {"id", "arrival", "max_tokens", "model", "task", "priority"} | prompt
 
 
 def test_it_is_frozen_slotted_and_hashable() -> None:

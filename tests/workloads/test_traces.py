@@ -110,6 +110,13 @@ def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path) -> None:
     assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
 
 
+def test_the_requests_of_a_measured_run_are_a_trace(tmp_path: Path) -> None:
+    row = '{{"input_toks": 7, "output_toks": {}, "arrival_time": {}, "queued_ts": 5.5, "last_token_ts": 9.5}}\n'
+    trace = read(tmp_path, row.format(2, 1777142838.25) + row.format(3, 1777142839.5))
+    assert lengths(trace) == [(7, 2), (7, 3)]
+    assert arrivals(trace) == [0.0, 1.25]
+
+
 def test_nanoseconds_may_be_whole_floats(tmp_path: Path) -> None:
     row = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
     assert arrivals(read(tmp_path, row.format("1e9") + row.format("2500000000.0"))) == [0.0, 1.5]

@@ -22,7 +22,7 @@ REPRODUCTION = "twin.reproduction-"
 
 
 def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
-    """Figures by name, each an SVG text, and the HTML page that holds them.
+    """Figures by name, each an SVG text, and the HTML page.
 
     Raises:
         BadInput: a document that no command of this version writes. KeyError: one that lacks a field.
@@ -34,42 +34,42 @@ def draw(document: Document, manifest: Document) -> tuple[dict[str, str], str]:
 
             sweep = document.get("sweep", document)
             drawn = figures.sweep_figures(sweep)
-            return drawn, page.sweep_page(sweep, manifest, drawn)
+            return drawn, page.sweep_page(sweep, manifest)
         case "twin.simulation/1":
             from reports.serving import figures as serving_figures
             from reports.serving import page as serving_page
 
             drawn = serving_figures.simulation_figures(document)
-            return drawn, serving_page.simulation_page(document, manifest, drawn)
+            return drawn, serving_page.simulation_page(document, manifest)
         case "twin.serving-sweep/1":
             from reports.serving import figures as serving_figures
             from reports.serving import page as serving_page
 
             drawn = serving_figures.sweep_figures(document)
-            return drawn, serving_page.sweep_page(document, manifest, drawn)
+            return drawn, serving_page.sweep_page(document, manifest)
         case "twin.plan/1":
             from reports.planning.figures import plan_figures
-            from reports.planning.table import plan_table
-            from reports.reproductions.page import terminal_page
+            from reports.planning.page import plan_page
 
-            drawn = plan_figures(document)
-            return drawn, terminal_page(f"{document['name']}: a plan", plan_table(document), manifest, drawn)
+            return plan_figures(document), plan_page(document, manifest)
         case "twin.validation/2":
             from reports.reproductions.page import terminal_page
             from reports.validation.figures import validation_figures
+            from reports.validation.page import validation_charts
             from reports.validation.table import validation_table
 
             drawn = validation_figures(document)
             title = f"{document['name']}: predicted and measured"
-            return drawn, terminal_page(title, validation_table(document), manifest, drawn)
+            return drawn, terminal_page(title, validation_table(document), manifest, validation_charts(document))
         case "twin.bundle-validation/1":
             from reports.reproductions.page import terminal_page
             from reports.validation.bundle_figures import bundle_figures
             from reports.validation.bundle_table import bundle_table
+            from reports.validation.page import bundle_charts
 
             drawn = bundle_figures(document)
             title = f"{document['name']}: predicted and measured"
-            return drawn, terminal_page(title, bundle_table(document), manifest, drawn)
+            return drawn, terminal_page(title, bundle_table(document), manifest, bundle_charts(document))
         case "twin.reproduction-sun-quality/1":
             from reports.reproductions.page import reproduction_page
             from reports.reproductions.sun import quality_figures, quality_table

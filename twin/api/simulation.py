@@ -15,10 +15,12 @@ from scenarios.serving import ServingScenario
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments
 from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
+from twin.executors import processes
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.serving.reference_run import compare, read_reference_run
 from twin.serving.timeseries import timeseries
-from twin.sweeps.serving_sweep import ServingSweep, Task, make_run, prepare, report_run
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import ServingSweep, Task, prepare, report_run
 from workloads.errors import BadInput
 from workloads.generator import Workload
 
@@ -190,7 +192,7 @@ def simulate(
         draws: runs with what is not known of step times and memory drawn, in the first realisation of the workload;
             each unknown is then varied alone, too. None: as many as replications if there are several.
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
-        jobs: processes, by default one for each core. A single run needs none.
+        jobs: processes, by default one for each core. A single run uses them if its engines are independent.
         executor: where the runs after the first are made: `local`, `dask`, `dask://host:port` or `ray`.
 
     Raises:
@@ -203,7 +205,7 @@ def simulate(
         path = None if trace is None else Path(trace)
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
         with started_for(sweep, chosen) as started:
-            return run_all(sweep, source, {}, lambda key, point: None, started)
+            return run_all(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
 
 
 def started_for(sweep: ServingSweep, chosen: ExecutorChoice) -> AbstractContextManager[Executor | None]:
@@ -219,6 +221,7 @@ def run_all(
     executor: Executor | None,
     advance: Callable[[Task], object] = lambda task: None,
     requests: Path | None = None,
+    jobs: int | None = None,
 ) -> Result:
     """Make the runs of one configuration that are not in `done`; the first is always made, for its requests and steps.
 
@@ -228,13 +231,14 @@ def run_all(
         keep: called with the key and the report of each run that is made, except the first.
         advance: called after each of these.
         requests: Parquet file to which the first run writes its requests as they finish; None keeps them in memory.
+        jobs: processes of the first run; None: one for each core.
 
     Raises:
         BadInput: the reference run that the scenario names cannot be read.
     """
     task = sweep.tasks[0]
     spec, measured = task.plan.scenario, _reference_run(sweep)
-    first = _make_first(task, requests)
+    first = _make_first(task, requests, jobs or processes.usable_cores())
     done[task.key] = report_run(first, task.plan)
     for finished in sweep.run(done, keep, executor) if executor else ():
         advance(finished)
@@ -246,17 +250,18 @@ def run_all(
     return Result(scenario, document, others, sweep, first)
 
 
-def _make_first(task: Task, requests: Path | None) -> Run:
+def _make_first(task: Task, requests: Path | None, jobs: int) -> Run:
     """Make the first run; its requests go to a file, if one is named and the scenario keeps them.
 
     Requests of sessions stay in memory: which session each belongs to is added in the end.
     """
-    if requests is None or not task.plan.scenario.detail or not isinstance(task.plan.workload, Workload):
-        return make_run(task)
+    plan, replication, draw = task.plan, task.replication, task.draw
+    if requests is None or not plan.scenario.detail or not isinstance(plan.workload, Workload):
+        return make_run(plan, replication, draw, processes=jobs)
     from reports.records.columns import writing_columns
 
     with writing_columns(requests) as write:
-        return make_run(task, write)
+        return make_run(plan, replication, draw, write, jobs)
 
 
 def _reference_run(sweep: ServingSweep) -> Document | None:

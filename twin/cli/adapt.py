@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App
 
+from twin.cli.adapt_measure import measure
 from twin.cli.adapt_text import compensate, diagnose, quantise, text, use_torch
 from twin.cli.commands import COMMANDS
 from twin.cli.trainings import FLAG, resumable
 from workloads.errors import BadInput
 
 adapt = App(name="adapt", help=COMMANDS["adapt"].summary)
-for language_model_command in (text, quantise, diagnose, compensate):
+for language_model_command in (text, quantise, diagnose, compensate, measure):
     adapt.command(language_model_command)
 
 

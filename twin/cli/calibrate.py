@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from twin.cli.commands import COMMANDS
+from twin.cli.refine import refine
 
 if TYPE_CHECKING:
     from latency_models.calibration.file_format import Calibration
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 FLAG = Parameter(negative=())
 
 calibrate = App(name="calibrate", help=COMMANDS["calibrate"].summary)
+calibrate.command(refine)
 
 
 @calibrate.command
@@ -61,6 +63,7 @@ def import_(
     model: str | None = None,
     tensor_parallel: int | None = None,
     every_degree: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    collectives: Annotated[bool, FLAG] = False,
     weights: str | None = None,
     cache: str = "float16",
     gpu: str = "",
@@ -92,6 +95,8 @@ def import_(
         Ranks that share each layer. Default: 1, or as the name of an LLMServingSim folder ends (kernels_tp2).
     every_degree
         Write a file for each tensor parallelism (1, 2, 4, 8, 16) that the tables have, into the folder --output.
+    collectives
+        Take the measured all-reduces of aiconfigurator's tables alone, as a link file for kernel_tables.
     weights
         Format of the weights as the tables name it: float16, fp8, fp8_block, … Default: the model's (aiconfigurator).
     cache
@@ -110,7 +115,14 @@ def import_(
     from latency_models.sources.recognise import KERNEL_TABLES, source_of
     from twin.api.arguments import require_at_least
     from twin.cli.console import note
-    from twin.cli.table_imports import DEGREES, ModelRequest, find_tables, import_aiconfigurator, import_kernel_tables
+    from twin.cli.table_imports import (
+        DEGREES,
+        ModelRequest,
+        find_tables,
+        import_aiconfigurator,
+        import_collectives,
+        import_kernel_tables,
+    )
     from workloads.errors import BadInput
 
     require_at_least("--tensor-parallel", tensor_parallel, 1)
@@ -119,7 +131,9 @@ def import_(
     if every_degree and (output is None or tensor_parallel is not None):
         raise BadInput("expected --output, a folder, and no --tensor-parallel", field="--all")
     stated = Origin(gpu, engine, engine_version)
-    if tables is not None and not aiconfigurator and source_of(tables) in (KERNEL_TABLES, None) and not system:
+    if collectives:
+        made = [import_collectives(find_tables(tables, system, engine, engine_version))]
+    elif tables is not None and not aiconfigurator and source_of(tables) in (KERNEL_TABLES, None) and not system:
         made = [import_kernel_tables(tables, replace(stated, model=model or "", tensor_parallel=tensor_parallel))]
     else:
         degrees = DEGREES if every_degree else (tensor_parallel or 1,)
@@ -241,7 +255,7 @@ def run_(
     """
     from reports.calibration.table import operations_table
     from twin.api.arguments import require_at_least
-    from twin.cli.console import print_json, print_table, progress
+    from twin.cli.console import note, print_json, print_table, progress
 
     try:
         from live.calibration import calibrate as calibration
@@ -261,6 +275,8 @@ def run_(
         raise KeyboardInterrupt(kept if journal.entries else "") from None
     if not no_figures:
         _draw(calibration.pictures(plan, journal, made), output.with_name(f"{output.stem}-figures"))
+    if (link := calibration.link_of(output)).exists():
+        note(f"all-reduces: {link}, for step_time.communication.link")
     document = made.model_dump(mode="json", by_alias=True, exclude={"tables", "ec"}, exclude_none=True)
     if json:
         print_json(document)

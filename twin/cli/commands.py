@@ -29,15 +29,27 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "twin.cli.calibrate:calibrate",
-        "Make a calibration file: by measuring this machine, by regression on measurements, or from specifications.",
+        "Make a calibration file: by measuring this machine, from a run of an engine, or from specifications.",
     ),
     "init": Command(
         "twin.cli.init:init",
         "Write a serving scenario with comments, which runs as it is: one model on the fewest GPUs that hold it.",
     ),
+    "observe": Command(
+        "twin.cli.observe:observe",
+        "Record the requests of a live server through a proxy: when each came, its lengths, its first and last token.",
+    ),
+    "page": Command(
+        "twin.cli.page:page",
+        "Ask what if in a browser: sliders for rate, lengths, goals, layout and engine, and answers that follow them.",
+    ),
     "plan": Command(
         "twin.cli.plan:plan",
         "Find the deployment that meets goals at the least cost: how many GPUs, which parallelism, together or apart.",
+    ),
+    "replay": Command(
+        "twin.cli.replay:replay",
+        "Send a recorded workload to a live server at the recorded times, and write when its tokens came.",
     ),
     "report": Command(
         "twin.cli.report:report",

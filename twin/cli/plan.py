@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twin.planning.judging import Verdict
     from twin.planning.planner import Planner
     from twin.planning.question import Question
+    from twin.planning.space import Candidate
 
 FLAG = Parameter(negative=())
 
@@ -48,6 +49,8 @@ def plan(
     executor: str = "local",
     fresh: Annotated[bool, FLAG] = False,
     brief: Annotated[bool, FLAG] = False,
+    max_load: Annotated[bool, FLAG] = False,
+    candidate: Annotated[list[Path] | None, Parameter(negative=())] = None,
     write: Path | None = None,
     no_figures: Annotated[bool, FLAG] = False,
 ) -> int:
@@ -103,6 +106,12 @@ def plan(
         Start anew even if an unfinished run of the same plan exists.
     brief
         Leave out headroom and what would change the answer.
+    max_load
+        The highest rate at which the scenario's own deployment (engine, step_time, system) meets the goals, with an
+        interval, in place of a search.
+    candidate
+        Scenario file whose deployment (engine, step_time, system) competes with those of the plan; its row is in the
+        table even if it fails. May be given several times.
     write
         Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands.
     no_figures
@@ -120,6 +129,13 @@ def plan(
     require_at_least("--max-gpus", max_gpus, 1)
     settings: dict[str, Any] = single_settings(set_ or [])
     goals = goals_of_texts(slo or [])
+    without = {"--model": model, "--gpu": gpu, "--price": price, "--prompt-tokens": prompt_tokens,
+               "--answer-tokens": answer_tokens}  # fmt: skip
+    if max_load:
+        settings |= {} if rate is None else {"workload.arrivals.rate": rate}
+        alone = without | {"--candidate": candidate, "--objective": objective, "--max-gpus": max_gpus, "--write": write}
+        _refuse(alone, "with --max-load, which asks about the scenario's own deployment")
+        return _bear(_required("SCENARIO", scenario), settings, goals, trace, runs, chosen, as_json=json, fresh=fresh)
     if scenario is None:
         from twin.planning.catalogue import CatalogueQuestion, scenario_of
 
@@ -131,14 +147,16 @@ def plan(
         )  # fmt: skip
         question = read_question(scenario_of(asked), settings, Path("plan"))
     else:
-        _refuse({"--model": model, "--gpu": gpu, "--price": price, "--prompt-tokens": prompt_tokens,
-                 "--answer-tokens": answer_tokens})  # fmt: skip
+        _refuse(without, "beside a scenario, whose section plan says it")
         settings |= {"plan.goals": goals} if goals else {}
         settings |= {} if rate is None else {"workload.arrivals.rate": rate}
         settings |= {} if max_gpus is None else {"plan.limits.gpus": max_gpus}
         settings |= {} if objective is None else {"plan.objective": objective}
         question = read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
-    return _answer(question, runs, chosen, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures)
+    given = [_given(path, question) for path in candidate or []]
+    return _answer(
+        question, given, runs, chosen, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures
+    )
 
 
 def _required(flag: str, value: Given | None) -> Given:
@@ -150,13 +168,13 @@ def _required(flag: str, value: Given | None) -> Given:
     return value
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    """Refuse flags of a question without a scenario beside one."""
+def _refuse(given: dict[str, Any], why: str) -> None:
+    """Refuse flags that the kind of question has no use for."""
     for flag, value in given.items():
         if value is not None:
             from workloads.errors import BadInput
 
-            raise BadInput("expected none beside a scenario, whose section plan says it", field=flag, value=value)
+            raise BadInput(f"expected none {why}", field=flag, value=value)
 
 
 def _wholes(flag: str, text: str) -> list[int]:
@@ -184,8 +202,59 @@ def _prices(texts: list[str], gpus: list[str]) -> dict[str, float]:
     return found
 
 
+def _given(path: Path, question: Question) -> Candidate:
+    """The deployment of a scenario file, as a candidate."""
+    from scenarios.kinds import read_scenario
+    from twin.planning.given import given_candidate
+
+    return given_candidate(read_scenario(path, "serving"), path, question, path.stem)
+
+
+def _bear(
+    scenario: Path,
+    settings: dict[str, Any],
+    goals: dict[str, float | str],
+    trace: Path | None,
+    runs: Path,
+    chosen: ExecutorChoice,
+    *,
+    as_json: bool,
+    fresh: bool,
+) -> int:
+    """The rate that a scenario's deployment bears."""
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import apply
+    from twin.cli.console import note, print_json, print_table, progress
+    from twin.planning.given import given_candidate, plan_of_given
+    from twin.planning.max_load import MaxLoad
+    from twin.planning.question import read_question
+
+    document = apply(read_scenario(scenario, "serving"), settings)
+    question = read_question(plan_of_given(document, goals), {}, scenario, trace)
+    deployment = given_candidate(document, scenario, question, scenario.stem)
+    with chosen.start() as executor, _run_folder(question, [deployment], runs, fresh=fresh, of="max-load") as run:
+        done = run.points()
+        if done:
+            note(f"taking up {run.path}: {len(done)} windows are done")
+        with progress("simulating", 100, 0) as advance:
+            asked = MaxLoad(question, deployment, done, run.add_point, executor, lambda key: advance(""))
+            answer = asked.run()
+        answer["run"] = {"id": run.id, "directory": str(run.path)}
+        run.write_json("summary.json", answer)
+        run.set_status(True, "complete")
+    if as_json:
+        print_json(answer)
+    else:
+        from reports.planning.table import load_table
+
+        print_table(load_table(answer))
+    note(f"run folder: {run.path}")
+    return 0 if answer["feasible"] else INFEASIBLE
+
+
 def _answer(
     question: Question,
+    given: list[Candidate],
     runs: Path,
     chosen: ExecutorChoice,
     *,
@@ -199,12 +268,14 @@ def _answer(
     from twin.cli.console import note, print_json, print_table, progress
     from twin.planning.planner import Planner
 
-    with chosen.start() as executor, _run_folder(question, runs, fresh=fresh) as run:
+    with chosen.start() as executor, _run_folder(question, given, runs, fresh=fresh) as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
         with progress("simulating", 100, 0) as advance:
-            planner = Planner(question, done, run.add_point, executor, lambda key: advance(""), _tell(question), brief)
+            planner = Planner(
+                question, done, run.add_point, executor, lambda key: advance(""), _tell(question), brief, given
+            )
             document = planner.run()
         document["run"] = {"id": run.id, "directory": str(run.path)}
         if write is not None:
@@ -234,7 +305,9 @@ def _tell(question: Question) -> Any:
     return tell
 
 
-def _run_folder(question: Question, runs: Path, *, fresh: bool) -> RunDirectory:
+def _run_folder(
+    question: Question, given: list[Candidate], runs: Path, *, fresh: bool, of: str = "plan"
+) -> RunDirectory:
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.manifest import manifest
 
@@ -244,10 +317,11 @@ def _run_folder(question: Question, runs: Path, *, fresh: bool) -> RunDirectory:
         "plan": question.spec.model_dump(mode="json"),
         "seed": question.seed,
         "trace": None if question.trace is None else question.trace.name,
+        "given": [each.family.given.sections | {"name": each.name} for each in given if each.family.given],
     }
     content = manifest(inputs)
     identity = [content["version"], inputs, str(question.path.parent)]
-    return open_run(runs, "plan", fingerprint(identity), content, resume=not fresh)
+    return open_run(runs, of, fingerprint(identity), content, resume=not fresh)
 
 
 def _write(planner: Planner, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,11 +64,11 @@ def reproduce_quality(paper: str, *, full: bool, seeds: int, jobs: int, runs: Pa
 
 
 def _sun() -> Study:
-    from live.adaptation.sizes import SIZES
+    from live.adaptation.study import STUDY_SIZES
     from reports.reproductions.sun.quality_table import tables
     from twin.reproductions.sun.quality import summarise
 
-    return Study(SIZES, _train_sun, summarise, tables)
+    return Study(STUDY_SIZES, _train_sun, summarise, tables)
 
 
 def _spear() -> Study:
@@ -95,43 +95,50 @@ def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[l
         for cell in STUDY_SIZES[size].cells
         for seed, folder in enumerate(folders)
     }
-    return _run_groups(run, (models, cells), jobs)
+    bases, rows = _run_groups(run, (models, cells), jobs)
+    return bases, rows
 
 
 def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
     """Rows of base models and of tasks, in the order of seeds and tasks. Base models stay in the run's folder."""
-    from live.adaptation.comparison import TASKS, BaseJob, TaskJob
+    from live.adaptation.study import TASKS, TEXT_TASKS, BaseJob, TaskJob, TextBaseJob, TextTaskJob
 
-    folders = _model_folders(run, seeds)
-    bases = {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)}
-    tasks = {
-        f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
-        for seed, folder in enumerate(folders)
-        for task in TASKS
-    }
-    return _run_groups(run, (bases, tasks), jobs)
+    folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
+    groups = (
+        {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)},
+        {
+            f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
+            for seed, folder in enumerate(folders)
+            for task in TASKS
+        },
+        {f"text base, seed {seed}": TextBaseJob(size, seed, folder) for seed, folder in enumerate(text_folders)},
+        {
+            f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder)
+            for seed, folder in enumerate(text_folders)
+            for task in TEXT_TASKS
+        },
+    )
+    bases, tasks, text_bases, text_tasks = _run_groups(run, groups, jobs)
+    return bases + text_bases, tasks + text_tasks
 
 
-def _model_folders(run: RunDirectory, seeds: int) -> list[Path]:
+def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
     """A folder for the base model of each seed, made."""
-    folders = [run.path / "models" / f"base-{seed}" for seed in range(seeds)]
+    folders = [run.path / "models" / f"{kind}-{seed}" for seed in range(seeds)]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     return folders
 
 
-def _run_groups(
-    run: RunDirectory, groups: tuple[dict[str, Any], dict[str, Any]], jobs: int
-) -> tuple[list[Any], list[Any]]:
-    """Run the jobs of two groups, the second after the first; returns the rows of each in the order of its jobs."""
+def _run_groups(run: RunDirectory, groups: Sequence[dict[str, Any]], jobs: int) -> list[list[Any]]:
+    """Run the jobs of groups, one group after the other; returns the rows of each in the order of its jobs."""
     from twin.cli.console import progress
 
     done = run.points()
     with progress("training", sum(len(group) for group in groups), len(done)) as advance:
         for group in groups:
             _run_missing(run, group, done, jobs, advance)
-    first, second = ([done[key] for key in group] for group in groups)
-    return first, second
+    return [[done[key] for key in group] for group in groups]
 
 
 def _run_missing(

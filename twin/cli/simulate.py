@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from twin.process import paused_garbage_collection, use_one_thread
+from twin.process import configure_libraries, making_what_stays
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -56,7 +56,7 @@ def simulate(
     draws
         Runs with what is not known of step times and memory drawn; default: as many as replications if several.
     jobs
-        Processes; default: one for each core.
+        Processes, for several runs, and for one run of independent engines; default: one for each core.
     executor
         Where runs after the first are made: local, dask (workers of its own), dask://host:port (a running scheduler)
         or ray.
@@ -65,8 +65,8 @@ def simulate(
     no_figures
         Leave out figures and the HTML report.
     """
-    use_one_thread()
-    with paused_garbage_collection():  # modules and tables stay
+    configure_libraries()
+    with making_what_stays():
         from twin.executors.executor import choose_executor
 
         chosen = choose_executor(executor, jobs)
@@ -82,7 +82,7 @@ def simulate(
         started_for(plan, chosen) as started,
         serving_run_folder(plan, "simulate", runs, scenario, fresh=single) as run,
     ):
-        result = _run(plan, source, started, run, keep_requests=events)
+        result = _run(plan, source, started, jobs, run, keep_requests=events)
         document = result.write(run, figures=not no_figures, events=events)
         run.set_status(True, "complete")
     if json:
@@ -112,7 +112,13 @@ def _prepare(
 
 
 def _run(
-    plan: ServingSweep, source: Scenario, executor: Executor | None, run: RunDirectory, *, keep_requests: bool
+    plan: ServingSweep,
+    source: Scenario,
+    executor: Executor | None,
+    jobs: int | None,
+    run: RunDirectory,
+    *,
+    keep_requests: bool,
 ) -> Result:
     """Make every run that the folder does not have, with progress on stderr where there are several."""
     from twin.api.simulation import REQUESTS, run_all
@@ -120,7 +126,8 @@ def _run(
 
     requests = None if keep_requests else run.path / REQUESTS
     if len(plan.tasks) == 1:
-        return run_all(plan, source, {}, run.add_point, executor, requests=requests)
+        _note_one_process(plan, jobs)
+        return run_all(plan, source, {}, run.add_point, executor, jobs=jobs, requests=requests)
     done = run.points()
     begun = len(done) + 1  # the first run is made each time, for its requests and steps
     if done:
@@ -130,4 +137,14 @@ def _run(
         def made(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, done, run.add_point, executor, made, requests)
+        return run_all(plan, source, done, run.add_point, executor, made, requests, jobs)
+
+
+def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:
+    """Note on stderr that a run has one process although more are wanted, and why."""
+    from twin.cli.console import note
+    from twin.serving.independent_engines import why_together
+
+    shared = why_together(plan.cases[0].plan) if jobs is not None and jobs > 1 else None
+    if shared is not None:
+        note(f"one process, since engines are not independent ({shared})")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from twin.process import use_one_thread
+from twin.process import configure_libraries
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -78,7 +78,7 @@ def sweep(
     draws
         Runs with what is not known drawn; default: as many as replications if several (serving systems).
     """
-    use_one_thread()
+    configure_libraries()
     from scenarios.kinds import read_scenario
     from scenarios.overrides import combinations, parse_overrides, parse_zipped
     from twin.api.arguments import check_counts, refuse_for_kind

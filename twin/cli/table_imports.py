@@ -102,6 +102,39 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
     return [*made[:-1], replace(made[-1], notes=(*made[-1].notes, *left_out))]
 
 
+def import_collectives(files: TableFiles) -> TableImport:
+    """The link file of measured all-reduces.
+
+    Raises:
+        BadInput: tables without them.
+    """
+    from latency_models.sources.aiconfigurator.tables import read_tables
+
+    tables = read_tables(files)
+    if not tables.all_reduce:
+        raise BadInput("expected a table custom_allreduce_perf", file=files.folder)
+    measured: list[dict[str, Any]] = [
+        {"ranks": ranks, "bytes": [2 * int(size) for size in curve.x], "seconds": list(curve.y)}
+        for ranks, curve in sorted(tables.all_reduce.items())
+    ]
+    ranks, sizes, seconds = (measured[0][name] for name in ("ranks", "bytes", "seconds"))
+    name = "-".join(filter(None, (files.system or files.folder.name, files.backend)))
+    document = {
+        "schema": "twin.link/1",
+        "name": name,
+        "kind": "measured",
+        "latency": seconds[0],
+        "bandwidth": 2 * (ranks - 1) / ranks * sizes[-1] / (seconds[-1] - seconds[0]),
+        "all_reduce": measured,
+        "spread": 0.1,
+        "source": f"all-reduces in aiconfigurator's tables, {name} {files.version}".rstrip(),
+    }
+    note = (
+        f"all-reduces among {', '.join(str(each['ranks']) for each in measured)} devices; a spread of 10 % is assumed"
+    )
+    return TableImport(f"{name}.link.yaml", document, (note,))
+
+
 def _describe(origin: Origin, weights: str, cache: str) -> str:
     """A line that says what a file is for."""
     device = origin.gpu or "devices that the tables do not name"

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 Handle = TypeVar("Handle")
 
 SECONDS = 0.25
-"""Wanted duration of a batch: a batch costs some milliseconds, and what it holds is lost if its worker is."""
+"""Wanted CPU time of a batch: a batch costs some milliseconds, and what it holds is lost if its worker is."""
 
 LARGEST = 64
 """Tasks of a batch, at most."""
@@ -94,7 +94,7 @@ class _Flight(Generic[Handle, Task, Result]):
     ) -> None:
         self._cluster, self._shipper, self._work = cluster, shipper, work
         self._waiting = deque(tasks)
-        self._seconds = SECONDS  # of a task
+        self._seconds = SECONDS  # of CPU time, of a task
         self.batches: dict[Handle, tuple[Batch, list[Task]]] = {}
 
     def fill(self) -> None:

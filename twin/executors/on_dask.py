@@ -27,6 +27,14 @@ CONNECT = 10.0
 LOOK_AGAIN = 2.0
 """Seconds after which the workers are counted again, since clusters grow and shrink."""
 
+LESS_WATCHING = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+}
+"""Settings of this process and of workers of our own: Dask's profiler alone takes a sample every 10 ms."""
+
 LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed.nanny", "distributed.scheduler",
            "distributed.worker", "distributed.utils_perf", "bokeh", "tornado")  # fmt: skip
 
@@ -39,12 +47,14 @@ def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
         BadInput: Dask is not installed, the scheduler does not answer, or a worker runs another version.
     """
     try:
+        import dask
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise BadInput(f"expected the extra [dask] to be installed ({error})", field="--executor") from None
     for name in LOGGERS:  # what the user must know is raised
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as opened:
+        opened.enter_context(dask.config.set(LESS_WATCHING))
         name = f"dask://{address}" if address else "dask"
         place: Any = f"tcp://{address}"
         if not address:

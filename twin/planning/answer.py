@@ -42,6 +42,7 @@ def row(question: Question, verdict: Verdict) -> Document:
         "windows": len(verdict.windows),
         "requests_a_window": verdict.windows[0]["requests"] if verdict.windows else None,
         "draws": verdict.draws,
+        "seed": question.seed if verdict.seed is None else verdict.seed,
         "summary": summary,
         "intervals": verdict.intervals,
     }

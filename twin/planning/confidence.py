@@ -46,8 +46,43 @@ def probability(excess: Floats, windows: float, shifts: Floats | None = None) ->
     return float(np.mean([(noise + each <= 0).all(axis=1).mean() for each in means]))
 
 
+def chance_of_luck(excess: Floats, allowed: Floats) -> float:
+    """The probability of windows as good as these, or better, of a deployment that misses a goal in the long run.
+
+    The largest p-value over goals, since all must be met, of two tests of a mean excess of 0: Student's t-test, and for
+    goals on percentiles the count of misses, which comes in clusters (`CLUSTERED`): windows without any miss do not
+    vary, and prove less than a t-test makes of them.
+
+    Args:
+        excess: shape (R, goals), of at least two windows. allowed: the misses of all windows together that just meet
+            each goal; 0 for a goal that does not count misses.
+    """
+    from scipy.special import gammaincc, stdtr  # slow to import
+
+    count = len(excess)
+    mean, error = excess.mean(axis=0), excess.std(axis=0, ddof=1) / np.sqrt(count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        standard = np.where(error > 0, mean / error, np.where(mean <= 0, -np.inf, np.inf))
+    by_variation = stdtr(count - 1, standard)
+    clusters = np.maximum(excess.sum(axis=0) + allowed, 0.0) / CLUSTERED
+    by_count = np.where(allowed > 0, gammaincc(clusters + 1, allowed / CLUSTERED), 0.0)  # P(Poisson <= clusters)
+    return float(np.maximum(by_variation, by_count).max())
+
+
+def adjusted_luck(luck: float, attempt: int, looks: int) -> float:
+    """A `chance_of_luck`, larger for all the occasions that luck had.
+
+    However many deployments are tried, one after the other and each up to `looks` times, the probability that one which
+    misses its goals gets a value below x is at most x: Σ 1/(k·(k + 1)) = 1.
+
+    Args:
+        attempt: 1 for the first deployment that is tried.
+    """
+    return min(luck * looks * attempt * (attempt + 1), 1.0)
+
+
 CLUSTERED = 10.0
-"""Variance of the count of misses of one window, relative to independent requests: misses come together."""
+"""Misses come in clusters of this mean size: the variance of their count, relative to that of independent ones."""
 
 CERTAIN = 3.5
 """Standard deviations beyond which one short window decides."""

@@ -52,6 +52,7 @@ class Verdict:
         probability: that a span meets all goals; 0 for a saturated system. windows: of the long kind, or 1 short one.
         decided: no further windows would be made. meets: the verdict so far.
         reason: why not; empty for a candidate that meets its goals.
+        seed: of the windows, where they are new ones that confirm it; None: the question's.
     """
 
     candidate: Candidate
@@ -65,6 +66,7 @@ class Verdict:
     draws: int = 0
     summary: Document = field(default_factory=dict)
     intervals: Document = field(default_factory=dict)
+    seed: int | None = None
 
     def value(self, goal: int) -> float | None:
         """The mean over windows of a goal's metric; None where no request counts."""
@@ -104,7 +106,7 @@ class Judge:
         self._used: dict[str, int] = {}
         self._against: Counter[int] = Counter()  # how many candidates each draw has spoken against
         self._plans: dict[tuple[str, int], ServingPlan] = {}
-        self._identity = fingerprint([question.document["workload"], question.change, horizon.warmup])
+        self._identity = fingerprint([question.document["workload"], question.seed, question.change, horizon.warmup])
 
     @property
     def simulated(self) -> int:
@@ -118,7 +120,7 @@ class Judge:
 
     def look(self, candidates: Sequence[Candidate], replications: int = LONG_WINDOWS) -> list[Verdict]:
         """A verdict on each from so many long windows."""
-        replications = self._replications(candidates, replications)
+        replications = replications if self.random(candidates) else 1
         self._simulate([self._window(each, self.horizon.long, r) for each in candidates for r in range(replications)])
         return [self._looked(each, replications) for each in candidates]
 
@@ -128,26 +130,40 @@ class Judge:
         verdicts: dict[str, Verdict] = {}
         count = LONG_WINDOWS
         while found:
-            for verdict in self.look(list(found.values()), count):
+            for verdict in self.look(list(found.values()), min(count, self.question.spec.replications)):
                 verdicts[verdict.candidate.name] = verdict
                 if verdict.decided:
                     del found[verdict.candidate.name]
             count *= 2
         return [verdicts[each.name] for each in candidates]
 
-    def _replications(self, candidates: Sequence[Candidate], wanted: int) -> int:
-        """So many as the plan allows; one where nothing is random."""
-        random = any(self._plan(each, self.horizon.long).random for each in candidates)
-        return min(wanted, self.question.spec.replications) if random else 1
+    def random(self, candidates: Sequence[Candidate]) -> bool:
+        """True if windows of some candidate differ from one another."""
+        return any(self._plan(each, self.horizon.long).random for each in candidates)
 
-    def confirm(self, candidate: Candidate) -> Verdict:
-        """The verdict from all replications of the plan, and from draws of the step-time model where it has any."""
-        draws = self._plan(candidate, self.horizon.long).can_draw
-        (verdict,) = self.look([candidate], LONG_WINDOWS)
-        if draws and not (drawn := self._with_draws(verdict)).meets:
-            return drawn
+    def with_draws(self, verdict: Verdict) -> Verdict:
+        """The verdict with the error of the step-time model in its probability, where the model has any."""
+        can_draw = self._plan(verdict.candidate, self.horizon.long).can_draw
+        return self._with_draws(verdict) if can_draw else verdict
+
+    def whole(self, candidate: Candidate) -> tuple[Verdict, float]:
+        """The verdict from all windows and draws of the plan, and the probability that goals are met in the long run.
+
+        A short window decides where it is clear.
+        """
+        (screened,) = self.screen([candidate])
+        if screened.decided:
+            return screened, 0.0
         (verdict,) = self.look([candidate], self.question.spec.replications)
-        return self._with_draws(verdict) if draws and verdict.meets else verdict
+        if verdict.saturated or not verdict.windows:
+            return verdict, 0.0
+        excess = np.array([window["excess"] for window in verdict.windows])
+        draws = DRAWS if self._plan(candidate, self.horizon.long).can_draw else 0
+        shifts = np.array(self._moves(verdict, range(draws))) if draws else None
+        chance, always = (probability(excess, span, shifts) for span in (self.span_of(verdict.windows), math.inf))
+        meets = chance >= self.question.spec.confidence
+        reason = "" if meets else verdict.reason or self._uncertain(chance)
+        return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=draws), always
 
     def doubt(self, candidates: Sequence[Candidate]) -> list[Verdict]:
         """Verdicts on those that fail in short windows under draws that others have failed under."""
@@ -180,12 +196,12 @@ class Judge:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def scenario(self, candidate: Candidate, requests: int) -> Document:
-        """The scenario of a candidate's windows."""
+        """The scenario of a candidate's windows of so many requests on average."""
         horizon, question = self.horizon, self.question
         made = document(question, candidate.family, candidate.sizes)
         if question.rate is not None:
             measure = {**(made.get("measure") or {}), "after": horizon.warmup, "before": requests / question.rate}
-            made = {**made, "measure": measure, "workload": {**made["workload"], "requests": requests}}
+            made = {**made, "measure": measure, "workload": question.window(requests)}
         return made
 
     def _plan(self, candidate: Candidate, requests: int) -> ServingPlan:
@@ -240,7 +256,7 @@ class Judge:
         if failed is not None:
             return failed
         excess = np.array([window["excess"] for window in windows])
-        chance = probability(excess, self._windows_in_span(windows))
+        chance = probability(excess, self.span_of(windows))
         return self._verdict(candidate, windows, chance, replications)
 
     def _verdict(self, candidate: Candidate, windows: list[Document], chance: float, replications: int) -> Verdict:
@@ -279,32 +295,39 @@ class Judge:
 
         Draws come in small batches, which end as soon as too many of them speak against the candidate.
         """
-        candidate, spec = verdict.candidate, self.question.spec
+        spec = self.question.spec
         excess = np.array([window["excess"] for window in verdict.windows])
-        span = self._windows_in_span(verdict.windows)
+        span = self.span_of(verdict.windows)
         moved: list[list[float]] = []
         in_order = self._draws()
         for first in range(0, DRAWS, DRAWS_AT_ONCE):
-            windows = [
-                self._window(candidate, self.horizon.long, draw % len(verdict.windows), draw)
-                for draw in in_order[first : first + DRAWS_AT_ONCE]
-            ]
-            self._simulate(windows)
-            for window in windows:
-                moved.append(_moved(self._result(window), verdict.windows[window.replication]))
-                if probability(excess, span, np.array(moved[-1:])) < 0.5:
-                    assert window.draw is not None
-                    self._against[window.draw] += 1
+            some = in_order[first : first + DRAWS_AT_ONCE]
+            for draw, move in zip(some, self._moves(verdict, some), strict=True):
+                moved.append(move)
+                if probability(excess, span, np.array([move])) < 0.5:
+                    self._against[draw] += 1
             chance = probability(excess, span, np.array(moved))
             at_best = (chance * len(moved) + DRAWS - len(moved)) / DRAWS
             if at_best < spec.confidence:
                 chance = min(chance, at_best)
                 break
         meets = chance >= spec.confidence
-        reason = "" if meets else f"meets its goals with probability {chance:.2g}, given the error of the step times"
+        reason = "" if meets else self._uncertain(chance)
         return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=len(moved))
 
-    def _windows_in_span(self, windows: list[Document]) -> float:
+    @staticmethod
+    def _uncertain(chance: float) -> str:
+        return f"meets its goals with probability {chance:.2g}, given the error of the step times"
+
+    def _moves(self, verdict: Verdict, draws: Iterable[int]) -> list[list[float]]:
+        """By how much draws of the step-time model move the excesses of a verdict's windows: a window for each draw."""
+        windows = [
+            self._window(verdict.candidate, self.horizon.long, draw % len(verdict.windows), draw) for draw in draws
+        ]
+        self._simulate(windows)
+        return [_moved(self._result(window), verdict.windows[window.replication]) for window in windows]
+
+    def span_of(self, windows: list[Document]) -> float:
         """Windows in the span of a verdict; 1 where a window is a whole run, as of a replay."""
         if self.question.rate is None:
             return 1.0

@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text
+from twin.planning.paths import absolute
 
 if TYPE_CHECKING:
     from twin.planning.judging import Verdict
@@ -21,7 +21,9 @@ CONNECTOR = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 
 
 def write_deployment(planner: Planner, folder: Path) -> None:
-    """Write `scenario.yaml`, and `launch.sh` with a command for each pool, into a folder, which is made.
+    """Write `scenario.yaml`, `launch.sh` with vLLM's command for each pool, and `serve_live.sh` into a folder.
+
+    The folder is made.
 
     Raises:
         OSError: it cannot be written.
@@ -33,13 +35,15 @@ def write_deployment(planner: Planner, folder: Path) -> None:
     scenario = simulated(planner, best)
     write_text(folder / "scenario.yaml", _header(best) + write_yaml(scenario))
     write_text(folder / "launch.sh", launch_commands(scenario["system"]))
+    write_text(folder / "serve_live.sh", serve_live_commands(scenario["system"]))
 
 
 def simulated(planner: Planner, verdict: Verdict) -> Document:
     """The scenario of a deployment, with absolute paths."""
-    made = planner.judge(planner.question).scenario(verdict.candidate, verdict.windows[0]["requests"])
-    absolute: Document = _absolute(made, planner.question.path.parent.absolute())
-    return absolute
+    question = planner.question if verdict.seed is None else planner.question.at_seed(verdict.seed)
+    made = planner.judge(question).scenario(verdict.candidate, planner.horizon.long)
+    made_absolute: Document = absolute(made, planner.question.path.parent.absolute())
+    return made_absolute
 
 
 def _header(verdict: Verdict) -> str:
@@ -67,6 +71,32 @@ def launch_commands(system: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
+def serve_live_commands(system: Document) -> str:
+    """A shell script that serves the deployment with `twin serve-live`, from the scenario beside it."""
+    pools = system["pools"]
+    lines = [
+        "#!/bin/sh",
+        "# The same deployment on the live backend, with the settings of scenario.yaml. MODEL is the model's folder.",
+        'cd "$(dirname "$0")" || exit 1',
+        ': "${MODEL:?expected the folder of a Hugging Face model}"',
+    ]
+    if any(pool.get("device", {}).get("count", 1) > 1 for pool in pools):
+        lines.append("# A live engine runs on one device: the parallelism of the plan is left out.")
+    if len(pools) > 1:
+        engines = ", ".join(f"{pool['replicas']} of pool {pool['name']}" for pool in pools)
+        lines += ["", f"# One server in front, and a process for each engine: {engines}.", _serve_live(8000)]
+    else:
+        (pool,) = pools
+        lines += ["", f"# Pool {pool['name']}: one server for each of {pool['replicas']} engines, behind a router."]
+        lines += [_serve_live(8000 + i) + " &" for i in range(pool["replicas"])] + ["wait"]
+    return "\n".join(lines) + "\n"
+
+
+def _serve_live(port: int) -> str:
+    """The command of one server; `$@` has further options, such as --device cuda."""
+    return f'twin serve-live --model "$MODEL" --scenario scenario.yaml --port {port} "$@"'
+
+
 def _vllm(pool: Document, *, apart: bool) -> str:
     """The command of one engine."""
     engine, memory = pool["engine"], pool["engine"].get("kv_memory") or {}
@@ -91,15 +121,3 @@ def _vllm(pool: Document, *, apart: bool) -> str:
     words += ["--kv-cache-dtype", "fp8"] if memory.get("cache_bytes") == 1 else []
     words += ["--kv-transfer-config", CONNECTOR] if apart else []
     return shlex.join(words)
-
-
-def _absolute(value: Any, base: Path, key: str = "") -> Any:
-    """A document whose paths start from the root: those of files, and of models that are files."""
-    if isinstance(value, dict):
-        return {name: _absolute(each, base, name) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_absolute(each, base, key) for each in value]
-    files = key in ("path", "tables") or (key in ("model", "hardware") and isinstance(value, str) and is_path(value))
-    if isinstance(value, str) and (files or (key == "plugins" and value.endswith(".py"))):
-        return str(base / value)
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from twin.executors.executor import Executor
@@ -16,11 +16,13 @@ from twin.planning.answer import (
     row,
     sentence,
 )
+from twin.planning.confirming import OTHER_SEED, Confirmer
 from twin.planning.judging import Judge, Verdict
-from twin.planning.load import Load, MostThroughput, changes, highest_rate
+from twin.planning.load import Load, MostThroughput, changes, confirmed, highest_rate
 from twin.planning.prospects import horizon, prospects
 from twin.planning.question import Document, Question
 from twin.planning.search import Search
+from twin.planning.space import Candidate
 from workloads.errors import BadInput
 
 ALTERNATIVES = 8
@@ -35,7 +37,7 @@ class Planner:
         done: windows by key that have been made; `keep` saves each new one.
         executor: runs windows.
         advance: called for each window, with its name. found: called with each better deployment.
-        brief: leave out headroom and changes.
+        brief: leave out headroom and changes. given: deployments that compete with those of the question's space.
     """
 
     question: Question
@@ -45,6 +47,7 @@ class Planner:
     advance: Callable[[str], object] = lambda text: None
     found: Callable[[Verdict], object] = lambda verdict: None
     brief: bool = False
+    given: Sequence[Candidate] = ()
     judges: list[Judge] = field(default_factory=list, init=False)
 
     def run(self) -> Document:
@@ -54,10 +57,11 @@ class Planner:
             BadInput: no candidate is left to try.
         """
         question = self.question
-        self.prospects, self.refused = prospects(question)
+        self.prospects, self.refused = prospects(question, self.given)
         self._require_candidates()
         self.horizon = horizon(question, self.prospects)
-        self.search = Search(question, self.prospects, self.judge(question), self.found)
+        confirmer = self._confirmer(question)
+        self.search = Search(question, self.prospects, self.judge(question), confirmer, self.found)
         load: Load | None = None
         if question.spec.aim == "throughput":
             load = self._most_throughput()
@@ -66,6 +70,9 @@ class Planner:
         return self._document(load)
 
     def _require_candidates(self) -> None:
+        if not self.prospects and not self.refused:
+            expected = "expected kinds of engines, or --candidate FILE"
+            raise BadInput(expected, field="plan.engines", file=self.question.path)
         reasons = [each.reason for each in self.refused] or ["none is within the limits"]
         if not self.prospects and all(each.status == "unsupported" for each in self.refused):
             raise BadInput(f"expected a candidate that can run: {reasons[0]}", file=self.question.path)
@@ -80,6 +87,9 @@ class Planner:
         self.judges.append(made)
         return made
 
+    def _confirmer(self, question: Question, tried: int = 0) -> Confirmer:
+        return Confirmer(self.judge(question.at_seed(question.seed + OTHER_SEED)), tried)
+
     def _most_throughput(self) -> Load | None:
         if self.question.rate is None:
             expected = "expected arrivals with a rate, which objective throughput changes"
@@ -89,7 +99,9 @@ class Planner:
             self.search.ledger.add(verdict)
         if most.best is None:
             return None
-        _, load = most.best
+        load = confirmed(self._confirmer, self.question, most.best[1])
+        if load is None:
+            return None
         self.search.best = load.verdict
         self.question = self.search.question = self.question.at_rate(load.rate)
         self.search.ledger.add(load.verdict)

@@ -74,15 +74,17 @@ class Prospect:
         return None
 
 
-def prospects(question: Question) -> tuple[list[Prospect], list[Refused]]:
-    """The families of a question that can run, with their candidates, and those that cannot."""
+def prospects(question: Question, given: Sequence[Candidate] = ()) -> tuple[list[Prospect], list[Refused]]:
+    """The families of a question that can run, with their candidates, and those that cannot; given deployments last."""
     found: list[Prospect] = []
     refused: list[Refused] = []
     lengths: Lengths | None = None
     known: dict[str, EngineEstimate] = {}
-    for family in families(question):
+    fixed = {each.family.name: each for each in given}
+    for family in [*families(question), *(each.family for each in given)]:
+        only = fixed.get(family.name)
         try:
-            plan = question.plan(document(question, family, (1,) * len(family.kinds)))
+            plan = question.plan(document(question, family, only.sizes if only else (1,) * len(family.kinds)))
         except BadInput as error:
             refused.append(_refusal(family, error))
             continue
@@ -90,7 +92,7 @@ def prospects(question: Question) -> tuple[list[Prospect], list[Refused]]:
         roles = ("both",) if len(plan.pools) == 1 else ("prefill", "decode")
         engines = []
         for kind, pool, role in zip(family.kinds, plan.pools, roles, strict=True):
-            key = f"{role} {kind.name} {family.settings}"
+            key = f"{role} {kind.name} {family.settings} {family.name if only else ''}"
             if key not in known:
                 known[key] = EngineEstimate(pool.scheduler.config, pool.step_time, lengths, role)
             engines.append(known[key])
@@ -98,8 +100,8 @@ def prospects(question: Question) -> tuple[list[Prospect], list[Refused]]:
         if problem is not None:
             refused.append(Refused(family.name, family, *problem))
             continue
-        each = candidates(question, family, _largest(engines, question.rate))
-        found.append(Prospect(family, engines[0], engines[-1], each))
+        own = [only] if only else candidates(question, family, _largest(engines, question.rate))
+        found.append(Prospect(family, engines[0], engines[-1], own))
     return found, refused
 
 

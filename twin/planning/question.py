@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from scenarios.serving_workload import OpenLoopSpec
 from twin.serving.plan import ServingPlan, StepTimes, make_plan
 from twin.serving.simulation import realisation
 from workloads.errors import BadInput
+from workloads.rates import peak_of
 from workloads.traces import Trace
 
 Document = dict[str, Any]
@@ -50,7 +52,7 @@ class Question:
         document: the scenario without `plan` and `system`; the workload may be changed (`scaled`).
         path: the file; relative paths start from its folder. spec: the `plan` section.
         trace: the trace of the workload, read. step_times: read once for all candidates. goals: those of `spec`.
-        change: what is other than in the file, in words.
+        change: what is other than in the file, in words. peak: the highest rate of arrivals relative to the mean.
     """
 
     document: Document
@@ -60,6 +62,7 @@ class Question:
     step_times: StepTimes
     goals: list[Goal] = field(default_factory=list)
     change: str = ""
+    peak: float = 1.0
 
     @property
     def rate(self) -> float | None:
@@ -71,6 +74,18 @@ class Question:
     def seed(self) -> int:
         """The seed of the scenario."""
         return int(self.document.get("seed", 0))
+
+    def window(self, requests: int) -> Document:
+        """The workload of a window with so many requests on average.
+
+        Where the rate changes over time, windows begin at a random time of its profile, and there are enough requests
+        for those of the highest rate.
+        """
+        workload = self.document["workload"]
+        arrivals = workload["arrivals"]
+        if arrivals.get("profile"):
+            arrivals = {**arrivals, "profile": {**arrivals["profile"], "start": "random"}}
+        return {**workload, "arrivals": arrivals, "requests": math.ceil(requests * self.peak)}
 
     def plan(self, document: Document) -> ServingPlan:
         """The simulation of a candidate's document.
@@ -91,6 +106,10 @@ class Question:
         changed = {**workload, "arrivals": {**workload["arrivals"], "rate": rate}}
         return self._with_workload(changed, f"rate {rate:.6g}")
 
+    def at_seed(self, seed: int) -> Question:
+        """The same question with other requests and draws."""
+        return replace(self, document={**self.document, "seed": seed})
+
     def with_lengths(self, factor: float) -> Question:
         """The same question with prompts and answers of all requests longer by a factor."""
         workload = copy.deepcopy(self.document["workload"])
@@ -102,6 +121,21 @@ class Question:
             prompts, answers = (_scaled(column, factor) for column in (trace.prefill_tokens, trace.decode_tokens))
             trace = replace(trace, prefill_tokens=prompts, decode_tokens=answers)
         return replace(self._with_workload(workload, f"lengths x {factor:g}"), trace=trace)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """True if prompts may begin as earlier ones did, so that a prefix cache has an effect."""
+        workload = self.document["workload"]
+        recorded = self.trace is not None and self.trace.prefix_blocks is not None
+        return recorded or bool(workload.get("prefixes") or workload.get("sessions"))
+
+    def with_prefixes(self, factor: float) -> Question | None:
+        """The same question with longer or shorter shared beginnings of the prompts; None where a trace has them."""
+        workload = self.document["workload"]
+        if not workload.get("prefixes"):
+            return None
+        prefixes = workload["prefixes"] | {"tokens": max(round(factor * workload["prefixes"]["tokens"]), 1)}
+        return self._with_workload({**workload, "prefixes": prefixes}, f"prefixes x {factor:g}")
 
     def sample(self, plan: ServingPlan) -> Lengths:
         """Lengths of some requests of a candidate's workload."""
@@ -153,7 +187,8 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     goals = spec.wanted
     if any(goal.metric == "goodput" for goal in goals) and not (base.get("measure") or {}).get("slo"):
         raise BadInput("expected limits of ttft, tpot or e2e, for the goal goodput", field="measure.slo", file=path)
-    return Question(base, path, spec, read, StepTimes(path.parent), goals)
+    peak = peak_of(workload.arrivals.build()) if isinstance(workload.arrivals, OpenLoopSpec) else 1.0
+    return Question(base, path, spec, read, StepTimes(path.parent), goals, peak=peak)
 
 
 def _workload(document: Document, path: Path) -> Any:

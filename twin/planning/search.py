@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from twin.planning.confirming import PROMISING, Confirmer
 from twin.planning.judging import Judge, Verdict
 from twin.planning.prospects import Prospect, Refused
 from twin.planning.question import Question
@@ -19,7 +20,7 @@ SEEDS = 4
 """Candidates of the first look: the cheapest of those estimated to meet the goals."""
 
 FINALISTS = 4
-"""Equally good candidates that are settled; the one with the most room to its goals is recommended."""
+"""Equally good candidates that are settled; the one with the most room to its goals is the first to be confirmed."""
 
 TRIED = 12
 """Candidates of one layout and kind that are tried for the table, when all that are cheap enough have failed."""
@@ -54,7 +55,8 @@ class Search:
     """One search.
 
     Args:
-        found: called with the first feasible candidate, and with each better one.
+        confirmer: has the last word on a recommendation.
+        found: called with the first candidate that seems feasible, and with each better one.
 
     Attributes:
         best: the recommendation; None while there is none.
@@ -65,9 +67,10 @@ class Search:
         question: Question,
         prospects: Sequence[Prospect],
         judge: Judge,
+        confirmer: Confirmer,
         found: Callable[[Verdict], object] = lambda verdict: None,
     ) -> None:
-        self.question, self.judge, self._found = question, judge, found
+        self.question, self.judge, self.confirmer, self._found = question, judge, confirmer, found
         self.ledger = Ledger()
         self.best: Verdict | None = None
         self._prospects = {prospect.family.name: prospect for prospect in prospects}
@@ -79,9 +82,11 @@ class Search:
     def run(self) -> Verdict | None:
         """Search; the recommendation, or None if no candidate meets the goals."""
         self._prune()
-        self._begin()
-        self._screen()
-        self._settle()
+        while True:
+            self._begin()
+            self._screen()
+            if self._settle() or not self._reopen():
+                break
         self._close()
         return self.best
 
@@ -145,8 +150,8 @@ class Search:
                         if verdict.candidate.within(each)
                     }
 
-    def _settle(self) -> None:
-        """Settle open candidates in the order of the objective, until one meets the goals."""
+    def _settle(self) -> bool:
+        """Settle open candidates in the order of the objective, until one is confirmed; False if none is."""
         while level := self._level():
             if doubted := self.judge.doubt(level):
                 for verdict in doubted:
@@ -162,13 +167,28 @@ class Search:
             settled = self.judge.settle([each.candidate for each in looked[:FINALISTS]])
             for verdict in settled:
                 self._record(verdict)
-            meeting = [verdict for verdict in settled if verdict.meets]
-            for verdict in sorted(meeting, key=lambda verdict: verdict.worst(goals)[0]):
-                confirmed = self.judge.confirm(verdict.candidate)
-                self._record(confirmed)
-                if confirmed.meets:
-                    self._recommend(confirmed)
-                    return
+            promising = [verdict for verdict in settled if verdict.meets or verdict.probability >= PROMISING]
+            for verdict in sorted(promising, key=lambda each: (-round(each.probability, 2), each.worst(goals)[0])):
+                last = self.judge.with_draws(verdict) if verdict.meets else verdict
+                if last.meets or not last.draws:
+                    last = self.confirmer.confirm(last)
+                self._record(last)
+                if last.meets:
+                    self._recommend(last)
+                    return True
+        return False
+
+    def _reopen(self) -> bool:
+        """Give up a candidate that seemed the best and was not confirmed, and take up all that it had made pointless.
+
+        False if nothing is left.
+        """
+        if self.best is None:
+            return False
+        self.best = None
+        for name, prospect in self._prospects.items():
+            self._open[name] = [each for each in prospect.candidates if not self._ruled_out(each)]
+        return any(self._open.values())
 
     def _close(self) -> None:
         """Give what is left its status: it costs more than the recommendation, or as much with less room."""
@@ -198,19 +218,25 @@ class Search:
             self._recommend(verdict)
 
     def alternatives(self, most: int) -> list[Verdict]:
-        """The recommendation, and the best candidates of other layouts and kinds of engines, from some long windows."""
+        """The recommendation, the best candidates of other layouts and kinds of engines, and given deployments.
+
+        From some long windows each; given deployments from as many as a verdict needs.
+        """
         groups: dict[tuple[str, ...], list[Candidate]] = {}
         for prospect in self._prospects.values():
             groups.setdefault(_group(prospect.family), []).extend(prospect.candidates)
         best = [] if self.best is None else [self.best]
         if self.best is not None:
             del groups[_group(self.best.candidate.family)]
+        given = [each for candidates in groups.values() for each in candidates if each.family.given is not None]
         found = []
         for candidates in groups.values():
-            verdict = self._known(candidates) or self._next_likely(candidates)
-            found += [] if verdict is None else [verdict]
+            if candidates and candidates[0].family.given is None:
+                verdict = self._known(candidates) or self._next_likely(candidates)
+                found += [] if verdict is None else [verdict]
         found.sort(key=lambda verdict: (verdict.decided and not verdict.meets, self.key(verdict.candidate)))
-        return best + self.judge.look([verdict.candidate for verdict in found[: most - len(best)]])
+        rivals = [verdict.candidate for verdict in found[: most - len(best)]]
+        return best + self.judge.look(rivals) + self.judge.settle(given)
 
     def _known(self, candidates: Sequence[Candidate]) -> Verdict | None:
         """The cheapest of some candidates whose simulations do not speak against it."""
@@ -246,14 +272,13 @@ class Search:
         rest = sorted((each for each in self._open[name] if each.name not in self._likely), key=self.key)
         return rest[len(rest) // 2] if rest else None
 
+    def _ruled_out(self, candidate: Candidate) -> bool:
+        """True for a candidate that fails."""
+        return self.ledger.statuses.get(candidate.name, ("feasible", ""))[0] != "feasible"
+
     def _level(self) -> list[Candidate]:
         """Open candidates of the smallest objective."""
-        every = [
-            each
-            for name in self._open
-            for each in self._open[name]
-            if not (each.name in self.ledger.statuses and self.ledger.statuses[each.name][0] != "feasible")
-        ]
+        every = [each for name in self._open for each in self._open[name] if not self._ruled_out(each)]
         if not every:
             return []
         least = min(self.key(each)[0] for each in every)
@@ -261,5 +286,7 @@ class Search:
 
 
 def _group(family: Family) -> tuple[str, ...]:
-    """Families that share a row of the table."""
+    """Families that share a row of the table; a given deployment has one of its own."""
+    if family.given is not None:
+        return "given", family.given.name
     return family.layout, *(kind.name for kind in family.kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scenarios.limits import SWEEP_POINTS
@@ -20,12 +20,24 @@ MOST_CANDIDATES = 100_000
 
 
 @dataclass(frozen=True)
+class Given:
+    """A deployment that a file states.
+
+    Attributes:
+        name: for people. sections: `engine`, `step_time`, and `system` as a list of pools.
+    """
+
+    name: str
+    sections: Document
+
+
+@dataclass(frozen=True)
 class Family:
     """Candidates that differ in the sizes of their pools alone.
 
     Attributes:
         kinds: the engines of the one pool, or of the prefill and the decode pool. settings: fields of `engine` that the
-            plan varies. shared: one decode pool serves all models.
+            plan varies. shared: one decode pool serves all models. given: the deployment, where a file states it.
     """
 
     layout: Layout
@@ -34,10 +46,13 @@ class Family:
     routing: str
     shared: bool = False
     models: int = 1
+    given: Given | None = None
 
     @property
     def name(self) -> str:
         """A name that no other family has."""
+        if self.given is not None:
+            return f"given {self.given.name}"
         parts = ["+".join(kind.name for kind in self.kinds)]
         parts += [f"{key}={value}" for key, value in self.settings]
         parts += [self.routing, *(["shared"] if self.shared else [])]
@@ -46,6 +61,8 @@ class Family:
     @property
     def parallelism(self) -> str:
         """The kinds of engines in words."""
+        if self.given is not None:
+            return f"given: {self.given.name}"
         return " P + ".join(kind.name for kind in self.kinds) + (" D" if len(self.kinds) > 1 else "")
 
     def engines(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -153,9 +170,23 @@ def candidates(question: Question, family: Family, most: tuple[int, ...]) -> lis
     ]
 
 
+def without_prefix_cache(question: Question, deployment: Candidate) -> Candidate:
+    """The same deployment whose engines keep no prefixes."""
+    family, off = deployment.family, {"enable_prefix_caching": False, "in_batch_prefix_caching": False}
+    if family.given is None:
+        settings = tuple({**dict(family.settings), **off}.items())
+        return replace(deployment, family=replace(family, settings=settings))
+    sections, system = family.given.sections, family.given.sections["system"]
+    pools = [pool | {"engine": pool["engine"] | off} for pool in system["pools"]]
+    given = Given(f"{family.given.name} without prefix cache", {**sections, "system": system | {"pools": pools}})
+    return replace(deployment, family=replace(family, given=given))
+
+
 def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Document:
     """The scenario of a candidate: the question's, with the pools of the candidate. The workload is unchanged."""
     base, spec = question.document, question.spec
+    if family.given is not None:
+        return {**base, **_resized(family.given.sections, sizes)}
     pools = [_pool(question, family, pool, size) for pool, size in enumerate(sizes)]
     system: Document = {"layout": "pools", "routing": family.routing, "pools": pools}
     if family.layout == "disaggregated":
@@ -163,6 +194,13 @@ def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Docu
         system["link"] = spec.link.model_dump(mode="json")
     first = pools[0]
     return {**base, "engine": first["engine"], "step_time": first["step_time"], "system": system}
+
+
+def _resized(sections: Document, sizes: tuple[int, ...]) -> Document:
+    """The sections of a given deployment, with pools of other sizes."""
+    system = sections["system"]
+    pools = [pool | {"replicas": size} for pool, size in zip(system["pools"], sizes, strict=True)]
+    return {**sections, "system": system | {"pools": pools}}
 
 
 def _pool(question: Question, family: Family, index: int, size: int) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from math import inf
 
 from simpy.events import Event
@@ -62,6 +62,25 @@ class OpenLoop:
         """Do nothing: the next request does not depend on answers."""
 
 
+class PartwiseLoop:
+    """An open loop whose requests are handed in part by part: in between, the simulation stands still."""
+
+    def __init__(self, env: Environment, system: System) -> None:
+        self._env, self._system = env, system
+        self._alarm = Alarm(Priority.ARRIVAL, self._never)
+
+    def play(self, requests: Iterable[tuple[Request, int]], until: float) -> None:
+        """Send requests at their arrival times, and run up to the time `until`, before which no others arrive."""
+        env, system, alarm = self._env, self._system, self._alarm
+        for request, answer_tokens in requests:
+            env.run_to(alarm, request.arrival)
+            system.submit(RequestRecord(request, answer_tokens))
+        env.run_to(alarm, until)
+
+    def _never(self, now: float) -> None:
+        raise AssertionError("the alarm marks how far to run, and does not ring")
+
+
 class ClosedLoop:
     """`concurrency` clients, each of which sends its next request `think()` seconds after its previous answer."""
 
@@ -102,4 +121,5 @@ def _sent_at(now: float, request: Request) -> Request:
         request.prefix_blocks,
         request.task,
         request.priority,
+        request.session,
     )

@@ -10,11 +10,14 @@ With `fast_forward` it passes over the ends of steps that change nothing (`twin.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import CacheObserver
+from schedulers.kv_events import CacheView
+from schedulers.kv_tiers import Load
 from schedulers.load_tree import LoadTree
 from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
@@ -25,6 +28,8 @@ from twin.serving.foresight import Foresight
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, Counters, EngineLog, RequestRecord
+from twin.serving.speculation import SimulatedSpeculation
+from twin.serving.tier_links import TierLinks
 from workloads.errors import BadInput
 from workloads.request import Request
 
@@ -52,12 +57,17 @@ class Engine:
         detail: whether the log keeps more than the summary needs.
         watch: called for each step that begins.
         machine_speed: of the machine over time; None: constant.
+        speculation: which draft tokens are right; None for a scheduler that does not speculate.
+        view: what routers know of its prefix cache; None: the cache itself.
+        tier_links: to the tiers below its device, if its scheduler has some.
 
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. backlog: requests that wait for their first step.
         failed: whether it is down.
         foresight: until when no request comes to it; None if that is not known.
+        speculation: see above.
+        tier_links: as given.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
     """
 
@@ -74,15 +84,20 @@ class Engine:
         detail: bool = True,
         watch: Watch | None = None,
         machine_speed: MachineSpeed | None = None,
+        speculation: SimulatedSpeculation | None = None,
+        view: CacheView | None = None,
+        tier_links: TierLinks | None = None,
     ) -> None:
         self.name, self.index = name, index
-        self.core = make_core()
+        self.speculation = speculation
+        self._make_core = make_core
+        self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
         self.foresight: Foresight | None = None
         self.failed = False
         self.backlog = Backlog()
-        self._env, self._step_time, self._make_core = env, step_time, make_core
+        self._env, self._step_time = env, step_time
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
         self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
@@ -98,6 +113,18 @@ class Engine:
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
         self._load_trees: list[tuple[LoadTree, int]] = []
+        self.tier_links = tier_links
+        self._loaded: list[tuple[EngineCore, Load]] = []
+        self._view = view
+        self._observers: list[CacheObserver] = []
+        self._observe_cache()
+
+    def _new_core(self) -> EngineCore | LockstepGroup:
+        """A scheduler without requests, as the engine has at the start and after each failure."""
+        core = self._make_core()
+        if self.speculation is not None:
+            self.speculation.attach(core)
+        return core
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -131,6 +158,8 @@ class Engine:
                 return True
         if self._window is not None:
             return self._window.finishes
+        if self.speculation is not None:
+            return True
         if self._running:
             batch = self._running[0][0]
             return bool(batch.finishing) or self._answer_ends.may_end(batch.step_index)
@@ -139,20 +168,20 @@ class Engine:
     def _visit_step_end(self, now: float) -> float | None:
         """End the step that has run, accept requests, and begin the next step. Returns the next step end to visit."""
         self.log.events += 1
-        finished: Iterable[Sequence] = ()
-        if self._window is not None:
-            finished = self._close_window(self._window)
-        elif self._running:
-            batch, start, end = self._running.popleft()
-            finished = self._end_step(batch, start, end)
+        finished = self._end_steps(now)
         for sequence in finished:
             self._finish(sequence, now)
+        if self.tier_links is not None:
+            self._finish_loads()
+            self._begin_copies(computed=True)
         if self._inbox:
             self._accept_requests(now)
             self._note_load()
         elif finished:
             self._note_load()
         self._begin_steps(now)
+        if self.tier_links is not None:
+            self._begin_copies(computed=False)
         log, core, window = self.log, self.core, self._window
         if finished or window is None:
             log.running_seqs.set(now, core.num_running_seqs)
@@ -250,15 +279,44 @@ class Engine:
         return sum(core.kv_cache.num_free_blocks for core in self.cores)
 
     def cached_prefix_tokens(self, request: Request) -> int:
-        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun."""
+        """Leading prompt tokens of a request that are in the prefix cache, as of the last step begun.
+
+        With a view, as of the events that have come.
+        """
         self._allocate_begun_steps()
+        if self._view is not None:
+            return self._view.cached_prefix_tokens(request, self._env.now)
         return self.core.cached_prefix_tokens(request)
 
     def _allocate_begun_steps(self) -> None:
         """Bring the KV cache up to the steps of an open window that have begun."""
         window = self._window
         if window is not None:
-            self.core.allocate_ahead(min(window.num_ended(self._env.now) + 1, window.num_steps))
+            begun = min(window.num_ended(self._env.now) + 1, window.num_steps)
+            if self._observers:
+                self._allocate_one_by_one(window, begun)
+            self.core.allocate_ahead(begun)
+
+    def _allocate_one_by_one(self, window: Window, steps: int) -> None:
+        """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
+        begin = window.opened
+        for step in range(steps):
+            for observer in self._observers:
+                observer.now = begin
+            self.core.allocate_ahead(step + 1)
+            begin = window.ends[step]
+
+    def _observe_cache(self) -> None:
+        """Let the view see the cache of the scheduler, which is new and empty."""
+        view = self._view
+        self._observers = [] if view is None else [view]
+        if view is not None:
+            view.clear()
+        for core in self.cores:
+            if core.kv_tiers is not None:
+                self._observers.append(core.kv_tiers)
+            if view is not None:
+                core.observe_cache(view)
 
     def fail(self) -> list[RequestRecord]:
         """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""
@@ -270,6 +328,7 @@ class Engine:
         lost.extend(record for record, *_ in self._inbox)
         self._inbox.clear()
         self._inbox_load = 0
+        self._loaded.clear()
         self._running.clear()
         self._answer_ends.clear()
         self.backlog.lose_all(now)
@@ -284,8 +343,9 @@ class Engine:
     def recover(self) -> None:
         """Work again, with an empty cache."""
         self._lost_counters = self.counters
-        self.core = self._make_core()
-        self._lost_steps = len(self.log.ends)
+        self.core = self._new_core()
+        self._lost_steps = self.log.num_steps
+        self._observe_cache()
         self.log.outages.append((self._failed_at, self._env.now))
         self.failed = False
 
@@ -302,6 +362,56 @@ class Engine:
 
     # -- at a step end -----------------------------------------------------------------------------------------------
 
+    def _finish_loads(self) -> None:
+        """Pass prefixes that have been loaded since the last step end to the scheduler."""
+        for core, load in self._loaded:
+            core.finish_load(load)
+        self._loaded.clear()
+
+    def _begin_copies(self, *, computed: bool) -> None:
+        """Begin the copies to and from tiers. `computed`: a step has ended."""
+        links, now = self.tier_links, self._env.now
+        assert links is not None
+        for core in self.cores:
+            tiers = core.kv_tiers
+            if tiers is None:
+                continue
+            for store in tiers.take_stores(computed):
+                store.block.ready_at = links.store(store.tier, store.when)
+            for load in tiers.take_loads():
+                nodes = [0] * len(tiers.tiers)
+                for tier, _ in load.sources:
+                    nodes[tier] += 1
+                self._load(core, load, links.load(now, nodes))
+
+    def _load(self, core: EngineCore, load: Load, end: float) -> None:
+        """Have a prefix that has come at `end` noticed at the next step end, or then if the engine is idle."""
+
+        def loaded(now: float) -> None:
+            if core in self.cores:  # it has not failed since
+                self._loaded.append((core, load))
+                self._notice(late=True)
+
+        self._env.set(Alarm(Priority.LATE, loaded), end)
+
+    def _observe_step_end(self, now: float) -> None:
+        """Tell the observers the time, after the evictions of a window that ends now."""
+        if self._window is not None:
+            self._allocate_one_by_one(self._window, self._window.num_steps)
+        for observer in self._observers:
+            observer.now = now
+
+    def _end_steps(self, now: float) -> list[Sequence]:
+        """End the window or the step that has run; returns the sequences that finish with it."""
+        if self._observers:
+            self._observe_step_end(now)
+        if self._window is not None:
+            return self._close_window(self._window)
+        if not self._running:
+            return []
+        batch, start, end = self._running.popleft()
+        return self._end_step(batch, start, end)
+
     def _close_window(self, window: Window) -> list[Sequence]:
         """End all steps of the window; returns the sequences that finish with it."""
         assert self._fast_forward is not None
@@ -310,8 +420,12 @@ class Engine:
 
     def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
         """End a step that has run; returns the sequences that finish with it."""
-        log = self.log
-        finished = self.core.end_step(batch, self._answer_ends.pop(batch.step_index), end)
+        log, speculation = self.log, self.speculation
+        if speculation is None:
+            stopped = self._answer_ends.pop(batch.step_index)
+        else:
+            stopped = speculation.stopped(self.core, batch)
+        finished = self.core.end_step(batch, stopped, end)
         log.ran(start, end)
         log.step(end, batch.n_decodes - len(batch.transferred))
         if log.detail:
@@ -331,7 +445,7 @@ class Engine:
         if record.first_token == UNSET:
             record.first_token = end
         elif sequence.preempted_step:
-            self.log.odd_gaps.append(end - self.log.ends[self._lost_steps + sequence.preempted_step - 1])
+            self.log.odd_gaps.append(end - self.log.end_of(self._lost_steps + sequence.preempted_step - 1))
 
     def _finish(self, sequence: Sequence, end: float) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
@@ -388,11 +502,12 @@ class Engine:
             if record.scheduled < 0:
                 record.scheduled = now
                 record.cached_tokens = sequence.num_cached_tokens
-            if chunk.last and sequence.state == DECODING:
+            if chunk.last and sequence.state == DECODING and self.speculation is None:
                 self._answer_ends.expect(sequence, batch.step_index)
         for sequence in batch.transferred:
             self.backlog.start(now)
-            self._answer_ends.expect(sequence, batch.step_index - 1)
+            if self.speculation is None:
+                self._answer_ends.expect(sequence, batch.step_index - 1)
 
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)

@@ -53,6 +53,13 @@ class Backlog:
         self._arrived = self._started = self._before = 0
         self._emptied = 0.0
 
+    @classmethod
+    def at_end(cls, first: float | None, last: Snapshot | None) -> Backlog:
+        """The counts of a queue whose run is over."""
+        backlog = cls()
+        backlog.first, backlog._last = first, last
+        return backlog
+
     @property
     def last(self) -> Snapshot | None:
         """The counts as of the latest arrival; None before the first."""

@@ -6,6 +6,7 @@ Every input error is raised here, before a simulation starts.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -106,16 +107,21 @@ class ServingPlan:
 
     @property
     def can_draw(self) -> bool:
-        """True if the step-time model of a pool has unknowns to draw."""
-        return bool(self.unknowns())
+        """True if the step-time model of a pool has unknowns to draw; they are not computed."""
+        return any(pool.step_time.can_draw for pool in self.pools)
 
     def outside(self) -> dict[str, float]:
         """Axes on which steps of any pool lay beyond its measurements so far, with the largest value on each."""
-        found: dict[str, float] = {}
-        for pool in self.pools:
-            for axis, value in pool.step_time.outside().items():
-                found[axis] = max(value, found.get(axis, value))
-        return found
+        return widest(pool.step_time.outside() for pool in self.pools)
+
+
+def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The largest value on each axis, by name."""
+    found: dict[str, float] = {}
+    for outside in outsides:
+        for axis, value in outside.items():
+            found[axis] = max(value, found.get(axis, value))
+    return dict(sorted(found.items()))
 
 
 class StepTimes:

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from latency_models.drafted import DraftedStepTime
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario
+from scenarios.speculation import SpeculativeSpec
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from twin.serving.deployment import check_deployment, check_device, describe_origin
+from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
 
 KV_BLOCKS = Unknown(
@@ -69,6 +72,15 @@ class PlannedPool:
         ranks = self.spec.engine.data_parallel_size
         return LockstepGroup(self.scheduler.make_core, ranks) if ranks > 1 else self.scheduler.make_core()
 
+    def make_speculation(self, seed: int) -> SimulatedSpeculation | None:
+        """The outcomes of a new engine's drafts; None if its scheduler does not speculate."""
+        spec = self.scheduler.speculation
+        if spec is None:
+            return None
+        by_model = {model: tuple(shares) for model, shares in spec.acceptance_by_model.items()}
+        acceptance = Acceptance(spec.shares() or (), by_model, spec.proposed)
+        return SimulatedSpeculation(acceptance, spec.num_speculative_tokens, seed)
+
     def describe(self) -> dict[str, Any]:
         """Its entry in a document."""
         return {
@@ -104,6 +116,9 @@ def plan_pools(
         engine_section = scenario.system.section(i, "engine")
         with _named(engine_section, "engine"):
             scheduler = pool.engine.build(base, prefix_id_tokens, step_time)
+        speculates = pool.engine.speculative_config
+        if speculates is not None:
+            step_time = _drafted(speculates, step_time, build, pool.engine_names(scenario.model_names), engine_section)
         check_deployment(pool.engine, base, step_time, engine_section, section)
         check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")
         planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names)))
@@ -124,6 +139,28 @@ def engines_by_model(pools: Iterable[PlannedPool]) -> EnginesByModel:
             tuples[key] = tuple(name for engines in lists for name in engines)
         found[model] = tuples[key]
     return found
+
+
+def _drafted(
+    spec: SpeculativeSpec, step_time: StepTime, build: Callable[[StepTimeSpec], StepTime],
+    engines: Mapping[str, list[str]], section: str,
+) -> StepTime:  # fmt: skip
+    """Step times with those of the draft model, where there is one.
+
+    Raises:
+        BadInput: the scenario does not say how many drafts are right, or names a model that the pool does not serve.
+    """
+    field = f"{section}.speculative_config"
+    for model in spec.acceptance_by_model:
+        if model not in engines:
+            raise BadInput(f"expected one of {', '.join(engines)}", field=f"{field}.acceptance_by_model", value=model)
+    if spec.shares() is None and any(model not in spec.acceptance_by_model for model in engines):
+        expected = "expected acceptance, acceptance_by_position, or acceptance_by_model of every model"
+        raise BadInput(expected, field=field)
+    if spec.draft_step_time is None:
+        return step_time
+    with _named(f"{field}.draft_step_time", "step_time"):
+        return DraftedStepTime(step_time, build(spec.draft_step_time))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from latency_models.unknowns import Unknown, draw_scores
+from scenarios.routing import router_name
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
 from workloads.generator import Workload
@@ -33,19 +34,21 @@ def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, f
     return {name: score}
 
 
-DETERMINISTIC_ROUTERS = ("least_loaded", "round_robin")
+DETERMINISTIC_ROUTERS = ("least_loaded", "round_robin", "prefix_aware", "session_affinity", "consistent_hashing")
 """Routers that draw nothing. A plug-in's may, so its replications are run."""
 
 
 def random_parts(
     scenario: ServingScenario, workload: Workload | DrawnSessions | RecordedSessions, largest_group: int
 ) -> tuple[str, ...]:
-    """Names of the parts that differ between replications: parts of the workload, `routing` and `think_times`.
+    """Names of the parts that differ between replications: parts of the workload, `routing`,
+    `think_times` and `speculation`.
 
     Empty if all replications are the same run. `largest_group`: the most engines that a router chooses from.
     """
     arrivals = scenario.workload.arrivals
     thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
-    routed = scenario.system.routing not in DETERMINISTIC_ROUTERS and largest_group > 1
-    others = {"routing": routed, "think_times": thinking}
+    routed = router_name(scenario.system.routing) not in DETERMINISTIC_ROUTERS and largest_group > 1
+    drafted = any(pool.engine.speculative_config for pool in scenario.pools)
+    others = {"routing": routed, "think_times": thinking, "speculation": drafted}
     return tuple(dict.fromkeys((*workload.random, *(name for name, random in others.items() if random))))

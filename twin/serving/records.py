@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from schedulers.engine_core import EngineCore
+    from twin.serving.step_file import StepFile
     from workloads.request import Request
 
 UNSET: Final = -1.0
@@ -23,8 +25,30 @@ DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP = 0, 1, 2
 PART: Final = 1 << 14
 """Finished requests that are handed to a sink at a time."""
 
+WORTH_A_PART = 1 << 10
+"""Steps of an engine from which on they are moved to a file."""
+
+RUNS_OF_PART: Final = 1 << 15
+"""Runs of steps with equal numbers of decodes that are copied at a time."""
+
 Sink = Callable[[dict[str, Any]], None]
 """Called with columns of one length by name."""
+
+
+StepColumns = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+"""When steps ended, and the run-length encoded decodes of them."""
+
+
+def numbers(values: array[Any]) -> NDArray[Any]:
+    """A copy of an array as numpy's."""
+    return np.array(values, dtype=values.typecode)
+
+
+def _joined(parts: list[StepColumns]) -> StepColumns:
+    if len(parts) == 1:
+        return parts[0]
+    ends, decodes, repeats = zip(*parts, strict=True)
+    return np.concatenate(ends), np.concatenate(decodes), np.concatenate(repeats)
 
 
 class RequestRecord:
@@ -96,6 +120,12 @@ class StepIntegral:
             self.since, self.value = now, value
 
 
+_LOGGED: Final = (
+    "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
+    "outages", "events", "_busy", "_span_start", "_span_end", "_stored", "_num_stored",
+)  # fmt: skip
+
+
 class EngineLog:
     """The steps of one engine, in order, and its state over time.
 
@@ -109,6 +139,9 @@ class EngineLog:
         changes: flat rows (time, running, waiting, free blocks): the state from `time` on.
         running_seqs: the integral of running sequences that count towards `max_num_seqs`.
         outages: start and end of each, seconds. events: how often the engine's process has been at a step end.
+
+    `store` moves the first steps to a file; `ends`, `decodes` and `repeats` then have the others alone, while
+    `num_steps`, `end_of` and `step_parts` are of all.
     """
 
     def __init__(self, name: str, *, detail: bool) -> None:
@@ -123,6 +156,80 @@ class EngineLog:
         self.outages: list[tuple[float, float]] = []
         self.events = 0
         self._busy = self._span_start = self._span_end = 0.0
+        self._file: StepFile | None = None
+        self._stored = array(
+            "q"
+        )  # of each part in the file, flat: the number of the step after it, its runs, its place
+        self._num_stored = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have ended."""
+        return self._num_stored + len(self.ends)
+
+    def end_of(self, step: int) -> float:
+        """When a step ended, by its number from 0, or from -1 backwards; seconds."""
+        if step < 0:
+            step += self.num_steps
+        if step >= self._num_stored:
+            return self.ends[step - self._num_stored]
+        part = bisect_right(self._stored[::3], step)
+        first = self._stored[3 * part - 3] if part else 0
+        assert self._file is not None, "steps that are stored are in a file"
+        return float(self._file.read(self._stored[3 * part + 2] + 8 * (step - first), 1, "d")[0])
+
+    def store(self, file: StepFile) -> None:
+        """Move the steps so far to the file. Not for a log with detail."""
+        steps, runs = len(self.ends), len(self.repeats)
+        place = file.append(self.ends)
+        file.append(self.decodes)
+        file.append(self.repeats)
+        self._file, self._num_stored = file, self._num_stored + steps
+        self._stored.extend((self._num_stored, runs, place))
+        self.ends, self.decodes, self.repeats = array("d"), array("i"), array("i")
+
+    def step_parts(self, steps: int) -> Iterator[StepColumns]:
+        """`ends`, `decodes` and `repeats` of all steps in order, in parts of some `steps` steps or more."""
+        waiting: list[StepColumns] = []
+        size = 0
+        for part in self._parts_as_stored():
+            waiting.append(part)
+            size += len(part[0])
+            if size >= steps:
+                yield _joined(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield _joined(waiting)
+
+    def _parts_as_stored(self) -> Iterator[StepColumns]:
+        first = 0
+        for i in range(0, len(self._stored), 3):
+            after, runs, place = self._stored[i : i + 3]
+            file, steps, first = self._file, after - first, after
+            assert file is not None, "steps that are stored are in a file"
+            behind = place + 8 * steps
+            yield file.read(place, steps, "d"), file.read(behind, runs, "i"), file.read(behind + 4 * runs, runs, "i")
+        first = 0
+        for run in range(0, len(self.repeats), RUNS_OF_PART):
+            repeats = numbers(self.repeats[run : run + RUNS_OF_PART])
+            after = first + int(repeats.sum())
+            yield numbers(self.ends[first:after]), numbers(self.decodes[run : run + RUNS_OF_PART]), repeats
+            first = after
+
+    def dump(self) -> dict[str, Any]:
+        """All but the file as plain objects, for `load` in another process."""
+        sums = self.running_seqs
+        return {name: getattr(self, name) for name in _LOGGED} | {"running_seqs": (sums.area, sums.since, sums.value)}
+
+    @classmethod
+    def load(cls, dumped: dict[str, Any], file: StepFile | None) -> EngineLog:
+        """The log that was dumped, with the file of its stored steps, if there is one."""
+        log = cls(dumped["name"], detail=dumped["detail"])
+        for name in _LOGGED:
+            setattr(log, name, dumped[name])
+        log.running_seqs.area, log.running_seqs.since, log.running_seqs.value = dumped["running_seqs"]
+        log._file = file
+        return log
 
     @property
     def busy(self) -> float:
@@ -178,24 +285,57 @@ class EngineLog:
             self.repeats.append(len(ends))
 
 
+class StepKeeper:
+    """Moves the steps of engines to a file each time that it is called. Logs with detail keep them in memory.
+
+    Args:
+        make_file: makes the file when there is something to move.
+    """
+
+    def __init__(self, make_file: Callable[[], StepFile]) -> None:
+        self._make_file = make_file
+        self._file: StepFile | None = None
+
+    def __call__(self, logs: Iterable[EngineLog]) -> None:
+        """Move steps of these logs."""
+        for log in logs:
+            if not log.detail and len(log.ends) >= WORTH_A_PART:
+                if self._file is None:
+                    self._file = self._make_file()
+                log.store(self._file)
+
+
+KEPT_COLUMNS: Final = ("arrival", "queued", "first_token", "last_token", "output_tokens", "one_shot")
+"""Columns that the summary needs."""
+
+DETAILS: Final = (
+    "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "kind", "replica",
+)  # fmt: skip
+"""The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
+
+
 class Columns:
     """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
     Without `detail` only the columns that the summary needs are filled. With a `sink` the others leave memory in parts.
-    `model` and `replica` hold indices into `models` and `replicas`.
+    `kind` and `replica` hold indices into `kinds`, pairs of model and task, and `replicas`.
 
     Args:
         sink: called with the `table` of every `PART` finished requests, and with the rest by `flush`.
+        after_part: called after every `PART` finished requests.
     """
 
-    def __init__(self, *, detail: bool, sink: Sink | None = None) -> None:
+    def __init__(
+        self, *, detail: bool, sink: Sink | None = None, after_part: Callable[[], None] = lambda: None
+    ) -> None:
         self.detail, self.sink = detail, sink
+        self._after_part, self._room = after_part, PART
         self.arrival, self.queued, self.scheduled = array("d"), array("d"), array("d")
         self.first_token, self.last_token = array("d"), array("d")
         self.id, self.prompt_tokens, self.output_tokens = array("q"), array("q"), array("i")
         self.cached_tokens, self.preemptions, self.attempts = array("q"), array("i"), array("i")
-        self.model, self.replica, self.one_shot = array("i"), array("i"), array("b")
-        self.models: dict[str, int] = {}
+        self.kind, self.replica, self.one_shot = array("i"), array("i"), array("b")
+        self.kinds: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, int] = {}
 
     def add(self, record: RequestRecord) -> None:
@@ -207,30 +347,52 @@ class Columns:
         self.last_token.append(record.last_token)
         self.output_tokens.append(record.output_tokens)
         self.one_shot.append(request.one_shot)
-        if not self.detail:
-            return
-        self.scheduled.append(record.scheduled)
-        self.id.append(request.id)
-        self.prompt_tokens.append(request.prompt_tokens)
-        self.cached_tokens.append(record.cached_tokens)
-        self.preemptions.append(record.preemptions)
-        self.attempts.append(record.attempts)
-        self.model.append(self.models.setdefault(request.model, len(self.models)))
-        self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
-        if self.sink is not None and len(self.id) == PART:
-            self.flush()
+        if self.detail:
+            self.scheduled.append(record.scheduled)
+            self.id.append(request.id)
+            self.prompt_tokens.append(request.prompt_tokens)
+            self.cached_tokens.append(record.cached_tokens)
+            self.preemptions.append(record.preemptions)
+            self.attempts.append(record.attempts)
+            self.kind.append(self.kinds.setdefault((request.model, request.task), len(self.kinds)))
+            self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
+        self._room -= 1
+        if not self._room:
+            self._end_part()
+
+    def _end_part(self) -> None:
+        self._room = PART
+        self.flush()
+        self._after_part()
+
+    def take(self) -> dict[str, NDArray[Any]]:
+        """Move all rows out, as arrays by the names of the columns. Needs detail, and no sink."""
+        rows = {name: numbers(getattr(self, name)) for name in KEPT_COLUMNS + DETAILS}
+        for name in rows:
+            del getattr(self, name)[:]
+        return rows
+
+    def extend(self, rows: Mapping[str, NDArray[Any]]) -> None:
+        """Add rows that `take` has given; their models and replicas are those of these columns."""
+        first, after = 0, len(rows["arrival"])
+        while first < after:
+            last = min(first + self._room, after)
+            for name in KEPT_COLUMNS + DETAILS if self.detail else KEPT_COLUMNS:
+                getattr(self, name).frombytes(rows[name][first:last].tobytes())
+            self._room -= last - first
+            first = last
+            if not self._room:
+                self._end_part()
 
     def flush(self) -> None:
-        """Hand the requests that the sink does not have yet to it, and keep only what the summary needs of them."""
+        """Hand the requests that the sink does not have yet to it, and keep what the summary and the classes need."""
         sink = self.sink
         if sink is None or not self.id:
             return
         sink(self.table())
-        for column in (
-            self.scheduled, self.id, self.prompt_tokens, self.cached_tokens, self.preemptions, self.attempts,
-            self.model, self.replica,
-        ):  # fmt: skip
-            del column[:]
+        for name in DETAILS:
+            if name != "kind":
+                del getattr(self, name)[:]
 
     def table(self) -> dict[str, Any]:
         """All columns by name, in the order in which requests finished; models and replicas by name.
@@ -247,9 +409,9 @@ class Columns:
             "id", "arrival", "queued", "scheduled", "first_token", "last_token", "prompt_tokens", "output_tokens",
             "cached_tokens", "preemptions", "attempts",
         )  # fmt: skip
-        models, replicas = np.array(list(self.models)), np.array(list(self.replicas))
+        models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
         return {name: column(getattr(self, name)) for name in plain} | {
             "one_shot": column(self.one_shot).astype(bool),
-            "model": models[column(self.model)],
+            "model": models[column(self.kind)],
             "replica": replicas[column(self.replica)],
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,12 +18,17 @@ from twin.serving.clients import ClosedLoop, OpenLoop
 from twin.serving.engine import Engine, Watch
 from twin.serving.link import Link
 from twin.serving.machine_speed import MachineSpeed
+from twin.serving.overload import Backlog
 from twin.serving.plan import ServingPlan, make_plan
+from twin.serving.prefix_reuse import PrefixReuse
 from twin.serving.randomness import Draw
-from twin.serving.records import Columns, EngineLog, RequestRecord, Sink, StepIntegral
+from twin.serving.records import Columns, Counters, EngineLog, RequestRecord, Sink, StepIntegral, StepKeeper
 from twin.serving.session_clients import ClosedSessions, OpenSessions
 from twin.serving.session_log import SessionLog
+from twin.serving.speculation import SimulatedSpeculation
+from twin.serving.step_file import StepFile
 from twin.serving.system import System
+from twin.serving.tier_links import TierLinks
 from twin.serving.topologies.parts import Parts
 from twin.serving.topologies.registry import TOPOLOGIES
 from workloads.errors import BadInput
@@ -29,26 +36,64 @@ from workloads.generator import Workload
 from workloads.request import Request
 
 
+class EngineAtEnd(Protocol):
+    """The part of an engine that a report reads when its run is over; see `Engine` for all of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> EngineLog: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def speculation(self) -> SimulatedSpeculation | None: ...
+
+    @property
+    def tier_links(self) -> TierLinks | None: ...
+
+
 @dataclass(frozen=True)
 class Run:
     """The result of a simulation.
 
     Attributes:
-        columns: one entry a request. logs: one an engine. engines, links: in their states at the end.
+        columns: one entry a request. engines, links: in their states at the end.
         population: ∫ requests in the system dt, counted at arrivals and departures.
-        end: when the last answer was complete and the last step had ended, seconds.
-        outside: axes on which steps lay beyond the measurements of step times, with the largest value on each.
+        outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
         sessions: the finished sessions; None for a workload without sessions.
+        prefix_reuse: the prompts, if the scenario measures prefix caches.
     """
 
     columns: Columns
-    logs: list[EngineLog]
-    engines: list[Engine]
+    engines: Sequence[EngineAtEnd]
     links: dict[str, Link]
     population: float
-    end: float
     outside: dict[str, float]
     sessions: SessionLog | None = None
+    prefix_reuse: PrefixReuse | None = None
+
+    @property
+    def logs(self) -> list[EngineLog]:
+        """The logs of all engines."""
+        return [engine.log for engine in self.engines]
+
+    @cached_property
+    def end(self) -> float:
+        """When the last answer was complete and the last step had ended, seconds."""
+        last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
+        return max([max(self.columns.last_token, default=0.0), *last_steps])
 
     def request_table(self) -> dict[str, Any]:
         """All columns of the requests by name, in the order in which they finished. Needs detail."""
@@ -87,13 +132,18 @@ class Simulation:
             plan, scenario = scenario, scenario.scenario
         else:
             plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
-        for_workload, for_routing, for_clients = _generators(plan, replication)
+        for_workload, for_routing, for_clients = generators(plan, replication)
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
-        self.columns = Columns(detail=bool(scenario.detail), sink=sink)
+        self.prefix_reuse: PrefixReuse | None = None
+        self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
+        self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         parts = Parts(plan, env, for_routing, draw, watch, machine_speed)
+        parts.speculation_seed = (scenario.seed << 20) + replication
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
+        if scenario.measure.prefix_cache:
+            self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
         self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
         engines = {engine.name: engine for engine in self.system.engines()}
         self.outages = [
@@ -115,12 +165,10 @@ class Simulation:
             self.environment.run()
         self._check()
         self.columns.flush()
-        system, columns = self.system, self.columns
-        logs = [engine.log for engine in system.engines()]
-        end = max([max(columns.last_token, default=0.0), *(log.ends[-1] for log in logs if log.ends)])
+        system, area = self.system, self.population.area
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
-        links, outside = _named_links(system), self.plan.outside()
-        return Run(columns, logs, system.engines(), links, self.population.area, end, outside, sessions)
+        links, reuse = _named_links(system), self.prefix_reuse
+        return Run(self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse)
 
     def _arrived(self) -> None:
         self.population.set(self.environment.now, self.population.value + 1)
@@ -128,16 +176,30 @@ class Simulation:
     def _finished(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value - 1)
         self.columns.add(record)
+        if self.prefix_reuse is not None:
+            self.prefix_reuse.add(record)
         self.clients.finished(record)
+
+    def _keep_steps(self) -> None:
+        self._keep(engine.log for engine in self.system.engines())
 
     def _check(self) -> None:
         finished = len(self.columns.arrival)
         if finished != self.plan.requests:
             raise AssertionError(f"expected {self.plan.requests} finished requests, found {finished}")
-        for engine in self.system.engines():
-            engine.core.check_integrity()
-            if engine.free_blocks != engine.blocks:
-                raise AssertionError(f"{engine.name}: {engine.free_blocks} of {engine.blocks} blocks are free")
+        check_engines(self.system.engines())
+
+
+def check_engines(engines: Iterable[Engine]) -> None:
+    """Check that engines whose requests are all answered have leaked nothing.
+
+    Raises:
+        AssertionError: they have, which is an error of the simulator.
+    """
+    for engine in engines:
+        engine.core.check_integrity()
+        if engine.free_blocks != engine.blocks:
+            raise AssertionError(f"{engine.name}: {engine.free_blocks} of {engine.blocks} blocks are free")
 
 
 def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
@@ -148,10 +210,10 @@ def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]
     """
     if not isinstance(plan.workload, Workload):
         raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
-    return list(plan.workload.requests(_generators(plan, replication)[0], plan.requests))
+    return list(plan.workload.requests(generators(plan, replication)[0], plan.requests))
 
 
-def _generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:
+def generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:
     """Random generators for the workload, for routing and for clients."""
     seeds = np.random.SeedSequence([plan.scenario.seed, replication])
     return [np.random.default_rng(seed) for seed in seeds.spawn(3)]
@@ -180,14 +242,27 @@ def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop |
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
     and no request that follows an answer.
 
-    An engine that several routers choose is left out, too.
+    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers.
     """
     if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools:
+        return
+    if any(engine.tier_links is not None for engine in system.engines()):
         return
     pools = system.pools()
     if sum(len(pool.engines) for pool in pools) == len(system.engines()):
         for pool in pools:
             pool.foresee(clients)
+
+
+def _cache_sizes(system: System) -> dict[str, int]:
+    """Prefix ids that the caches which prompts are looked up in can hold: on devices, and in all tiers together."""
+    engines = {engine.name: engine for pool in system.prefill_pools.values() for engine in pool.engines}.values()
+    device = in_all = 0
+    for engine in engines:
+        on_device = sum(core.kv_cache.num_blocks // core.kv_cache.blocks_per_node for core in engine.cores)
+        device += on_device
+        in_all += on_device + (sum(engine.tier_links.capacities) * len(engine.cores) if engine.tier_links else 0)
+    return {"device": device} | ({"all": in_all} if in_all > device else {})
 
 
 def _named_links(system: System) -> dict[str, Link]:

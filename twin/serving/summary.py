@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
 from scenarios.measure import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
-from twin.serving.engine import Engine
 from twin.serving.overload import describe_overload, first_overload
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
 from twin.serving.session_summary import summarise_sessions
-from twin.serving.simulation import Run
+from twin.serving.simulation import EngineAtEnd, Run
+from twin.serving.speculation import speculation_summary
+from twin.serving.tier_links import CopyLink
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -52,6 +53,12 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if run.sessions is not None:
         document["sessions"] = summarise_sessions(run.sessions, measure)
     document |= _engine_counts(run)
+    speculating = [engine.speculation for engine in run.engines if engine.speculation is not None]
+    if speculating:
+        document["speculation"] = speculation_summary(speculating)
+    document |= _tiers(run)
+    if run.prefix_reuse is not None:
+        document["prefix_cache"] = run.prefix_reuse.summary()
     document["littles_law_error"] = _littles_law(run)
     return document
 
@@ -61,7 +68,7 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "name": log.name,
-            "steps": len(log.ends),
+            "steps": log.num_steps,
             "busy": log.busy / run.end if run.end else 0.0,
             "load": log.running_seqs.area / (run.end * engine.max_num_seqs) if run.end else 0.0,
             "kv_used": _kv_used([engine], run.end),
@@ -146,33 +153,29 @@ MANY_STEPS = 1 << 20
 
 
 def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None:
-    """The spread of inter-token latencies. Its percentiles are exact; so is its mean but for the order of the sum."""
-    if sum(len(log.ends) for log in logs) < MANY_STEPS:
+    """The spread of inter-token latencies."""
+    if sum(log.num_steps for log in logs) < MANY_STEPS:
         return weighted_spread(*pooled_gaps(logs, measure))
     return weighted_spread_of_parts(lambda: _parts_of_gaps(logs, measure))
 
 
 def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
-    """The gaps and weights that `pooled_gaps` brings together, in parts of some 100,000 steps of one engine."""
+    """The gaps and weights that `pooled_gaps` brings together, in parts of one engine."""
     for log in logs:
-        ends, decodes, repeats = _floats(log.ends), _whole(log.decodes), _whole(log.repeats)
-        last, first = ends[:1], 0
-        for run in range(0, len(repeats), RUNS_OF_PART):
-            runs = slice(run, run + RUNS_OF_PART)
-            weights = np.repeat(decodes[runs].astype(np.int64), repeats[runs])
-            part = ends[first : first + len(weights)]
-            first += len(weights)
-            measured = part >= measure.after
+        last = None
+        for ends, decodes, repeats in log.step_parts(STEPS_OF_PART):
+            weights = np.repeat(decodes.astype(np.int64), repeats)
+            measured = ends >= measure.after
             if measure.before is not None:
-                measured &= part < measure.before
-            yield np.diff(part, prepend=last)[measured], weights[measured]
-            last = part[-1:]
+                measured &= ends < measure.before
+            yield np.diff(ends, prepend=ends[:1] if last is None else last)[measured], weights[measured]
+            last = ends[-1:]
         if len(log.odd_gaps):
             yield _floats(log.odd_gaps), np.ones(len(log.odd_gaps), dtype=np.int64)
 
 
-RUNS_OF_PART = 1 << 15
-"""Runs of steps with equal numbers of decodes in a part of `_parts_of_gaps`."""
+STEPS_OF_PART = 1 << 17
+"""Steps from which on a part of `_parts_of_gaps` has no more."""
 
 
 def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
@@ -215,14 +218,42 @@ def _engine_counts(run: Run) -> dict[str, Any]:
         "prefill_tokens": sum(each.prefill_tokens for each in counters),
         "cached_tokens": sum(each.cached_tokens for each in counters),
         "preemptions": sum(each.preemptions for each in counters),
-        "steps": sum(len(log.ends) for log in run.logs),
+        "steps": sum(log.num_steps for log in run.logs),
         "busy": sum(log.busy for log in run.logs) / (run.end * len(run.logs)) if run.end else 0.0,
         "load": sum(log.running_seqs.area for log in run.logs) / (run.end * max_num_seqs) if run.end else 0.0,
         "kv_used": _kv_used(run.engines, run.end),
     }
 
 
-def _kv_used(engines: list[Engine], end: float) -> float | None:
+def _tiers(run: Run) -> dict[str, Any]:
+    """Copies to and from the tiers below devices, summed over engines; empty without tiers."""
+    every = [engine.tier_links for engine in run.engines if engine.tier_links is not None]
+    if not every:
+        return {}
+    prompts = sum(engine.counters.prefill_tokens + engine.counters.cached_tokens for engine in run.engines)
+    tiers: dict[str, Any] = {}
+    for name in dict.fromkeys(name for links in every for name in links.names):
+        places = [(links, links.names.index(name)) for links in every if name in links.names]
+        loads = {id(links.loads[i]): links.loads[i] for links, i in places}.values()  # a host's engines share theirs
+        loaded = sum(links.loaded_nodes[i] * links.node_tokens for links, i in places)
+        tiers[name] = {
+            "loaded_tokens": loaded,
+            "loaded_share": loaded / prompts if prompts else 0.0,
+            "stored_tokens": sum(links.stored_nodes[i] * links.node_tokens for links, i in places),
+            "loaded_bytes": sum(link.moved for link in loads),
+            "stored_bytes": sum(links.stores[i].moved for links, i in places),
+            "load_utilization": _mean_busy(list(loads), run.end),
+            "store_utilization": _mean_busy([links.stores[i] for links, i in places], run.end),
+        }
+    seconds = np.concatenate([_floats(links.load_seconds) for links in every])
+    return {"kv_tiers": tiers, "kv_load": spread(seconds)}
+
+
+def _mean_busy(links: list[CopyLink], end: float) -> float:
+    return sum(link.busy for link in links) / (end * len(links)) if end else 0.0
+
+
+def _kv_used(engines: Sequence[EngineAtEnd], end: float) -> float | None:
     """Mean share of KV blocks in use over time; None for a run without detail."""
     if not end or not all(engine.log.detail for engine in engines):
         return None

@@ -220,5 +220,6 @@ class System:
             request.prefix_blocks,
             request.task,
             request.priority,
+            request.session,
         )
         engine.submit(record, rest)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.metrics import quantiles
+from reports.metrics import quantiles, spread
 from scenarios.measure import MeasureSpec
 from twin.serving.simulation import Run
-from twin.serving.summary import latencies, pooled_gaps
+from twin.serving.summary import LATENCIES, in_measured_window, latencies, pooled_gaps, request_latency
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +22,7 @@ SAMPLES = 400
 
 
 def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
-    """Quantiles of every latency, seconds, and time series over all engines at evenly spaced instants.
+    """Quantiles of every latency, seconds, also by class, and time series over all engines at even instants.
 
     The series are `running` and `waiting` requests, and `kv_used`, the share of KV blocks in use. Needs a run with
     detail.
@@ -45,11 +45,39 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
     return {
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
+        "classes": _classes(run, measure),
         "time": instants.tolist(),
         "running": running.tolist(),
         "waiting": waiting.tolist(),
         "kv_used": used.tolist(),
     }
+
+
+def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
+    """Requests, spreads and quantiles of latencies of each class of requests; None where there is one class.
+
+    A class has one model and one task, and is named by what tells it from the others.
+    """
+    columns = run.columns
+    kind = np.frombuffer(columns.kind, dtype=np.int32)
+    present = set(np.unique(kind).tolist())
+    kinds = {index: pair for index, pair in enumerate(columns.kinds) if index in present}
+    if len(kinds) < 2:
+        return None
+    models, tasks = ({pair[part] for pair in kinds.values()} for part in (0, 1))
+    counted = in_measured_window(columns, measure)
+    found: dict[str, Any] = {}
+    for index, (model, task) in sorted(kinds.items(), key=lambda each: each[1]):
+        chosen = counted & (kind == index)
+        values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
+        values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]
+        name = " ".join(part for part, several in ((model, models), (task, tasks)) if len(several) > 1)
+        found[name] = {
+            "requests": int(chosen.sum()),
+            **{name: spread(each) for name, each in values.items()},
+            "quantiles": {name: curve(each) for name, each in values.items()},
+        }
+    return found
 
 
 def curve(values: Floats) -> list[float] | None:

@@ -113,10 +113,11 @@ class RatioSweep:
 
     def prepare_theory(self) -> None:
         """Compute the closed forms now; otherwise `summarise` does."""
-        _ = self._theory
+        _ = self.theory
 
     @cached_property
-    def _theory(self) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+    def theory(self) -> list[tuple[dict[str, Any], dict[str, list[float]]]]:
+        """Closed forms and their curves, of each configuration."""
         ratios = [float(topology.ratio) for topology in self.topologies]
         return [(theory_summary(case.plan), curves(case.plan, ratios)) for case in self.cases]
 
@@ -151,7 +152,7 @@ class RatioSweep:
 
     def _configuration(self, index: int, points: list[dict[str, Any]]) -> dict[str, Any]:
         case = self.cases[index]
-        theory, drawn = self._theory[index]
+        theory, drawn = self.theory[index]
         own = [point for point in points if point["configuration"] == index]
         return {
             "settings": case.settings,

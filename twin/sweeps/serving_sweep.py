@@ -18,10 +18,10 @@ from twin.executors.executor import Executor
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
-from twin.serving.records import Sink
-from twin.serving.simulation import Run, Simulation
+from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.uncertainty import combine, sensitivities, with_width
+from twin.sweeps.one_run import make_run
 from workloads.errors import BadInput
 from workloads.traces import Trace
 
@@ -184,12 +184,7 @@ class ServingSweep:
 
 def run_task(task: Task) -> dict[str, Any]:
     """Make one run, and report it."""
-    return report_run(make_run(task), task.plan)
-
-
-def make_run(task: Task, sink: Sink | None = None) -> Run:
-    """Make one run. `sink`: see `Simulation`."""
-    return Simulation(task.plan, task.replication, task.draw, sink=sink).run()
+    return report_run(make_run(task.plan, task.replication, task.draw), task.plan)
 
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class AiconfiguratorStepTime(StepTimeModel):
         """Duration of one step, seconds."""
         decodes = batch.n_decodes
         duration = self._decode(decodes, batch.decode_kv) if decodes else 0.0
+        if batch.draft_tokens:
+            duration += self.corrections.decode * self._drafts(batch)
         if batch.chunks:
             duration += self.corrections.prefill * self._prompts(batch) + self.corrections.prompt_step
         return duration
@@ -149,9 +151,17 @@ class AiconfiguratorStepTime(StepTimeModel):
             seconds += (self.corrections.collectives - 1.0) * kernels.collectives.at(rows)
         return seconds
 
+    def _drafts(self, batch: Batch) -> float:
+        """Kernel seconds that draft tokens add to decodes: rows of linear layers and of the head.
+
+        Attention reads each sequence's cache once, whatever number of its tokens attend to it.
+        """
+        decodes, rows, head = batch.n_decodes, batch.decode_tokens, self.kernels.head
+        return self._rows(rows) - self._rows(decodes) + head.at(rows) - head.at(decodes)
+
     def _prompts(self, batch: Batch) -> float:
         """Kernel seconds that the prompts of a batch add to its decodes."""
-        kernels, decodes = self.kernels, batch.n_decodes
+        kernels, decodes = self.kernels, batch.decode_tokens
         added = self._rows(batch.tokens) - (self._rows(decodes) if decodes else 0.0)
         if batch.outputs > decodes:
             added += kernels.head.at(batch.outputs) - (kernels.head.at(decodes) if decodes else 0.0)

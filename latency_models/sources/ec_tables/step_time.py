@@ -67,10 +67,10 @@ class EcTables(StepTimeModel):
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds."""
         if not batch.chunks:
-            return self.at(batch.n_decodes)
+            return self.at(batch.decode_tokens)
         if self.passes == "joint":
             return self.at(max(batch.tokens, self.pad_to))
-        return self.at(batch.n_decodes) + self.at(max(batch.prefill_tokens, self.pad_to))
+        return self.at(batch.decode_tokens) + self.at(max(batch.prefill_tokens, self.pad_to))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""

@@ -12,7 +12,7 @@ class Step:
     """Features of one step, and its duration.
 
     Attributes:
-        rows: prompt tokens and decodes.
+        rows: prompt tokens, decodes and their draft tokens.
         decode_attention: decodes × tokens of the longest, in whole blocks.
         chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
         decodes, chunks: numbers of them.
@@ -35,7 +35,7 @@ def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
     for chunk in batch.chunks:
         seen += chunk.tokens * (chunk.context + chunk.tokens)
     return Step(
-        rows=batch.n_decodes + batch.prefill_tokens,
+        rows=batch.tokens,
         decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size),
         chunk_attention=seen,
         decodes=batch.n_decodes,

@@ -113,6 +113,12 @@ def _occurrences(tables: KernelTables, model: Model) -> dict[str, int]:
 class ExpertTimes:
     """Seconds of all MoE blocks of a step, by the tokens of all ranks that share the experts.
 
+    A table of one rank stands for others that were not measured. There, n tokens are n·k rows for as many experts as
+    get any; a rank of N gets n·k/N rows for its own, as n/N tokens of the table are.
+
+    Attributes:
+        note: on such a table; empty for one of these ranks.
+
     Raises:
         BadInput: no table for so many ranks.
     """
@@ -122,6 +128,14 @@ class ExpertTimes:
         self._ffn, self._settings, self._flag = model.ffn, settings, flag
         ranks = settings.expert_ranks
         points = tables.moe.points(ranks) if tables.moe is not None else {}
+        self._share, self.note = 1, ""
+        if not points and tables.moe is not None and set(tables.moe.ep) == {1}:
+            points = tables.moe.points(1)
+            self._share = ranks
+            self.note = (
+                f"experts were measured on one rank: each of {ranks} is taken to have 1/{ranks} of the tokens, for as "
+                "many of its own experts as get any"
+            )
         if not points:
             measured = sorted(set(tables.moe.ep)) if tables.moe is not None else None
             expected = (
@@ -141,10 +155,11 @@ class ExpertTimes:
     def _work_out(self, tokens: int) -> float:
         ffn, grid = self._ffn, self._grid
         active = distinct_experts(ffn.experts, ffn.experts_per_token, tokens, self._settings.expert_ranks)
-        for value, limit, name in zip((tokens, active), grid.limits, ("tokens", "activated_experts"), strict=True):
+        rows = max(tokens / self._share, grid.axes[0][0])
+        for value, limit, name in zip((rows, active), grid.limits, ("tokens", "activated_experts"), strict=True):
             if value > limit:
                 self._flag(f"moe.{name}", value)
-        i, u = bracket(grid.axes[0], tokens)
+        i, u = bracket(grid.axes[0], rows)
         j, v = bracket(grid.axes[1], active)
         low, high = (row[j] + (row[j + 1] - row[j]) * v for row in grid.times[i : i + 2])
         seconds = low + (high - low) * u

@@ -18,26 +18,53 @@ class Communication(Strict):
     """Cost model of ring collectives: a latency, and the bytes that cross a rank's link.
 
     Attributes:
-        latency: seconds of the shortest collective.
+        link: a preset (nvlink3, nvlink4, nvlink5, pcie4, pcie5, pcie4-no-peer, pcie5-no-peer), or a file `twin.link/1`
+            such as that of `twin calibrate run --ops communication`, in place of latency, bandwidth and source.
+        latency: seconds of the shortest collective. each_device: seconds more for each rank beyond two.
         bandwidth: bytes/s that a rank sends while it receives as many.
         element_bytes: of one activation; 2 for bf16.
         source: origin of the two figures.
         spread: their relative uncertainty. 0.35 is what data sheets are off by; a measured link may state less.
     """
 
-    latency: NonNegativeFloat
-    bandwidth: PositiveFloat
+    link: NameOrFile | None = None
+    latency: NonNegativeFloat = 0.0
+    each_device: NonNegativeFloat = 0.0
+    bandwidth: PositiveFloat = 1.0
     element_bytes: PositiveFloat = 2.0
-    source: Annotated[str, Field(min_length=1)]
+    source: Annotated[str, Field(min_length=1)] | None = None
     spread: PositiveFloat = 0.35
+
+    @model_validator(mode="after")
+    def _stated(self) -> Communication:
+        stated = {"latency", "bandwidth", "source"} & self.model_fields_set
+        if self.link is None and len(stated) < 3:
+            missing = sorted({"latency", "bandwidth", "source"} - stated)
+            raise BadInput("required field is missing; or give a link, such as nvlink4", field=missing[0])
+        if self.link is not None and (self.latency, self.bandwidth, self.source) != (0.0, 1.0, None):
+            raise BadInput("expected either a link or its numbers", field="link", value=self.link)
+        return self
+
+    def scaled(self, factor: float) -> Communication:
+        """The same link with all times that much longer."""
+        return self.model_copy(
+            update={
+                "latency": self.latency * factor,
+                "each_device": self.each_device * factor,
+                "bandwidth": self.bandwidth / factor,
+            }
+        )
+
+    def _latency(self, ranks: int) -> float:
+        return self.latency + (ranks - 2) * self.each_device
 
     def all_reduce(self, ranks: int, elements: float) -> float:
         """Seconds of an all-reduce: each element crosses a link 2(N - 1)/N times."""
-        return self.latency + elements * self.element_bytes * 2 * (ranks - 1) / ranks / self.bandwidth
+        return self._latency(ranks) + elements * self.element_bytes * 2 * (ranks - 1) / ranks / self.bandwidth
 
     def all_gather(self, ranks: int, elements: float) -> float:
         """Seconds of an all-gather of `elements` in all. A reduce-scatter takes as long."""
-        return self.latency + elements * self.element_bytes * (ranks - 1) / ranks / self.bandwidth
+        return self._latency(ranks) + elements * self.element_bytes * (ranks - 1) / ranks / self.bandwidth
 
 
 def _a_list(value: object) -> object:

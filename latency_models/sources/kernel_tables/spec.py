@@ -23,7 +23,7 @@ class KernelTablesSpec(KernelTableSettings, SourceSpec):
         """See `SourceSpec.build`."""
         from latency_models.sources.kernel_tables.step_time import load_kernel_tables  # loads numpy
 
-        settings = KernelTableSettings(**self.model_dump(exclude={"source", "path"}))
+        settings = KernelTableSettings(**self.model_dump(exclude={"source", "path"}, exclude_unset=True))
         return load_kernel_tables(Path(self.path), settings, base=base)
 
     def provenance(self) -> dict[str, Any]:

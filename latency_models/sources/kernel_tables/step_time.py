@@ -12,6 +12,7 @@ from latency_models.origin import MeasuredDeployment
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
+from latency_models.sources.kernel_tables.links import note, resolve
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
 from latency_models.sources.kernel_tables.varied import Factors, settings_at, unknowns_of
@@ -62,7 +63,13 @@ class KernelTableStepTime(StepTimeModel):
     def measured_deployment(self) -> MeasuredDeployment:
         """See `StepTime.measured_deployment`."""
         ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
-        return MeasuredDeployment(self.tables.origin, self.model, ranks)
+        return MeasuredDeployment(self.tables.origin, self.model, ranks, self._notes())
+
+    def _notes(self) -> tuple[str, ...]:
+        """Notes on what no table has: the link, and experts that were measured on one rank."""
+        link = self.settings.communication if self.settings.ranks > 1 else None
+        found = (note(link) if link is not None else None, self._experts.note if self._experts is not None else None)
+        return tuple(each for each in found if each)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
@@ -77,7 +84,7 @@ class KernelTableStepTime(StepTimeModel):
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
-        rest = self._rest(batch.n_decodes + batch.prefill_tokens, batch.n_decodes + len(chunks), gathered)
+        rest = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             return rest + self._attention.mixed(batch)
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
@@ -95,6 +102,11 @@ class KernelTableStepTime(StepTimeModel):
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: `varied.unknowns_of` lists them."""
         return self._known_unknowns
+
+    @property
+    def can_draw(self) -> bool:
+        """See `StepTime.can_draw`: always, and the errors of the tables need not be computed for that."""
+        return True
 
     @cached_property
     def _known_unknowns(self) -> tuple[Unknown, ...]:
@@ -152,13 +164,13 @@ class VariedKernelTables(KernelTableStepTime):
         """See `StepTimeModel.rank_seconds`."""
         if batch is None:
             return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
-        rows, chunks = batch.n_decodes + batch.prefill_tokens, batch.chunks
-        kernels = self._kernels(rows, batch.n_decodes + len(chunks), gathered)
+        rows, chunks = batch.tokens, batch.chunks
+        kernels = self._kernels(rows, batch.decode_tokens + len(chunks), gathered)
         if chunks:
             attention = self._factors.prompt_attention * self._attention.mixed(batch)
-        else:
-            alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
-            attention = self._factors.decode_attention * alone
+            return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
+        alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+        attention = self._factors.decode_attention * alone
         return self._step(kernels, attention, rows, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
@@ -175,10 +187,10 @@ class VariedKernelTables(KernelTableStepTime):
         seconds = factors.dense * self._rows.at(rows) + factors.head * self._head.at(sequences)
         return seconds if self._experts is None else seconds + factors.experts * self._experts.at(gathered)
 
-    def _step(self, kernels: float, attention: float, rows: int, longest: int) -> float:
-        """Seconds of a step from its parts."""
+    def _step(self, kernels: float, attention: float, rows: int, longest: int, factor: float = 1.0) -> float:
+        """Seconds of a step from its parts, its kernels times a factor."""
         beyond = max(rows / (len(self._rows.seconds) - 1), longest / self._longest, 1.0)
-        return self._overhead + (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
+        return self._overhead + factor * (kernels + attention) * math.exp(self._factors.beyond * math.log(beyond))
 
 
 def load_kernel_tables(
@@ -196,4 +208,6 @@ def load_kernel_tables(
         BadInput: a file that cannot be read or breaks its format, an unknown model, or tables that do not fit.
     """
     tables = read_kernel_tables(base / path)
+    if settings.communication is not None:
+        settings = settings.model_copy(update={"communication": resolve(settings.communication, base)})
     return KernelTableStepTime(tables, settings, model or load_model(settings.model, base))

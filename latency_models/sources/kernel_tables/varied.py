@@ -21,6 +21,10 @@ IN_ENGINE = Unknown(
     "engine", "kernels in an engine against kernels alone: clocks under load, fusion, caches", "assumed", 0.04,
     "a minute of the engine's own steps",
 )  # fmt: skip
+PROMPT_STEPS = Unknown(
+    "prompt_steps", "steps with prompts against steps of decodes alone: graphs in pieces, launches", "assumed", 0.05,
+    "a minute of the engine's own steps",
+)  # fmt: skip
 BEYOND = Unknown(
     "beyond", "batches beyond the tables: an exponent on how far", "extrapolated", None, "kernels at larger batches"
 )
@@ -30,7 +34,8 @@ BEYOND_DEVIATION = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Factors on the parts of a step, and the exponent on how far a batch lies beyond the tables."""
+    """Factors on the parts of a step and on all kernels of one with prompts, and the exponent on how far a batch lies
+    beyond the tables."""
 
     beyond: float
     dense: float
@@ -38,6 +43,7 @@ class Factors:
     decode_attention: float
     prompt_attention: float
     experts: float
+    prompt_steps: float
 
     @classmethod
     def at(cls, unknowns: Mapping[str, Unknown], scores: Mapping[str, float]) -> Factors:
@@ -47,7 +53,8 @@ class Factors:
         parts = [
             engine * unknowns[name].factor(scores.get(name, 0.0)) if name in unknowns else engine for name in names
         ]
-        return cls(BEYOND_DEVIATION * scores.get("beyond", 0.0), *parts)
+        prompt_steps = unknowns["prompt_steps"].factor(scores.get("prompt_steps", 0.0))
+        return cls(BEYOND_DEVIATION * scores.get("beyond", 0.0), *(*parts, prompt_steps))
 
 
 OVERHEAD_MISSING, GAP_MISSING = 300e-6, 1.3e-6
@@ -90,6 +97,7 @@ def unknowns_of(
         Unknown("head", "LM head and sampler", "held out", from_tables("per_sequence", 0.05), "kernels of the head"),
         _stated("overhead", "host time between two steps", settings.overhead, "the engine's step log"),
         _stated("kernel_gap", "time between two kernels", settings.kernel_gap, "a profile of one step"),
+        PROMPT_STEPS,
         BEYOND,
     ]  # fmt: skip
     if experts:
@@ -111,10 +119,7 @@ def settings_at(settings: KernelTableSettings, unknowns: Mapping[str, Unknown], 
     }
     link = settings.communication
     if link is not None and "link" in unknowns:
-        factor = unknowns["link"].factor(scores.get("link", 0.0))
-        changed["communication"] = link.model_copy(
-            update={"latency": link.latency * factor, "bandwidth": link.bandwidth / factor}
-        )
+        changed["communication"] = link.scaled(unknowns["link"].factor(scores.get("link", 0.0)))
     return settings.model_copy(update=changed)
 
 

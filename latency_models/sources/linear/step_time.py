@@ -17,7 +17,7 @@ COEFFICIENTS = {
 
 
 class LinearStepTime(StepTimeModel):
-    """t = β + α_token · (prompt tokens + decodes) + α_kv · KV tokens read.
+    """t = β + α_token · (prompt tokens + decodes' tokens) + α_kv · KV tokens read.
 
     Args:
         overhead: β, seconds of every step: reading the weights, and the host's share.
@@ -42,7 +42,7 @@ class LinearStepTime(StepTimeModel):
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds."""
-        duration = self.overhead + self.per_token * batch.n_decodes + self.per_kv_token * batch.decode_kv
+        duration = self.overhead + self.per_token * batch.decode_tokens + self.per_kv_token * batch.decode_kv
         if batch.chunks:
             duration += self.per_token * batch.prefill_tokens
             if self.per_prefill_kv_token:

@@ -78,12 +78,12 @@ class RooflineStepTime(StepTimeModel):
         if batch is None:
             return self._rank_decode(0, 0, gathered)
         decodes, engine = batch.n_decodes, self.efficiency.engine
-        if not batch.chunks:
+        if not (batch.chunks or batch.draft_tokens):
             return self._rank_decode(decodes, batch.decode_kv, gathered)
-        attention = self._prompt_attention(batch) + (
-            self._decode_attention(decodes, batch.decode_kv) if decodes else 0.0
-        )
-        host = engine.step + engine.per_sequence * batch.outputs + engine.prompt_layer * self.model.layers
+        attention = self._prompt_attention(batch) if batch.chunks else 0.0
+        attention += self._decode_attention(decodes, batch.decode_kv) if decodes else 0.0
+        host = engine.step + engine.per_sequence * batch.outputs
+        host += engine.prompt_layer * self.model.layers if batch.chunks else 0.0
         shared = self._shared(batch.tokens) + self._routed(gathered)
         return self.scales[WHOLE_STEP] * (shared + self._sampled(batch.outputs) + attention + host)
 

@@ -129,7 +129,7 @@ class StepRegression(Estimator, StepTimeModel):
         kv = batch.decode_kv
         for chunk in batch.chunks:
             kv += chunk.context + chunk.tokens
-        seconds = self._fixed(batch.n_decodes, batch.prefill_tokens) + self.per_kv_token_ * kv
+        seconds = self._fixed(batch.decode_tokens, batch.prefill_tokens) + self.per_kv_token_ * kv
         return seconds * self._beyond(batch.tokens, kv) if self.beyond_ else seconds
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:

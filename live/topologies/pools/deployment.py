@@ -96,4 +96,5 @@ class PoolsDeployment:
         decoder = models.decoder(source)
         chunks = self.chunks[rank - 1]() if self.chunks else None
         graphs = self.device != "cpu"
-        return lambda transport: EngineWorker(place, decoder, transport, chunks, graphs=graphs).run()
+        events = self.layout.kv_events
+        return lambda transport: EngineWorker(place, decoder, transport, chunks, graphs=graphs, kv_events=events).run()

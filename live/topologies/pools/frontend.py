@@ -17,6 +17,7 @@ from live.engine import Progress
 from live.generation import Generation
 from live.topologies.front_role import FrontRole
 from live.topologies.pools.layout import (
+    EVENTS,
     IDS_AT_ONCE,
     NORMAL,
     PREFILL,
@@ -28,6 +29,8 @@ from live.topologies.pools.layout import (
 )
 from live.topologies.requests import FINISH_REASONS, append_token, pack_requests
 from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
+from schedulers.engine_config import EngineConfig
+from schedulers.kv_events import CacheView
 from schedulers.routing import ROUTERS, Router
 from workloads.request import Request
 
@@ -35,15 +38,21 @@ from workloads.request import Request
 class RoutedEngine:
     """The state of an engine as the front knows it, for routers: see `schedulers.routing.EngineState`.
 
+    Args:
+        clock: the front's, seconds. delay: of cache events.
+
     Attributes:
-        rank: the engine's. load: prompt tokens plus output limits of its unfinished requests.
+        rank: the engine's. view: what it has told of its prefix cache.
+        load: prompt tokens plus output limits of its unfinished requests.
         free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
         requests: its unfinished requests by id, each with its share of the load.
         outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
     """
 
-    def __init__(self, rank: int, blocks: int) -> None:
-        self.rank, self.free_blocks = rank, blocks
+    def __init__(self, rank: int, config: EngineConfig, clock: Callable[[], float], delay: float) -> None:
+        self.rank, self.free_blocks = rank, config.num_gpu_blocks
+        self.view = CacheView(config.prefix_id_tokens, delay)
+        self._clock = clock
         self.load = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self.requests: dict[int, int] = {}
         self.outbox: list[tuple[Generation, int]] = []
@@ -51,13 +60,14 @@ class RoutedEngine:
         self.sends: list[tuple[int, int]] = []
         self.reported = 0.0
 
-    def cached_prefix_tokens(self, request: Request) -> int:
-        """Not known here: the prefix cache is in the engine's process.
+    @property
+    def index(self) -> int:
+        """The rank."""
+        return self.rank
 
-        Raises:
-            TransportError: always.
-        """
-        raise TransportError("the router asks for cached prefixes, which engines in other processes do not tell")
+    def cached_prefix_tokens(self, request: Request) -> int:
+        """Leading prompt tokens of a request that are in its prefix cache, as far as it has told."""
+        return self.view.cached_prefix_tokens(request, self._clock())
 
     def add(self, generation: Generation, mode: int, tokens: int) -> None:
         """Give it a request, which counts as so many tokens."""
@@ -88,13 +98,13 @@ class Frontend(FrontRole):
         super().__init__("these engines give", max_model_len, transport, on_progress)
         self._layout = layout
         self.engines = {
-            rank: RoutedEngine(rank, place.config.num_gpu_blocks)
+            rank: RoutedEngine(rank, place.config, transport.clock, layout.kv_event_delay)
             for rank, place in zip(layout.ranks, layout.engines, strict=True)
         }
         draw = random.Random(seed).randrange
         self._routers: dict[tuple[int, ...], Router] = {}
         for ranks in (*layout.prefill.values(), *layout.decode.values()):
-            self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw))
+            self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw, **dict(layout.parameters)))
         self._at: dict[int, RoutedEngine] = {}  # of each unfinished request
         self._moving: dict[int, tuple[RoutedEngine, RoutedEngine]] = {}  # prompts that are being sent: from, to
         models = len(layout.prefill)
@@ -139,6 +149,11 @@ class Frontend(FrontRole):
                 self._send_all(Message(IDLE))
             elif message.kind == REPORT:
                 self._on_progress(self._read(message))
+            elif message.kind == EVENTS:
+                view = self.engines[message.fields[0]].view
+                view.now = self._transport.clock()
+                for cached, block in message.tensors[0].tolist():
+                    view.publish(bool(cached), block)
             elif message.kind == SENT:
                 self._continue(message.fields[1])
             else:

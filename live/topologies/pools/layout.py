@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -12,14 +12,16 @@ from live.models.config import ModelConfig
 from live.topologies.requests import TOKEN_COLUMNS, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
+from schedulers.routing import CACHE_BLIND
 
-WORK, REPORT, SENT, BLOCKS = 2, 3, 4, 5
+WORK, REPORT, SENT, BLOCKS, EVENTS = 2, 3, 4, 5, 6
 """Kinds of messages.
 
 WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent.
 REPORT, engine to front: its rank, free KV blocks, preemptions, prompt tokens computed, and cached; new tokens.
 SENT, engine to front: its rank, and a request whose KV is on its way.
 BLOCKS, prefill to decode: a request id, and how many of its messages follow; KV blocks.
+EVENTS, engine to front: its rank; of each change of its prefix cache whether a block was cached, and its hash.
 """
 
 FRONT = 0
@@ -57,13 +59,21 @@ class PoolsLayout:
     Attributes:
         prefill: ranks of the engines that a model's requests go to first. decode: ranks of those that its requests
             continue on; empty where the first ones do both.
-        routing: name of the router before each pool.
+        routing: name of the router before each pool. parameters: of the router, by name.
+        kv_event_delay: seconds that cache events take besides the time of their messages.
     """
 
     engines: tuple[EnginePlace, ...]
     prefill: Mapping[str, tuple[int, ...]]
     decode: Mapping[str, tuple[int, ...]]
     routing: str = "least_loaded"
+    parameters: tuple[tuple[str, Any], ...] = ()
+    kv_event_delay: float = 0.0
+
+    @property
+    def kv_events(self) -> bool:
+        """True if engines report changes of their prefix caches to the front, because the router may look at them."""
+        return self.routing not in CACHE_BLIND
 
     @property
     def ranks(self) -> range:
@@ -102,9 +112,10 @@ def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> 
         ),
         REPORT: Form(5, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
         SENT: Form(2),
+        EVENTS: Form(1, (Payload(torch.int64, EVENTS_AT_ONCE, (2,)),)),
         BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block, on_device=True),)),
     }
 
 
-REQUESTS_AT_ONCE, IDS_AT_ONCE = 16, 1024
-"""Requests and ids of one message at most; more of them take several messages."""
+REQUESTS_AT_ONCE, IDS_AT_ONCE, EVENTS_AT_ONCE = 16, 1024, 1024
+"""Requests, ids and events of one message at most; more of them take several messages."""

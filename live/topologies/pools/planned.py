@@ -8,6 +8,7 @@ from live.loaded_model import DTYPES
 from live.models.config import ModelConfig
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from scenarios.engine_pools import EnginePool
+from scenarios.routing import router_name
 from scenarios.serving import ServingScenario
 from schedulers.chunking import ChunkPolicy
 
@@ -37,5 +38,10 @@ def pools_layout(
                     chunks.append(pool.scheduler.chunk_policy)
                     known[name] = len(engines)
             side[model] = side.get(model, ()) + tuple(known[name] for name in names)
-    routing = spec.system.routing
-    return PoolsLayout(tuple(engines), ranks["prefill"], ranks["decode"], routing), tuple(chunks)
+    routing, events = spec.system.routing, spec.system.kv_events
+    parameters = () if isinstance(routing, str) else tuple(sorted(routing.parameters.items()))
+    delay = 0.0 if events is None else events.delay
+    layout = PoolsLayout(
+        tuple(engines), ranks["prefill"], ranks["decode"], router_name(routing), parameters, kv_event_delay=delay
+    )
+    return layout, tuple(chunks)

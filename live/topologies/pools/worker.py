@@ -12,7 +12,19 @@ from live.executor import AsyncModelRunnerOutput, Executor
 from live.generation import Generation
 from live.graphs.executor import GraphExecutor
 from live.models.decoder import Decoder
-from live.topologies.pools.layout import BLOCKS, BLOCKS_AT_ONCE, FRONT, NORMAL, PREFILL, REPORT, SENT, WORK, EnginePlace
+from live.topologies.pools.layout import (
+    BLOCKS,
+    BLOCKS_AT_ONCE,
+    EVENTS,
+    EVENTS_AT_ONCE,
+    FRONT,
+    NORMAL,
+    PREFILL,
+    REPORT,
+    SENT,
+    WORK,
+    EnginePlace,
+)
 from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import (
     IDLE,
@@ -29,6 +41,7 @@ from live.topologies.transport import (
 from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
+from schedulers.kv_events import CacheEvents
 from schedulers.sequence import Sequence
 
 
@@ -73,6 +86,7 @@ class EngineWorker:
 
     Args:
         graphs: steps run as CUDA graphs, and on a CPU padded as these are.
+        kv_events: tell the front what is in the prefix cache.
 
     Attributes:
         engine: the engine. Its role decides what the front sends it.
@@ -86,6 +100,7 @@ class EngineWorker:
         chunks: ChunkPolicy | None = None,
         *,
         graphs: bool = False,
+        kv_events: bool = False,
     ) -> None:
         make = ReceivingGraphExecutor if graphs else ReceivingExecutor
         self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=make)
@@ -95,6 +110,9 @@ class EngineWorker:
         assert isinstance(executor, ReceivingExecutor)
         self._executor, self._transport = executor, transport
         self._held: dict[int, Sequence] = {}  # prompts whose blocks are to be sent
+        self._events = CacheEvents() if kv_events else None
+        if self._events is not None:
+            self.engine.core.observe_cache(self._events)
         self._complete: set[int] = set()  # those of them that the front has been told of
 
     def run(self) -> Role:
@@ -180,5 +198,13 @@ class EngineWorker:
                 self._drop(generation.request.id)
             elif generation.request.id in self._held:
                 self._complete.add(generation.request.id)
+        if self._events is not None:
+            self._tell(self._events.take())
         counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
         self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (pack_tokens(advanced),)))
+
+    def _tell(self, events: list[tuple[bool, int]]) -> None:
+        """Tell the front of changes of the prefix cache."""
+        rows = torch.tensor(events, dtype=torch.int64).reshape(-1, 2)
+        for part in rows.split(EVENTS_AT_ONCE) if events else ():
+            self._transport.send(FRONT, Message(EVENTS, (self._transport.rank,), (part,)))

@@ -7,39 +7,55 @@ from typing import Any
 from reports.layout import Document, render
 from reports.reproductions.sun.quality_table import NAMES
 
-COLOURS = {"full": "#1f5fa8", "sun": "#2a8c5a", "qsun4": "#d1762b", "qsun3": "#8c2a6b", "base": "#777777"}
+COLOURS = {"full": "#1f5fa8", "sun": "#2a8c5a", "qsun_awq4": "#d1762b", "qsun_awq3": "#8c2a6b", "base": "#777777"}
+
+RETUNED = "#d1762b"
+"""Bars of QSUN."""
 
 
 def figures(document: Document) -> dict[str, str]:
     """Every figure by name, each a complete SVG text."""
+    panels = 1 + len(_text_names(document))
     return {
-        "quality": render(_draw_variants, document, 1, (8.5, 4.2)),
+        "quality": render(_draw_quality, document, panels, (4.6 * panels + 1.5, 0.22 * len(document["variants"]) + 1)),
         "losses": render(_draw_losses, document, len(_task_names(document)), (13.0, 3.4)),
         "base_loss": render(_draw_base, document, 1),
     }
 
 
-def _draw_variants(panels: list[Any], document: Document) -> None:
-    """Exact match of each variant: the mean with its interval, and tasks as points."""
-    axes, rows = panels[0], document["variants"]
+def _draw_quality(panels: list[Any], document: Document) -> None:
+    """Each variant's mean with its interval over seeds: on sequence operations, and on each task of text."""
+    rows = document["variants"]
+    _draw_bars(panels[0], [(row["variant"], row["exact_match"], row["interval"]) for row in rows])
     for place, row in enumerate(rows):
-        axes.barh(place, 100 * row["exact_match"], color=COLOURS.get(row["variant"], "#b9c9dc"), height=0.65)
-        if row["interval"]:
-            low, high = (100 * min(max(end, 0.0), 1.0) for end in row["interval"])
-            axes.plot([low, high], [place, place], color="black", lw=1.2)
         tasks = [100 * task["exact_match"] for task in row["by_task"].values()]
-        axes.plot(tasks, [place] * len(tasks), "o", color="black", ms=3, mfc="white")
-    axes.set_yticks(range(len(rows)), [NAMES.get(row["variant"], row["variant"]) for row in rows])
+        panels[0].plot(tasks, [place] * len(tasks), "o", color="black", ms=3, mfc="white")
+    panels[0].set_xlabel("exact match on four operations, %")
+    for axes, task in zip(panels[1:], _text_names(document), strict=True):
+        measure = document["text_metrics"][task]
+        found = [(row["variant"], row["by_task"][task][measure]) for row in document["text_variants"]]
+        _draw_bars(axes, [(name, each["mean"], each["interval"]) for name, each in found])
+        axes.set_xlabel(f"{task}: {measure.replace('_', ' ')}, %")
+
+
+def _draw_bars(axes: Any, bars: list[tuple[str, float, list[float] | None]]) -> None:
+    """A bar for each variant: its name, share and interval."""
+    for place, (name, share, span) in enumerate(bars):
+        colour = RETUNED if name.startswith("qsun") else COLOURS.get(name, "#b9c9dc")
+        axes.barh(place, 100 * share, color=colour, height=0.65)
+        if span:
+            low, high = (100 * min(max(end, 0.0), 1.0) for end in span)
+            axes.plot([low, high], [place, place], color="black", lw=1.2)
+    axes.set_yticks(range(len(bars)), [NAMES.get(name, name) for name, _, _ in bars], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, 101)
-    axes.set_xlabel("exact match, %: mean over tasks and seeds, interval over seeds, tasks as points")
 
 
 def _draw_losses(panels: list[Any], document: Document) -> None:
     """Loss curves of the trainings, a panel for each task, a line for each seed."""
     for axes, name in zip(panels, _task_names(document), strict=True):
         for row in (row for row in document["tasks"] if row["task"] == name):
-            for variant in ("full", "sun", "qsun4", "qsun3"):
+            for variant in ("full", "sun", "qsun_awq4", "qsun_awq3"):
                 losses = row["variants"][variant]["losses"]
                 label = NAMES[variant] if row["seed"] == document["tasks"][0]["seed"] else None
                 axes.plot(_shares(losses), losses, color=COLOURS[variant], lw=0.9, label=label)
@@ -63,6 +79,10 @@ def _draw_base(panels: list[Any], document: Document) -> None:
 
 def _shares(losses: list[float]) -> list[float]:
     return [(index + 0.5) / len(losses) for index in range(len(losses))]
+
+
+def _text_names(document: Document) -> list[str]:
+    return list(dict.fromkeys(row["task"] for row in document["text_tasks"]))
 
 
 def _task_names(document: Document) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -16,19 +16,18 @@ NAMES = {
     "sun": "SUN",
     "sun_attention": "SUN, attention only",
     "sun_low_rank": "SUN, low rank",
-    "full_rtn4": "full fine-tuning, then 4 bits",
-    "sun_rtn4": "SUN, decoder then 4 bits",
-    "qsun4": "QSUN, 4 bits",
-    "full_rtn3": "full fine-tuning, then 3 bits",
-    "sun_rtn3": "SUN, decoder then 3 bits",
-    "qsun3": "QSUN, 3 bits",
+} | {
+    f"{variant}_{quantiser}{bits}": f"{name}{quantiser.upper()}, {bits} bits"
+    for quantiser in ("rtn", "gptq", "awq")
+    for bits in (4, 3)
+    for variant, name in (("full", "full fine-tuning, then "), ("sun", "SUN, decoder then "), ("qsun", "QSUN, "))
 }
 """Variants as tables and figures name them."""
 
 
 def tables(document: Document) -> RenderableType:
     """Exact match of every variant, the claims with what is found, what disagrees, and notes."""
-    size, bases = document["size"], document["bases"]
+    size, bases = document["size"]["operations"], document["bases"]
     per_seed = ", ".join(f"{100 * _mean(base['exact_match'].values()):.1f}" for base in bases)
     about = (
         f"A base model of {bases[0]['parameters']:,} parameters ({size['layers']} layers, width {size['hidden']}),"
@@ -36,6 +35,7 @@ def tables(document: Document) -> RenderableType:
     )
     parts: list[tuple[str, RenderableType]] = [
         (f"{about}\nExact match on operations it has not seen, % (and 95 % interval over seeds)", _variants(document)),
+        *_text(document),
         ("Claims", _claims(document["claims"])),
         ("What disagrees", disagreements(document["claims"])),
         ("Notes", bullets(document["notes"])),
@@ -57,6 +57,28 @@ def _variants(document: Document) -> Table:
             _span(row["printed"]),
         )
     return shown
+
+
+def _text(document: Document) -> Iterator[tuple[str, RenderableType]]:
+    """The tasks of text, if there are any: exact match, right tokens, and perplexity, with intervals over seeds."""
+    rows, bases = document["text_variants"], document["text_bases"]
+    if not rows:
+        return
+    per_seed = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
+    about = (
+        f"A language model of {bases[0]['parameters']:,} parameters on the {bases[0]['corpus']['description']},"
+        f" {len(bases)} seeds; held-out perplexity {per_seed}"
+    )
+    for task in rows[0]["by_task"]:
+        shown = table("variant", "exact match, %", "over seeds", "right tokens, %", "over seeds", "perplexity")
+        for row in rows:
+            measures = row["by_task"][task]
+            exact, right = measures["exact_match"], measures["token_accuracy"]
+            shown.add_row(
+                NAMES.get(row["variant"], row["variant"]), f"{100 * exact['mean']:.1f}", _span(exact["interval"]),
+                f"{100 * right['mean']:.1f}", _span(right["interval"]), f"{measures['perplexity']['mean']:.3f}",
+            )  # fmt: skip
+        yield f"{about}\nTask {task}", shown
 
 
 def _claims(claims: list[Document]) -> Table:

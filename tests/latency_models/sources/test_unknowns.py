@@ -18,6 +18,7 @@ from latency_models.sources.ec_tables.tables import LayerTables, Selection
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from latency_models.sources.kernel_tables.parallel import Communication
 from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.sources.refined.step_time import RefinedStepTime
 from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch
@@ -57,6 +58,12 @@ def roofline(name: str, **section: object) -> StepTime:
     return checked(RooflineSpec, given, None).build(Path())
 
 
+def refined(prior: StepTime) -> StepTime:
+    """Two unknowns of which a run has told the sum."""
+    covariance = np.array([[0.5, -0.4], [-0.4, 0.6]])
+    return RefinedStepTime(prior, ["engine", "decode_attention"], np.array([0.7, -0.2]), covariance, 0.02)
+
+
 MODELS: dict[str, Callable[[Path], StepTime]] = {
     "linear": lambda folder: LinearStepTime(1e-2, 1e-4, 1e-7, 1e-8, spread=0.1),
     "engine_regression": lambda folder: engine_regression(),
@@ -65,6 +72,7 @@ MODELS: dict[str, Callable[[Path], StepTime]] = {
     "ec_tables": lambda folder: ec_tables(),
     "aiconfigurator": lambda folder: aiconfigurator(),
     "roofline": lambda folder: roofline("llama-3.1-8b", tensor_parallel=1),
+    "refined": lambda folder: refined(load(make_tables(folder), overhead=1e-4, kernel_gap=1e-6)),
     "roofline of experts": lambda folder: roofline("qwen3-30b-a3b", tensor_parallel=2),
 }
 

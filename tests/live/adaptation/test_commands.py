@@ -23,7 +23,9 @@ from twin.cli import run
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     """A barely trained base model of the smallest size, in the current folder."""
     few = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
-    smallest = dataclasses.replace(sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, prompts=40)
+    smallest = dataclasses.replace(
+        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, retuning=few, prompts=40
+    )
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
     document = adapt(capsys, "base", "base", "--seed", "3")

@@ -11,9 +11,14 @@ import torch
 
 from kernels.microbenchmark import Case, Timing
 from latency_models.calibration_loader import load_calibration
+from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file.file_format import MeasuredCalibration, read_measured_calibration
+from latency_models.sources.kernel_tables.links import note, resolve
+from latency_models.sources.kernel_tables.parallel import Communication
 from live.calibration import calibrate as calibration
+from live.calibration.collectives import measure_link, rank_counts
 from live.calibration.grid import LINEAR
+from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.messages import round_trips
 from schedulers.batches import Batch
@@ -281,3 +286,19 @@ def test_bad_arguments_are_told(
     command = ["calibrate", "run", "--model", str(TINY), "-o", str(tmp_path / "c.yaml")]
     assert run([*command, *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_all_reduces_are_a_link_file(tmp_path: Path) -> None:
+    """Two processes, in two rounds that the journal keeps; a scenario's communication can name the file."""
+    journal = Journal(tmp_path / "journal", {})
+    done: list[str] = []
+    link = measure_link(journal, 2, quick=True, advance=done.append)
+    assert link.kind == "measured"
+    assert len(done) == 2 * len(rank_counts())
+    again = measure_link(Journal(tmp_path / "journal", {}), 2, quick=True, advance=done.append)
+    assert again == link
+    (tmp_path / "mine.yaml").write_text(write_yaml(link.model_dump(mode="json", by_alias=True)))
+    found = resolve(Communication(link="mine.yaml"), tmp_path)
+    measured = link.all_reduce[0]
+    assert found.all_reduce(2, measured.bytes[-1] / 2) == max(measured.seconds)
+    assert note(found) is None or found.spread > 0.3

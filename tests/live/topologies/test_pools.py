@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.engine import Progress  # noqa: E402
-from live.generation import Generation  # noqa: E402
+from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
 from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.pools.local_pools import LocalPools  # noqa: E402
-from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
+from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig  # noqa: E402
 from schedulers.routing import ROUTERS  # noqa: E402
 from tests.live.topologies.answers import BLOCK, CONFIGS, colocated, make_decoder, requests, settings  # noqa: E402
 
@@ -104,6 +104,82 @@ def test_every_router_uses_every_engine(routing: str) -> None:
     assert [each.output for each in generations] == colocated(decoder, generations)
     assert all(worker.engine.core.step_index > 0 for worker in pools.workers)
     check_empty(pools)
+
+
+def conversations(count: int, turns: int) -> list[list[Generation]]:
+    """The turns of `count` conversations: each prompt repeats the one before it and adds some tokens."""
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for session in range(count):
+        prompt: list[int] = []
+        each = []
+        for turn in range(turns):
+            prompt = prompt + torch.randint(50, (2 * BLOCK,), generator=generator).tolist()
+            number = turn * count + session
+            each.append(make_generation(number, prompt, max_tokens=3, block_size=BLOCK))
+        found.append(each)
+    return found
+
+
+def test_a_router_sees_what_is_in_host_memory() -> None:
+    """Devices that hold two conversations of five: the others come back from the host tiers of their engines."""
+    decoder, tier = make_decoder("llama"), KVOffloading((TierConfig("host", 500),))
+    config = settings(4, num_gpu_blocks=14, kv_offloading=tier)
+    pools = LocalPools(layout(2, 0, config, routing="prefix_aware"), lambda module: decoder)
+    sessions = conversations(5, turns=4)
+    for turn in zip(*sessions, strict=True):
+        for generation in turn:
+            pools.submit(generation)
+            pools.run()
+    generations = [each for turns in sessions for each in turns]
+    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_empty(pools)
+    cores = [worker.engine.core for worker in pools.workers]
+    assert sum(core.cached_tokens for core in cores) == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
+    assert sum(core.kv_tiers.tiers[0].loaded for core in cores if core.kv_tiers is not None) > 10
+    for core, routed in zip(cores, pools.frontend.engines.values(), strict=True):
+        for generation in generations:
+            request = generation.request
+            assert routed.cached_prefix_tokens(request) == core.cached_prefix_tokens(request)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 0), (2, 1)])
+def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
+    prefill: int, decode: int, packed: bool
+) -> None:
+    decoder, cached = make_decoder("llama"), {}
+    for routing in ("round_robin", "prefix_aware"):
+        config = settings(4, num_gpu_blocks=200)
+        pools = LocalPools(layout(prefill, decode, config, routing=routing), lambda module: decoder, packed=packed)
+        sessions = conversations(5, turns=4)  # an odd number, so that turns in turn change engines
+        generations = [each for turn in zip(*sessions, strict=True) for each in turn]
+        for turn in zip(*sessions, strict=True):
+            for generation in turn:
+                pools.submit(generation)
+            pools.run()
+        assert [each.output for each in generations] == colocated(decoder, generations)
+        check_empty(pools)
+        workers = pools.workers[:prefill]
+        cached[routing] = sum(worker.engine.core.cached_tokens for worker in workers)
+        for worker, routed in zip(workers, pools.frontend.engines.values(), strict=False):
+            own = [worker.engine.core.cached_prefix_tokens(each.request) for each in generations]
+            told = [routed.cached_prefix_tokens(each.request) for each in generations]
+            assert told == (own if routing == "prefix_aware" else [0] * len(own))
+            assert max(own) > 0
+    assert cached["prefix_aware"] == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
+    assert cached["round_robin"] < 0.7 * cached["prefix_aware"]
+
+
+def test_events_that_take_long_leave_the_router_ignorant() -> None:
+    decoder = make_decoder("llama")
+    stale = replace(layout(2, 0, settings(4, num_gpu_blocks=200), routing="prefix_aware"), kv_event_delay=1e9)
+    pools = LocalPools(stale, lambda module: decoder)
+    for turn in zip(*conversations(5, turns=2), strict=True):
+        for generation in turn:
+            pools.submit(generation)
+        pools.run()
+        assert all(routed.cached_prefix_tokens(turn[0].request) == 0 for routed in pools.frontend.engines.values())
 
 
 def test_aborts_at_any_moment_free_everything() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 
-from reports.serving.figures import simulation_figures, sweep_figures
+from reports.pages.theme import series_colours
+from reports.serving.figures import simulation_drawings, simulation_figures, sweep_drawings, sweep_figures
 from reports.serving.page import simulation_page, sweep_page
-from tests.reports.serving.documents import measured, replicated, simulation, sweep
+from reports.settings import axis_and_lines
+from tests.reports.pages.page_contents import Tables, columns, models, titles
+from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -135,56 +139,26 @@ def test_figures_do_not_change_from_one_drawing_to_the_next() -> None:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-class Tables(HTMLParser):
-    """Rows of cells, and whatever a browser would load."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.loaded: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == [], "tags that are not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [
-            value for name, value in attrs if name in ("src", "href") and value and not value.startswith("#")
-        ]
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [value for name, value in attrs if name == "src" and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
-
-
 MANIFEST = {"command": "twin simulate a<b.yaml", "commit": "0123abcd"}
 
 
 def page_of(document: dict[str, Any]) -> str:
-    return simulation_page(document, MANIFEST, simulation_figures(document))
+    return simulation_page(document, MANIFEST)
 
 
 def test_a_page_holds_everything_and_loads_nothing() -> None:
     page = page_of(simulation(outside={"batch": 300.0}))
     tables = Tables(page)
     assert tables.loaded == []
-    assert page.count("<svg") == 2
+    assert titles(page)[:2] == [
+        "TTFT: Time from submission to the first token",
+        "TPOT: Time per output token after the first",
+    ]
+    assert titles(page)[4:] == ["Who ran and who waited", "KV blocks in use"]
     assert "<title>chats &amp; judges</title>" in page
     assert "twin simulate a&lt;b.yaml" in page
     assert "extrapolated: batch up to 300 lies outside" in page
-    assert ["", "mean", "p50", "p90", "p95", "p99"] in tables.rows
+    assert ["seconds", "mean", "p50", "p90", "p95", "p99"] in tables.rows
     assert ["TTFT", "0.12", "0.108", "0.18", "0.21", "0.3"] in tables.rows
     assert ["engine-0", "77", "0.625", "3"] in tables.rows
     assert "<h2>Links</h2>" not in page
@@ -214,16 +188,171 @@ def test_a_page_lists_outages() -> None:
     assert "<h2>Outages" not in page_of(simulation())
 
 
-def test_a_page_of_a_sweep_has_a_row_for_each_point() -> None:
-    page = sweep_page(sweep(), MANIFEST, sweep_figures(sweep()))
-    tables = Tables(page)
-    assert tables.loaded == []
-    header, *rows = tables.rows
-    assert header[:4] == ["workload.arrivals.rate", "engine.scheduling_policy", "TTFT mean, s", "TTFT p99, s"]
-    assert header[-1] == "output tokens/s"
-    assert rows[0] == ["2", "fcfs", "0.12", "0.3", "0.02", "0.065", "1.5", "400"]
-    assert rows[3] == ["4", "priority", *["–"] * 6]
-    assert page.count("<svg") == 1
+def test_distributions_of_a_page_are_those_of_the_document() -> None:
+    page = page_of(measured())
+    quantiles = simulation()["series"]["quantiles"]
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        assert {"x": quantiles[name], "y": [0, 50, 100]} in columns(page)
+    real = measured()["measured"]["quantiles"]
+    assert {"x": real["ttft"], "y": [0, 100]} in columns(page)
+
+
+def test_goals_are_lines_across_the_distributions() -> None:
+    goals = {"measure": {"slo": {"ttft": 0.25, "tpot": 0.05}}}
+    page = page_of(simulation(scenario=goals))
+    assert [each["x"] for each in columns(page) if list(each) == ["x"]] == [[0.25], [0.05]]
+    assert len(models(page, "VSpan")) > 0
+
+
+def test_a_run_without_detail_shows_its_percentiles() -> None:
+    page = page_of(simulation(series=None))
+    assert {"x": [0.108, 0.18, 0.21, 0.3], "y": [50, 90, 95, 99]} in [
+        {key: pytest.approx(values) for key, values in each.items()} for each in columns(page)
+    ]
+    assert len(titles(page)) == 4
+
+
+def test_outages_are_marked_on_the_timelines() -> None:
+    outages = [{"engine": "engine-0", "start": 0.5, "end": 1.0}, {"engine": "engine-0", "start": 1.5, "end": 9.0}]
+    boxes = models(page_of(simulation(outages=outages)), "BoxAnnotation")
+    shaded = [(each["left"], each["right"]) for each in boxes if each.get("tags") == ["outage"]]
+    assert shaded == 2 * [(0.5, 1.0), (1.5, 2.0)]
+
+
+def test_classes_of_requests_have_percentiles_and_distributions() -> None:
+    document = simulation()
+    document["series"]["classes"] = {
+        name: {
+            "requests": count, "ttft": spread(mean), "tpot": None, "e2e": spread(10 * mean),
+            "quantiles": {"ttft": [mean, 2 * mean, 3 * mean], "tpot": None, "e2e": [1.0, 2.0, 3.0]},
+        }
+        for name, count, mean in (("chat", 30, 0.2), ("judge", 10, 0.05))
+    }  # fmt: skip
+    page = page_of(document)
+    assert ["judge", "10", "TTFT", "0.05", "0.045", "0.075", "0.0875", "0.125"] in Tables(page).rows
+    assert {"TTFT by class of request", "E2E by class of request"} <= set(titles(page))
+    assert "TPOT by class of request" not in titles(page)
+    assert "By class" not in page_of(simulation())
+
+
+def test_sessions_have_a_line_a_chart_and_a_table() -> None:
+    found = {"count": 8, "turns": 4.0, "time": spread(100.0), "waited": spread(20.0), "resent_tokens": 900,
+             "resent_share": 0.9, "resent_cached": 0.5}  # fmt: skip
+    document = simulation()
+    document["summary"]["sessions"] = found
+    page = page_of(document)
+    assert "8 sessions of 4 turns: 100 s to the last answer on average" in page
+    assert ["waiting for answers", "20", "18", "30", "35", "50"] in Tables(page).rows
+    assert "Time of a session" in titles(page)
+    assert "<h2>Sessions" not in page_of(simulation())
+
+
+def test_how_a_run_was_made_is_a_table_and_no_raw_json() -> None:
+    scenario = {"workload": {"requests": 40}, "name": "a<b"}
+    page = simulation_page(simulation(), {**MANIFEST, "packages": {"numpy": "2.0"}, "scenarios": [scenario]})
+    rows = Tables(page).rows
+    assert ["commit", "0123abcd"] in rows
+    assert ["packages", "numpy 2.0"] in rows
+    end = page[page.index("How this was made") : page.index("<script>\n")]
+    assert "&quot;" not in end
+    assert "- workload:\n    requests: 40\n  name: a&lt;b" in end
+
+
+def test_a_page_of_a_sweep_has_every_point_to_explore() -> None:
+    page = sweep_page(sweep(), MANIFEST)
+    assert Tables(page).loaded == []
+    found = columns(page)[0]
+    assert found["workload.arrivals.rate"] == [2, 4, 2, 4]
+    assert found["engine.scheduling_policy"] == ["fcfs", "fcfs", "priority", "priority"]
+    assert found["output_throughput"][:3] == [400.0, 600.0, 440.0]
+    assert math.isnan(found["ttft.p99"][3])
+    headers = {each["title"]: each["field"] for each in models(page, "TableColumn")}
+    assert headers["TTFT P99, s"] == "ttft.p99"
+    options = {each["title"]: each["value"] for each in models(page, "Select")}
+    assert options == {
+        "horizontal": "workload.arrivals.rate",
+        "vertical": "ttft.p99",
+        "colour": "engine.scheduling_policy",
+    }
+    assert {each["title"] for each in models(page, "MultiChoice")} == {"only rate", "only scheduling_policy"}
+
+
+def test_points_of_two_fields_are_drawn_over_the_one_that_spreads_them() -> None:
+    """Of fields with two and with three values the second makes the axis; a field with one value is none at all."""
+    points = []
+    for policy in ("fcfs", "priority"):
+        for rate in (2, 4, 8):
+            fields = {"engine.max_num_seqs": 64, "engine.scheduling_policy": policy, "workload.arrivals.rate": rate}
+            points.append(simulation(settings=fields))
+    document = {**sweep(), "points": points}
+    svg = sweep_figures(document)["sweep"]
+    assert {"workload.arrivals.rate", "engine.scheduling_policy=priority"} <= set(texts(svg))
+    assert next(each["value"] for each in models(sweep_page(document, {}), "Select")) == "workload.arrivals.rate"
+    curve = next(curve for curve in curves(svg, "#1f5fa8") if len(curve) == 3)
+    assert len({x for x, _ in curve}) == 3
+
+
+def test_fields_that_vary_together_make_one_line() -> None:
+    document = sweep()
+    document["points"] = [
+        simulation(settings={"system.replicas": n, "workload.arrivals.rate": 5 * n}) for n in (1, 2, 4)
+    ]
+    assert axis_and_lines([point["settings"] for point in document["points"]]) == ("system.replicas", [])
+    assert len([curve for curve in curves(sweep_figures(document)["sweep"], "#1f5fa8") if len(curve) == 3]) == 4
+
+
+def many_lines(count: int) -> dict[str, Any]:
+    points = [
+        simulation(settings={"workload.arrivals.rate": rate, "engine.policy": f"p{index}"})
+        for index in range(count)
+        for rate in range(count + 1)
+    ]
+    return {**sweep(), "points": points}
+
+
+def test_legends_are_outside_the_axes_and_short() -> None:
+    for count in (3, 18):
+        figure = sweep_drawings(many_lines(count))["sweep"](many_lines(count))
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        bottom = min(axes.get_window_extent().y0 for axes in figure.axes)
+        assert legend.get_window_extent().y1 <= bottom
+        assert all(axes.get_legend() is None for axes in figure.axes)
+        assert len(legend.get_texts()) <= 6
+
+
+def test_no_two_lines_have_the_same_colour() -> None:
+    figure = sweep_drawings(many_lines(100))["sweep"](many_lines(100))
+    colours = {to_hex(line.get_color()) for line in figure.axes[0].get_lines()}
+    assert len(colours) == 100
+    assert len(set(series_colours(100))) == 100
+
+
+def test_labels_of_axes_are_inside_the_figure() -> None:
+    document = sweep()
+    for point in document["points"]:
+        point["summary"]["output_throughput"] = 123456789.0
+    for draw, shown in (*((each, document) for each in sweep_drawings(document).values()),
+                        *((each, simulation()) for each in simulation_drawings(simulation()).values())):  # fmt: skip
+        figure = draw(shown)
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            extent = axes.yaxis.get_label().get_window_extent()
+            assert extent.x0 >= 0
+            assert extent.y0 >= 0
+            assert extent.y1 <= figure.bbox.height
+
+
+def test_an_overloaded_point_does_not_hide_the_others() -> None:
+    document = sweep()
+    document["points"][1]["summary"]["ttft"] = spread(120.0)
+    figure = sweep_drawings(document)["sweep"](document)
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "linear", "log", "linear"]
+    (buttons,) = models(sweep_page(document, {}), "CheckboxButtonGroup")
+    assert buttons["labels"][1] == "log vertical"
+    assert 1 in buttons["active"]
+    (plain,) = models(sweep_page(sweep(), {}), "CheckboxButtonGroup")
+    assert 1 not in plain["active"]
 
 
 def test_fixed_settings_are_told_once_and_not_drawn() -> None:
@@ -232,6 +361,11 @@ def test_fixed_settings_are_told_once_and_not_drawn() -> None:
         point["settings"] = {"engine.max_num_seqs": 640, **point["settings"]}
     figures = sweep_figures(document)
     assert figures == sweep_figures(sweep())
-    page = sweep_page(document, {}, {})
+    page = sweep_page(document, {})
     assert page.count("engine.max_num_seqs") == 1
     assert "All with engine.max_num_seqs=640." in page
+
+
+def test_equal_documents_make_equal_pages() -> None:
+    assert page_of(simulation()) == page_of(simulation())
+    assert sweep_page(sweep(), MANIFEST) == sweep_page(sweep(), MANIFEST)

@@ -53,7 +53,9 @@ def test_step_times_travel_once_for_all_points() -> None:
     assert len(shipper.parts) == 1
     assert {batch.parts for batch in batches} == {tuple(shipper.parts)}
     (tables,) = shipper.parts.values()
-    assert max(len(batch.tasks[0]) for batch in batches) < 5000 < len(tables)
+    assert max(len(batch.tasks) for batch in batches) < 5000 < len(tables)
+    together = shipper.pack(run_task, tasks)
+    assert len(together.tasks) < sum(len(batch.tasks) for batch in batches) / 2
 
 
 def test_the_columns_of_a_trace_travel_once_whatever_is_made_of_them(tmp_path: Path) -> None:
@@ -68,9 +70,9 @@ def test_the_columns_of_a_trace_travel_once_whatever_is_made_of_them(tmp_path: P
     shipper = Shipper()
     batch = shipper.pack(len, [*tasks, trace])
     assert len(batch.parts) == 3  # prompts, answers, and the trace
-    assert sum(map(len, batch.tasks)) < 3000
+    assert len(batch.tasks) < 3000
     store_parts(shipper.parts)
-    workload = shipping._Unpickler(batch.tasks[0], shipping.CABINET).load()[1]
+    workload = shipping._Unpickler(batch.tasks, shipping.CABINET).load()[1][0]
     drawn, same = (list(each.requests(np.random.default_rng(1), 50)) for each in (workload, tasks[0]))
     assert drawn == same
 
@@ -107,7 +109,7 @@ def test_a_full_cabinet_drops_what_was_not_used_for_longest() -> None:
 
 def test_a_batch_of_another_version_is_refused() -> None:
     other = versions().replace("numpy ", "numpy 0.")
-    reply = run_batch(Batch(other, (), (), ()))
+    reply = run_batch(Batch(other, (), b"", ()))
     assert reply == Refused(versions())
     name, _, number = next(part for part in versions().split(", ") if part.startswith("numpy")).partition(" ")
     assert difference(versions(), other) == f"{name} {number} in place of {name} 0.{number}"
@@ -122,7 +124,7 @@ def test_a_plug_in_travels_as_its_source(tmp_path: Path) -> None:
         assert plugin in plugins.imported_plugins()
         with pytest.raises(TwinError, match=r"another version of the plug-in elsewhere/shipped\.py"):
             import_again([ImportedPlugin(plugin.module, "answer = 43\n", plugin.file)])
-        reply = run_batch(Batch(versions(), (ImportedPlugin("not_installed_anywhere"),), (), ()))
+        reply = run_batch(Batch(versions(), (ImportedPlugin("not_installed_anywhere"),), b"", ()))
         assert isinstance(reply, Refused)
         assert "not_installed_anywhere" in reply.found
     finally:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from twin.executors.processes import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
+from twin.planning.space import Candidate
 
 SMALL: dict[str, Any] = {
     "schema": "twin.scenario/1",
@@ -52,6 +54,6 @@ def question(made: dict[str, Any]) -> Question:
     return read_question(made, {}, Path("scenario.yaml"))
 
 
-def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1) -> Planner:
+def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1, given: Sequence[Candidate] = ()) -> Planner:
     """A planner that keeps nothing."""
-    return Planner(question(made), {}, lambda key, point: None, Processes(jobs), brief=brief)
+    return Planner(question(made), {}, lambda key, point: None, Processes(jobs), brief=brief, given=given)

@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 import twin
+from scenarios.engine_pools import engine_pools
+from scenarios.kinds import read_scenario
+from scenarios.single_engine import single_engine
 from tests.twin.planning.scenarios import document, kind, planner
 from twin.cli import run
 from twin.executors.processes import Processes
@@ -94,6 +97,10 @@ def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch
     launch = (tmp_path / "out" / "launch.sh").read_text()
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch
+    live = (tmp_path / "out" / "serve_live.sh").read_text()
+    made = Path("out/scenario.yaml")  # which the live backend accepts
+    (engine_pools if len(best["sizes"]) > 1 else single_engine)(read_scenario(made, "serving"), {}, made)
+    assert live.count("twin serve-live") == (1 if len(best["sizes"]) > 1 else best["sizes"][0])
 
 
 def test_no_candidate_meets_the_goals(
@@ -149,7 +156,7 @@ def test_goals_of_one_kind_of_request() -> None:
 
 
 def test_headroom_and_changes() -> None:
-    made = planner(busy(layouts=["colocated"]), brief=False)
+    made = planner(busy(layouts=["colocated"], replications=8), brief=False)
     answer = made.run()
     headroom = answer["headroom"]
     assert headroom["rate"] >= RATE * 0.98
@@ -157,7 +164,7 @@ def test_headroom_and_changes() -> None:
     assert changes["rate -20 %"]["meets"]
     assert changes["lengths -20 %"]["meets"]
     assert made.best is not None
-    above = made.judge(made.question.at_rate(headroom["rate"] * 1.06))
+    above = made.judge(made.question.at_rate(headroom["rate"] * 1.2))
     (verdict,) = above.settle([made.best.candidate])
     assert not verdict.meets
 
@@ -192,3 +199,17 @@ def test_bad_input_is_one_line(
     told = capsys.readouterr().err.strip().splitlines()
     assert expected in told[-1]
     assert "plan.yaml" in told[-1]
+
+
+def test_a_rate_that_changes_is_planned_for_at_its_peaks() -> None:
+    """The mean rate stays, but the goals bind while it is three times as high."""
+    profile = {"points": [[0, 1], [30, 6], [40, 1]], "between": "steps"}
+    swinging = busy(layouts=["colocated"], replications=8, window=400, goals={"ttft_p99": "300ms"})
+    constant = planner(swinging).run()["recommendation"]
+    swinging["workload"]["arrivals"] |= {"profile": profile}
+    made = planner(swinging)
+    best = made.run()["recommendation"]
+    assert best["cost_per_hour"] > constant["cost_per_hour"]
+    written = made.judge(made.question).scenario(made.best.candidate, 400)["workload"]  # type: ignore[union-attr]
+    assert written["arrivals"]["profile"]["start"] == "random"
+    assert written["requests"] == 1067  # 400 requests on average, 8/3 times as many in windows at the peak

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
+from twin.sweeps import one_run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RUN = Path(__file__).parents[4] / "shared/data/measured/vllm_0.19_rtxpro6000_llama31_8b"
@@ -55,6 +56,25 @@ def test_requests_alone_may_be_kept(here: Path, capsys: pytest.CaptureFixture[st
     assert not absent.exists()
     assert (short["series"], short["summary"]["kv_used"]) == (None, None)
     assert short["summary"] == none["summary"] == {**full["summary"], "kv_used": None}
+
+
+def test_independent_engines_in_processes_leave_the_same_files(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_run, "WORTH_A_PROCESS", 10)
+    system = "system={layout: colocated, replicas: 4, routing: round_robin}"
+    found = []
+    for jobs in ("1", "3"):
+        assert run(["simulate", "s.yaml", "--json", "--set", system, "--no-figures", "--jobs", jobs]) == 0
+        output = capsys.readouterr()
+        assert "one process" not in output.err
+        document = json.loads(output.out)
+        requests = (here / document.pop("run")["directory"] / "requests.parquet").read_bytes()
+        found.append((json.dumps(document), requests))
+    assert found[0] == found[1]
+    assert run(["simulate", "s.yaml", "--json", "--set", "system.replicas=4", "--no-figures", "--jobs", "2"]) == 0
+    expected = "one process, since engines are not independent (system.routing: least_loaded looks at all engines"
+    assert expected in capsys.readouterr().err
 
 
 def test_outages_are_in_the_document_and_in_the_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

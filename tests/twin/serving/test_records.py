@@ -69,7 +69,7 @@ def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
     result, spec = run(document), prepare(document, Path("scenario.yaml")).cases[0].plan.scenario.measure
     together = summary.summarise(result, spec)["itl"]
     monkeypatch.setattr(summary, "MANY_STEPS", 0)
-    monkeypatch.setattr(summary, "RUNS_OF_PART", 3)
+    monkeypatch.setattr(summary, "STEPS_OF_PART", 3)
     in_parts = summary.summarise(result, spec)["itl"]
     assert in_parts.pop("mean") == pytest.approx(together.pop("mean"), rel=1e-12)
     assert in_parts == together

@@ -54,8 +54,9 @@ class PrefixTask:
         document = cold_job(self.peers) if self.peers else copy.deepcopy(scenario())
         document["workload"]["requests"] = self.requests
         plan = prepare(document, Path("prelude-rubric"), [VARIANTS[self.variant]]).cases[0].plan
-        run = Simulation(plan, self.replication).run()
-        core = run.engines[0].core
+        simulation = Simulation(plan, self.replication)
+        run, (engine,) = simulation.run(), simulation.system.engines()
+        core = engine.core
         assert isinstance(core, EngineCore)
         first, arrival = (np.array(getattr(run.columns, name)) for name in ("first_token", "arrival"))
         ttft = spread(first - arrival)
@@ -63,7 +64,7 @@ class PrefixTask:
         return {
             "computed_tokens": core.prefill_tokens,
             "cached_tokens": core.cached_tokens,
-            "steps": len(run.logs[0].ends),
+            "steps": run.logs[0].num_steps,
             "ttft": {"mean": ttft["mean"], "p95": ttft["p95"]},
             "requests_per_second": len(first) / run.end,
         }

@@ -17,7 +17,8 @@ from twin.reproductions.sun.decode import fit_decode, fit_prompts, rows_of
 from twin.reproductions.sun.published import Placement, concurrency_rows
 from twin.serving.simulation import Run
 from twin.serving.summary import latencies, summarise
-from twin.sweeps.serving_sweep import make_run, prepare
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import prepare
 
 MODEL, MODEL_FILE, BITS = "LLaMA3.1-8B", "llama-3.1-8b", 16
 MODELS = 4
@@ -133,7 +134,7 @@ def scenario(service: Service, load: Load, placement: Placement, workers: int = 
 def outcomes(document: dict[str, Any], replications: int) -> list[Outcome]:
     """One run for each realisation of the arrivals; run k of two scenarios of one load gets the same requests."""
     tasks = prepare(document, Path(document["name"]), replications=replications).tasks
-    return [_outcome(make_run(task), task.plan.scenario.measure, document) for task in tasks]
+    return [_outcome(make_run(task.plan, task.replication), task.plan.scenario.measure, document) for task in tasks]
 
 
 def _outcome(run: Run, measure: MeasureSpec, document: dict[str, Any]) -> Outcome:

@@ -59,7 +59,7 @@ class PoolRow:
 class AccuracyRow:
     """A printed accuracy, in per cent: tables 1 and 3 (of which table 2 is a part), and figure 2 as section 3.2.2 says.
 
-    `variant` has the names of `live.adaptation.comparison`, with awq where there is rtn.
+    `variant` has the names of `live.adaptation.comparison`.
     """
 
     where: str

@@ -8,14 +8,66 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latency_models.step_time import StepTime
-from schedulers.routing import ROUTERS
+from scenarios.routing import make_router
+from scenarios.serving import ServingScenario
+from schedulers.kv_events import CacheView
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan
-from twin.serving.pools import EnginesByModel
+from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
+from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.system import Pool
+from twin.serving.tier_links import CopyLink, TierLinks
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The settings and step times of one engine of a plan.
+
+    Attributes:
+        name: the engine's. index: its number among all engines of the plan. number: in its pool.
+        pool: at the scores of a draw.
+    """
+
+    name: str
+    index: int
+    number: int
+    pool: PlannedPool
+    step_time: StepTime
+    scenario: ServingScenario
+
+    def make(
+        self,
+        env: Environment,
+        watch: Watch | None = None,
+        machine_speed: MachineSpeed | None = None,
+        *,
+        view: CacheView | None = None,
+        tier_links: TierLinks | None = None,
+        speculation: SimulatedSpeculation | None = None,
+    ) -> Engine:
+        """The engine, in an environment."""
+        return Engine(
+            env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
+            depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
+            detail=self.scenario.detail is True, watch=watch, machine_speed=machine_speed, view=view,
+            tier_links=tier_links, speculation=speculation,
+        )  # fmt: skip
+
+
+def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
+    """The parts of every engine of a plan, in the order of its pools, with what is not known at a draw."""
+    varied = dict[int, StepTime]()
+    scores = scores_of(plan.unknowns() if draw is not None else (), plan.scenario.seed, draw)
+    found: list[EngineParts] = []
+    for planned in plan.pools:
+        pool = planned.at(scores) if scores else planned
+        step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
+        for i, name in enumerate(pool.names):
+            found.append(EngineParts(name, len(found), i, pool, step_time, plan.scenario))
+    return found
 
 
 @dataclass
@@ -24,7 +76,7 @@ class Parts:
 
     Attributes:
         plan: of the simulation. env: its environment. rng: for routers that draw.
-        draw, watch, machine_speed: as in `Simulation`.
+        draw, watch, machine_speed: as in `Simulation`. speculation_seed: for the outcomes of drafts.
         engines: those made so far, by name.
     """
 
@@ -35,28 +87,47 @@ class Parts:
     watch: Watch | None = None
     machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
+    speculation_seed: int = 0
+    _load_links: dict[tuple[str, int], list[CopyLink]] = field(default_factory=dict)
 
     def make_engines(self) -> None:
         """Make every engine of the plan, in the order of its pools."""
-        scenario, varied = self.plan.scenario, dict[int, StepTime]()
-        scores = scores_of(self.plan.unknowns() if self.draw is not None else (), scenario.seed, self.draw)
-        for planned in self.plan.pools:
-            pool = planned.at(scores) if scores else planned
-            step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
-            for name in pool.names:
-                self.engines[name] = Engine(
-                    self.env, pool.make_core, step_time, name=name, index=len(self.engines),
-                    depth=pool.scheduler.depth, fast_forward=scenario.fast_forward, detail=scenario.detail is True,
-                    watch=self.watch, machine_speed=self.machine_speed,
-                )  # fmt: skip
+        for parts in engine_parts(self.plan, self.draw):
+            pool = parts.pool
+            self.engines[parts.name] = parts.make(
+                self.env, self.watch, self.machine_speed, view=self._view(pool),
+                tier_links=self._tier_links(pool, parts.number),
+                speculation=pool.make_speculation(self.speculation_seed),
+            )  # fmt: skip
+
+    def _view(self, pool: PlannedPool) -> CacheView | None:
+        """The view that routers have of the cache of an engine of a pool; None: the cache itself."""
+        events = self.plan.scenario.system.kv_events
+        return None if events is None else CacheView(pool.scheduler.config.prefix_id_tokens, events.delay)
+
+    def _tier_links(self, pool: PlannedPool, number: int) -> TierLinks | None:
+        """Links to the tiers of an engine, given its number in its pool; the engines of a host share those to load."""
+        spec = pool.spec.engine.kv_offloading
+        if spec is None:
+            return None
+        host = pool.spec.name, number // spec.engines_per_host
+        tiers = spec.tiers.values()
+        if host not in self._load_links:
+            self._load_links[host] = [CopyLink(tier.bandwidth, tier.latency) for tier in tiers]
+        stores = [CopyLink(tier.bandwidth, tier.latency) for tier in tiers]
+        config = pool.scheduler.config
+        assert config.kv_offloading is not None, "the scheduler has the tiers that its section describes"
+        capacities, size = [tier.capacity for tier in config.kv_offloading.tiers], config.prefix_id_tokens
+        node_bytes = spec.bytes_per_token * size
+        return TierLinks(list(spec.tiers), self._load_links[host], stores, capacities, size, node_bytes)
 
     def make_pools(self, engines: EnginesByModel) -> dict[str, Pool]:
         """A pool of engines for each model, with a router of its own; models with the same engines share one."""
-        make_router = ROUTERS.select(self.plan.scenario.system.routing)
+        routing = self.plan.scenario.system.routing
         made: dict[tuple[str, ...], Pool] = {}
         for names in engines.values():
             if names not in made:
-                made[names] = Pool([self.engines[name] for name in names], make_router(self._draw_below))
+                made[names] = Pool([self.engines[name] for name in names], make_router(routing, self._draw_below))
         return {model: made[names] for model, names in engines.items()}
 
     @functools.cached_property

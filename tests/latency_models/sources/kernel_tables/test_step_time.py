@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import checked
+from latency_models.sources.kernel_tables import varied
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import distinct_experts
@@ -213,6 +214,24 @@ def test_tables_of_another_degree(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_experts_of_one_rank_are_divided(folder: Path) -> None:
+    """A table without degrees: each of two ranks has half of the tokens, for half of the experts."""
+    rows = [f"{n},{a},{20 + 2 * n + 5 * a}" for n in (1, 64) for a in (1, 8)]
+    (folder / "moe.csv").write_text("\n".join(["tokens,activated_experts,time_us", *rows]) + "\n")
+    link = {"latency": 0.0, "bandwidth": 1e15, "source": "no time", "spread": 0.1}
+    one, step = load(folder, MOE), batch(lengths=[20] * 16)
+    two = load(folder, MOE, expert_parallel=True, data_parallel=2, communication=link)
+    deployment = two.measured_deployment()
+    assert deployment is not None
+    assert deployment.notes[0].startswith("experts were measured on one rank: each of 2 is taken to have 1/2")
+
+    def experts(tokens: float, active: float) -> float:
+        return 1e-6 * MOE.layers * (20 + 2 * tokens + 5 * active)
+
+    rest = one.seconds(step) - experts(16, distinct_experts(8, 2, 16, 1))
+    assert two.seconds(step) == pytest.approx(rest + experts(16, distinct_experts(8, 2, 32, 2)), rel=1e-6)
+
+
 def test_experts_that_were_not_measured(folder: Path) -> None:
     with pytest.raises(BadInput, match=r"moe.ep: expected a table of MoE blocks for 1 expert-parallel ranks"):
         load(folder, MOE)
@@ -249,3 +268,11 @@ def test_the_model_may_be_named(folder: Path) -> None:
     assert named.model.layers == 32
     with pytest.raises(BadInput, match="expected a path or one of"):
         load_kernel_tables(Path("kernels_tp1"), KernelTableSettings(model="lama-3.1-8b"), base=folder.parent)
+
+
+def test_errors_of_tables_are_computed_when_they_are_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(make_tables(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(varied, "held_out_errors", None)
+        assert model.can_draw
+    assert model.unknowns()

@@ -10,11 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from live.adaptation.compensation.quality import weight_bytes
+from live.adaptation.directories import read_model
 from live.adaptation.text import sizes
 from live.adaptation.text.corpus import is_held_out
 from live.adaptation.training import TrainingSettings
 from live.loaded_model import LoadedModel
 from live.models.compensated import Compensated
+from reports.adaptation.measured_table import measured_table
 from schedulers.engine_config import EngineConfig
 from twin.cli import run
 
@@ -81,8 +84,6 @@ def test_a_model_is_diagnosed_compensated_and_loaded(model: Path, capsys: pytest
     assert json.loads(Path("made/compensation.json").read_text()) == made
     loaded = LoadedModel(Path("made"), random=False, dtype="float32", device="cpu", threads=1)
     loaded.engine(EngineConfig(max_num_seqs=2, num_gpu_blocks=8, block_size=4))
-    from live.adaptation.directories import read_model
-
     layers = read_model(Path("made"))[1].layers
     carrying = {f"layers.{i}.qkv" for i, layer in enumerate(layers) if isinstance(layer.qkv, Compensated)}
     assert carrying == {name for name in made["modules"] if name.endswith("qkv")}
@@ -95,6 +96,39 @@ def test_compensators_on_all_modules_take_twice_the_budget(model: Path, capsys: 
     assert len(every["modules"]) == 8
     assert every["rank"] == 8
     assert some["bytes"] <= every["bytes"] // 2
+
+
+def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = (*SOURCES, "--sequences", "8", "--bits", "3", "--steps", "3", "--gate-steps", "2")
+    made = adapt(capsys, "compensate", "model", "made", *few)
+    measured = ("model", "made", *SOURCES, "--requests", "4", "--rounds", "10", "--concurrency", "2")
+    document = adapt(capsys, "measure", *measured)
+    dense, compensated = document["models"]
+    assert dense["kl"] == pytest.approx(0, abs=1e-6)
+    assert compensated["perplexity"] == pytest.approx(made["compensated"]["perplexity"], rel=1e-3)
+    assert compensated["kl"] == pytest.approx(made["compensated"]["kl"], rel=1e-2, abs=1e-6)
+    assert dense["bytes"] == 4 * json.loads(Path("model/training.json").read_text())["trained_parameters"]
+    assert compensated["bytes"] == weight_bytes(read_model(Path("made"))[1])
+    for row in document["models"]:
+        assert row["metrics"].keys() == {"tpot.mean", "ttft.mean", "output_throughput"}
+        for metric in row["metrics"].values():
+            assert min(metric["measured"], metric["predicted"]) > 0
+        summary = json.loads((Path(row["run"]["directory"]) / "summary.json").read_text())
+        assert summary["clock"] == "direct"
+        assert summary["loads"][0]["metrics"]["tpot.mean"]["measured"] == row["metrics"]["tpot.mean"]["measured"]
+    lines = measured_table(document).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["model", "model", "made"]
+    assert f"{compensated['bytes'] / 2**20:.2f}" in lines[-1].split()
+
+
+def test_models_of_two_shapes_are_not_measured(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = dataclasses.replace(sizes.TEXT_SIZES["reduced"], hidden=32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sizes.TEXT_SIZES, "reduced", other)
+        adapt(capsys, "text", "other", *SOURCES)
+    assert "other: expected the shape of the first model" in refused(capsys, "measure", "model", "other", *SOURCES)
+    assert "--load: got 1.0, expected a number between 0 and 1" in refused(capsys, "measure", "model", "--load", "1")
+    assert "--rounds: got 2" in refused(capsys, "measure", "model", "--rounds", "2")
 
 
 def test_tables_that_cannot_be_read_are_named(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,17 +15,19 @@ from safetensors.torch import load_file, save_file
 
 from kernels.shapes import Shape
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
+from live.adaptation.compensation.quality import weight_bytes
 from live.adaptation.directories import read_model
 from live.adaptation.forward import ForwardPass
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, quantise_model
 from live.adaptation.training import TrainingSettings
-from live.adaptation.weights import initial_weights
+from live.adaptation.weights import initial_weights, to_named
 from live.models.compensated import COMPENSATORS, Compensated
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder, Inputs, PagedCache
 from live.models.weights import DenseFFN, Weights
+from tests.live.server.wire import Client
 from workloads.errors import BadInput
 
 TOKENS = 24
@@ -91,6 +96,52 @@ def test_the_engine_s_logits_are_those_of_the_training_code(
     torch.testing.assert_close(served, offline[0], rtol=1e-4, atol=1e-4)
 
 
+@contextmanager
+def serving(directory: Path) -> Iterator[Client]:
+    """The server of a model directory, in a process of its own."""
+    command = [sys.executable, "-m", "live.server", "--model", str(directory), "--num-gpu-blocks", "64", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Client(int(process.stdout.readline().split()[0].rpartition(":")[2]))
+        finally:
+            process.terminate()
+
+
+@torch.no_grad()
+def greedy(config: ModelConfig, weights: Weights, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
+    """The training code's answer, and the log-probabilities of all tokens at each of its places."""
+    forward, answer, told = ForwardPass(config), list[int](), []
+    logits, cache = forward(weights, torch.tensor([prompt]))
+    while True:
+        told.append(logits[0, -1].log_softmax(-1))
+        answer.append(int(logits[0, -1].argmax()))
+        if len(answer) == tokens:
+            return answer, torch.stack(told)
+        logits, cache = forward(weights, torch.tensor([answer[-1:]]), cache)
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq"])
+def test_the_server_s_answers_are_those_of_the_training_code(
+    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path, method: Method
+) -> None:
+    trained = written(method, Precision(4))
+    generator, tokens = torch.Generator().manual_seed(2), 12
+    prompts = [torch.randint(61, (length,), generator=generator).tolist() for length in (5, 17, 30)]
+    asked = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": tokens, "logprobs": 5}
+    with serving(tmp_path) as client:
+        reply = client.post("/v1/completions", prompt=prompts, **asked)  # one batch
+    assert reply.status == 200, reply.body
+    for prompt, choice in zip(prompts, reply.document["choices"], strict=True):
+        answer, told = greedy(config, trained, prompt, tokens)
+        assert choice["token_ids"] == answer
+        assert len(set(answer)) > 1
+        expected = told.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected.tolist(), abs=1e-4)
+        for served, offline in zip(choice["logprobs"]["top_logprobs"], told.topk(5).values, strict=True):
+            assert sorted(served.values(), reverse=True)[:5] == pytest.approx(offline.tolist(), abs=1e-4)
+
+
 def test_compensators_change_the_logits(config: ModelConfig, written: Callable[..., Weights], tmp_path: Path) -> None:
     written("rtn", Precision(3))
     tokens = torch.arange(TOKENS)
@@ -136,3 +187,15 @@ def test_compensators_need_packed_weights(config: ModelConfig, written: Callable
     write_model(tmp_path, config, initial_weights(config, 0))
     with pytest.raises(BadInput, match=r"expected it packed in 3 or 4 bits, since it has an error compensator"):
         read_model(tmp_path)
+
+
+def test_bytes_of_weights_are_those_of_their_tensors(
+    config: ModelConfig, written: Callable[..., Weights], tmp_path: Path
+) -> None:
+    dense = initial_weights(config, 0)
+    assert weight_bytes(dense) == 4 * sum(tensor.numel() for tensor in to_named(dense).values())
+    written("rtn", Precision(4))
+    with_them = weight_bytes(read_model(tmp_path)[1])
+    stored = sum(tensor.nbytes for tensor in load_file(tmp_path / COMPENSATORS).values())
+    (tmp_path / COMPENSATORS).unlink()
+    assert with_them - weight_bytes(read_model(tmp_path)[1]) >= stored  # filled up to whole tiles

@@ -1,0 +1,132 @@
+"""Step times at what a short run has taught about a model's unknowns.
+
+Before the run the scores of the unknowns are independent and standard normal. After it they have an estimate m and a
+covariance P. With the symmetric root R of P, scores of this model stand for m + R z: independent again, each mostly of
+the unknown whose name it has, and equal to the prior for what the run did not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from latency_models.fitting.estimator import Floats
+from latency_models.origin import MeasuredDeployment
+from latency_models.sources.refined.file_format import RefinedFile
+from latency_models.step_time import ChunkTable, StepTime, StepTimeModel
+from latency_models.unknowns import Unknown
+from schedulers.batches import Batch
+from schedulers.lockstep import GroupBatch
+from workloads.errors import BadInput
+
+DRIFT = "refined"
+"""Name of the factor on all step times."""
+
+
+class ScaledStepTime(StepTimeModel):
+    """The step times of another model, times a factor."""
+
+    def __init__(self, inner: StepTime, factor: float) -> None:
+        self._inner, self._factor = inner, factor
+
+    def seconds(self, batch: Batch) -> float:
+        """See `StepTime.seconds`."""
+        return self._factor * self._inner.seconds(batch)
+
+    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+        """See `StepTime.decode_seconds`."""
+        factor = self._factor
+        return [factor * each for each in self._inner.decode_seconds(decodes, kv, longest, steps)]
+
+    def group_seconds(self, batch: GroupBatch) -> float:
+        """See `StepTime.group_seconds`."""
+        return self._factor * self._inner.group_seconds(batch)
+
+    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
+        """See `StepTime.group_decode_seconds`."""
+        factor = self._factor
+        return [factor * each for each in self._inner.group_decode_seconds(runs, steps)]
+
+    def outside(self) -> Mapping[str, float]:
+        """See `StepTime.outside`."""
+        return self._inner.outside()
+
+    def chunk_table(self) -> ChunkTable | None:
+        """See `StepTime.chunk_table`."""
+        table = self._inner.chunk_table()
+        return None if table is None else (table[0], [self._factor * each for each in table[1]])
+
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """See `StepTime.measured_deployment`."""
+        return self._inner.measured_deployment()
+
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
+        """See `StepTime.kv_tokens`."""
+        return self._inner.kv_tokens(gpu_memory_utilization, max_num_seqs)
+
+
+class RefinedStepTime(ScaledStepTime):
+    """Step times of a model whose unknowns a run has narrowed.
+
+    Args:
+        prior: the model before the run.
+        names: unknowns that the run was compared with. estimate: their scores, shape (n,). covariance: shape (n, n).
+        drift: deviation of a factor on all step times.
+    """
+
+    def __init__(
+        self, prior: StepTime, names: Sequence[str], estimate: Floats, covariance: Floats, drift: float
+    ) -> None:
+        self._prior, self._names, self._drift = prior, tuple(names), drift
+        self._estimate = np.asarray(estimate, dtype=np.float64)
+        values, vectors = np.linalg.eigh(np.asarray(covariance, dtype=np.float64))
+        self._root: Floats = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+        super().__init__(prior.vary(dict(zip(self._names, self._estimate.tolist(), strict=True))), 1.0)
+
+    @classmethod
+    def from_file(cls, file: RefinedFile, prior: StepTime, path: Path) -> RefinedStepTime:
+        """The model of a file.
+
+        Raises:
+            BadInput: names that are no unknowns of the refined section, or no covariance.
+        """
+        known = {unknown.name for unknown in prior.unknowns()}
+        for i, name in enumerate(file.unknowns):
+            if name not in known:
+                expected = f"expected an unknown of the section ({', '.join(sorted(known)) or 'it has none'})"
+                raise BadInput(expected, field=f"unknowns[{i}]", value=name, file=path)
+        covariance = np.array(file.covariance).reshape(len(file.unknowns), -1)
+        if not np.allclose(covariance, covariance.T) or (np.linalg.eigvalsh(covariance) < -1e-9).any():
+            raise BadInput("expected a symmetric matrix without negative eigenvalues", field="covariance", file=path)
+        return cls(prior, file.unknowns, np.array(file.estimate), covariance, file.drift)
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`: those of the prior model with what is left of their deviations, and the drift."""
+        return self._known_unknowns
+
+    @cached_property
+    def _known_unknowns(self) -> tuple[Unknown, ...]:
+        left = dict(zip(self._names, np.sqrt((self._root @ self._root.T).diagonal()).tolist(), strict=True))
+        found = [self._narrowed(unknown, left.get(unknown.name, 1.0)) for unknown in self._prior.unknowns()]
+        if self._drift:
+            found.append(Unknown(DRIFT, "the engine since the run by which it was refined", "held out", self._drift,
+                                 "a longer run of the engine"))  # fmt: skip
+        return tuple(found)
+
+    @staticmethod
+    def _narrowed(unknown: Unknown, left: float) -> Unknown:
+        if left > 0.9:
+            return unknown
+        deviation = None if unknown.deviation is None else unknown.deviation * left
+        return replace(unknown, basis="fitted", deviation=deviation)
+
+    def vary(self, scores: Mapping[str, float]) -> StepTime:
+        """See `StepTime.vary`."""
+        moved = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
+        others = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
+        varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | others)
+        return ScaledStepTime(varied, float(np.exp(self._drift * scores.get(DRIFT, 0.0))))

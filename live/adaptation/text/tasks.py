@@ -1,0 +1,179 @@
+"""Two tasks of text, made of a corpus of Python sources: what a language model is fine-tuned for.
+
+brackets     the brackets that are open in a line of code, in the order in which they close: `f(a[{1` gives `}])`
+docstring    the first line of a function's docstring, after its header
+
+A prompt is filled up with line ends on its left, so that all prompts of a task have one length. An answer ends with a
+line end; what is behind that does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+
+from live.adaptation.decomposition import Modules
+from live.adaptation.text.corpus import Corpus
+from workloads.errors import BadInput
+
+EVALUATION_BATCH = 64
+
+CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+DEPTHS = range(2, 6)
+"""Open brackets of an example: with one, the answer would be the prefill module's alone."""
+
+DOCSTRING = re.compile(r'^[ \t]*(def [^\n]*:)\n[ \t]*(?:r|R)?"""([^\n"]+)', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Tokens of a task's prompts and answers; prompts are cut at their beginning, answers at their end."""
+
+    prompt: int
+    answer: int
+
+
+FORMS = {"brackets": Form(40, 6), "docstring": Form(56, 40)}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Prompts and answers as token ids.
+
+    Attributes:
+        prompts: (examples, p) int64. answers: (examples, n) int64, filled up with line ends.
+        counted: (examples, n), True for the answer's own tokens, and for its line end if it has one.
+    """
+
+    prompts: torch.Tensor
+    answers: torch.Tensor
+    counted: torch.Tensor
+
+    def rows(self, chosen: torch.Tensor | slice) -> Examples:
+        """Some of them."""
+        return Examples(self.prompts[chosen], self.answers[chosen], self.counted[chosen])
+
+
+@dataclass(frozen=True)
+class TextLesson:
+    """The data of a fine-tuning for a task of text.
+
+    Attributes:
+        training, evaluation: of files that the language model was trained on, and of files that it was not.
+    """
+
+    training: Examples
+    evaluation: Examples
+    seed: int
+
+    def loss(self, modules: Modules, size: int, step: int) -> torch.Tensor:
+        """The loss of a training step, a scalar; equal arguments draw the same examples."""
+        generator = np.random.default_rng([self.seed, step])
+        batch = self.training.rows(torch.from_numpy(generator.integers(len(self.training.prompts), size=size)))
+        return modules.loss(batch.prompts, batch.answers, batch.counted)
+
+    def sequences(self, count: int) -> torch.Tensor:
+        """Prompts with their answers from the training part, (count, n), or as many as there are."""
+        some = self.training.rows(_spread(len(self.training.prompts), count))
+        return torch.cat([some.prompts, some.answers], dim=1)
+
+    @torch.no_grad()
+    def measure(self, modules: Modules, prompts: int) -> dict[str, float]:
+        """Measures of some held-out examples: shares of answers that are right as a whole, and of right tokens
+        given those before them; perplexity of a token.
+        """
+        whole, right, losses = [], [], []
+        for rows in _spread(len(self.evaluation.prompts), prompts).split(EVALUATION_BATCH):
+            part = self.evaluation.rows(rows)
+            logits = modules.answer_logits(part.prompts, part.answers)
+            losses.append(cross_entropy(logits.transpose(1, 2), part.answers, reduction="none")[part.counted])
+            right.append((logits.argmax(-1) == part.answers)[part.counted])
+            written = modules.generate(part.prompts, part.answers.shape[1])
+            whole.append(((written == part.answers) | ~part.counted).all(dim=1))
+        return {
+            "exact_match": float(torch.cat(whole).double().mean()),
+            "token_accuracy": float(torch.cat(right).double().mean()),
+            "perplexity": float(torch.cat(losses).double().mean().exp()),
+        }
+
+
+def text_lesson(task: str, corpus: Corpus, tokenizer: Tokenizer, seed: int) -> TextLesson:
+    """The examples of a task in a corpus.
+
+    Raises:
+        BadInput: an unknown task, or a corpus without examples.
+    """
+    if task not in FORMS:
+        raise BadInput(f"expected one of {', '.join(FORMS)}", field="task", value=task)
+    find = {"brackets": _brackets, "docstring": _docstrings}[task]
+    parts = [list(dict.fromkeys(find(texts))) for texts in (corpus.training, corpus.evaluation)]
+    if not all(parts):
+        raise BadInput(f"expected text with examples of {task}", field="text", value=corpus.description)
+    training, evaluation = (_examples(pairs, FORMS[task], tokenizer) for pairs in parts)
+    return TextLesson(training, evaluation, seed)
+
+
+def cut_at_brackets(line: str) -> tuple[str, str] | None:
+    """The line up to the bracket that follows where most are open, and all that are open there, in closing order.
+
+    None for a line with quotes or a comment, with brackets that do not match, or with too few or too many.
+    """
+    if not line.isascii() or any(mark in line for mark in "\"'#"):
+        return None
+    open_brackets: list[str] = []
+    deepest, begin = "", 0
+    for place, letter in enumerate(line):
+        if letter in CLOSING:
+            open_brackets.append(CLOSING[letter])
+            if len(open_brackets) > len(deepest):
+                deepest, begin = "".join(reversed(open_brackets)), place + 1
+        elif letter in ")]}" and (not open_brackets or open_brackets.pop() != letter):
+            return None
+    if len(deepest) not in DEPTHS:
+        return None
+    end = next((place for place in range(begin, len(line)) if line[place] in "()[]{}"), len(line))
+    return line[:end], deepest
+
+
+def _spread(examples: int, count: int) -> torch.Tensor:
+    """`count` of the numbers of examples, or all, spread evenly: neighbours are much alike."""
+    return torch.linspace(0, examples - 1, min(count, examples)).long()
+
+
+def _brackets(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines of code with nested brackets, cut, and what closes them."""
+    for text in texts:
+        for line in text.splitlines():
+            found = cut_at_brackets(line.strip())
+            if found is not None and len(found[0]) < FORMS["brackets"].prompt:
+                yield found
+
+
+def _docstrings(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Functions' headers up to the docstring's quotes, and the docstring's first line."""
+    for text in texts:
+        for header, line in DOCSTRING.findall(text):
+            if line.strip():
+                yield f'{header}\n    """', line.strip()
+
+
+def _examples(pairs: Sequence[tuple[str, str]], form: Form, tokenizer: Tokenizer) -> Examples:
+    """Pairs of texts as tokens."""
+    (end,) = tokenizer.encode("\n").ids
+    prompts = torch.full((len(pairs), form.prompt), end)
+    answers = torch.full((len(pairs), form.answer), end)
+    counted = torch.zeros(len(pairs), form.answer, dtype=torch.bool)
+    for row, texts in enumerate(pairs):
+        prompt, answer = (encoded.ids for encoded in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+        prompt, answer = prompt[-form.prompt :], answer[: form.answer]
+        prompts[row, form.prompt - len(prompt) :] = torch.tensor(prompt)
+        answers[row, : len(answer)] = torch.tensor(answer)
+        counted[row, : len(answer) + 1] = True
+    return Examples(prompts, answers, counted)

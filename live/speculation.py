@@ -1,0 +1,324 @@
+"""Speculative decoding in the live engine: drafts from n-grams, verified in one pass of the model.
+
+A decode with k draft tokens is k + 1 rows of the step, computed like a prompt chunk behind the sequence's cache. Each
+row samples the token that would come next if the rows before it were right. The random number of a token is a function
+of the request's seed and the token's position (`kernels.sampling`), so that each row samples what the engine would have
+sampled without speculation. A draft token is accepted exactly if it was sampled: with the probability that the model
+gives it, as the rejection rule demands of a draft without a distribution of its own. Answers are those of an engine
+that does not speculate, token by token, at every temperature.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.sampling import sample
+from live.block_pool import BlockPool
+from live.engine import Clock, Engine, StepResult
+from live.executor import (
+    AsyncModelRunnerOutput,
+    Executor,
+    ModelRunnerOutput,
+    next_position,
+    read_pooled,
+    wants_token,
+)
+from live.generation import Generation
+from live.input_batch import Ints, generation_of
+from live.logprobs import LogprobsResult, sampled_logprobs
+from live.models.decoder import Decoder, Inputs
+from schedulers.batches import Batch, Chunk
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import KVCache
+from schedulers.sequence import FINISHED, Sequence
+from schedulers.speculation import SpeculativeEngineCore
+
+
+class NgramLookup:
+    """The n-grams of one sequence, each with the place of the token that followed it first.
+
+    Args:
+        shortest, longest: numbers of tokens of the n-grams.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._sizes = range(shortest, longest + 1)
+        self._tokens: list[int] = []
+        self._followers: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Many[int]) -> None:
+        """Add the tokens that come next."""
+        known = self._tokens
+        for token in tokens:
+            here = len(known)
+            for size in self._sizes:
+                if size > here:
+                    break
+                self._followers.setdefault(tuple(known[here - size :]), here)
+            known.append(token)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def propose(self, max_tokens: int) -> list[int]:
+        """At most `max_tokens` tokens that followed the longest n-gram with which the sequence ends now."""
+        known = self._tokens
+        for size in reversed(self._sizes):
+            if size <= len(known) and (place := self._followers.get(tuple(known[-size:]))) is not None:
+                return known[place : place + max_tokens]
+        return []
+
+
+class NgramDrafts:
+    """Drafts of decoding sequences by prompt lookup, for `SpeculativeEngineCore.propose`.
+
+    Attributes:
+        drafts: by sequence, those of the step that begins.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._lookups: dict[Sequence, NgramLookup] = {}
+        self.drafts: dict[Sequence, list[int]] = {}
+
+    def propose(self, sequence: Sequence, max_tokens: int) -> int:
+        """See `schedulers.speculation.Propose`."""
+        generation = generation_of(sequence)
+        lookup = self._lookups.get(sequence)
+        if lookup is None:
+            lookup = self._lookups[sequence] = NgramLookup(self._shortest, self._longest)
+            lookup.extend(generation.prompt.tolist())
+        lookup.extend(generation.output[len(lookup) - len(generation.prompt) :])
+        draft = self.drafts[sequence] = lookup.propose(max_tokens)
+        return len(draft)
+
+    def forget_finished(self) -> None:
+        """Drop what is kept for sequences that are finished, and the drafts of the step that has ended."""
+        self.drafts.clear()
+        for sequence in [each for each in self._lookups if each.state == FINISHED]:
+            del self._lookups[sequence]
+
+
+class Verified(NamedTuple):
+    """The outcome of one step.
+
+    Attributes:
+        tokens: of each decode, the tokens that it emits: those of its draft that are right, and one more.
+        logprobs: of each decode, one entry a token for generations that want log-probabilities; else none.
+        rest: the output of prompts.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[list[LogprobsResult]]
+    rest: ModelRunnerOutput
+
+
+class SpeculativeExecutor(Executor):
+    """Runs batches whose decodes verify drafts. Their inputs are built anew in each step.
+
+    Args:
+        drafts: proposes them. decoder, pool, config: as in `Executor`.
+    """
+
+    def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig, drafts: NgramDrafts) -> None:
+        super().__init__(decoder, pool, config)
+        self._drafts = drafts
+
+    def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
+        """Refused, because its output has one token for each decode. See `verify`."""
+        raise NotImplementedError("a speculative step is run by verify")
+
+    def verify(self, batch: Batch) -> Verified:
+        """Run one step."""
+        with torch.inference_mode():
+            plain = [i for i, drafted in enumerate(batch.draft_tokens) if not drafted]
+            drafted = [i for i, drafted in enumerate(batch.draft_tokens) if drafted]
+            pieces = [self._piece(batch, i) for i in drafted]
+            hidden = self.decoder.forward(self._inputs_of(batch, plain, pieces), self.cache)
+            return self._verified(batch, plain, drafted, hidden)
+
+    def _piece(self, batch: Batch, i: int) -> Chunk:
+        """A decode with its draft as a chunk behind its cache."""
+        sequence = batch.decodes[i]
+        return Chunk(sequence, batch.draft_tokens[i] + 1, sequence.num_computed_tokens, False)
+
+    def _inputs_of(self, batch: Batch, plain: list[int], pieces: list[Chunk]) -> Inputs:
+        """Rows of decodes without a draft first, then those with one, then prompt chunks."""
+        size, count = self.pool.block_size, len(plain)
+        chunks = [*pieces, *batch.chunks]
+        tables = self._tables(chunks)
+        positions = np.array([batch.decodes[i].num_computed_tokens for i in plain], dtype=np.int64)
+        blocks = [self.pool.table(batch.decodes[i].blocks) for i in plain]
+        width = int(positions.max(initial=-1)) // size + 1
+        decode_tables = np.zeros((count, width), dtype=np.int32)
+        for row, table in enumerate(blocks):
+            used = table[:width]
+            decode_tables[row, : len(used)] = used
+        slots = decode_tables[np.arange(count), positions // size].astype(np.int64) * size + positions % size
+        last = np.array([generation_of(batch.decodes[i]).output[-1] for i in plain], dtype=np.int64)
+        parts = [
+            *(self._drafted(chunk, table) for chunk, table in zip(pieces, tables, strict=False)),
+            *(self._chunk(chunk, table) for chunk, table in zip(batch.chunks, tables[len(pieces) :], strict=True)),
+        ]
+        rows = zip((last, positions, slots), *parts, strict=True)
+        tokens, all_positions, all_slots = (np.concatenate(each) for each in rows)
+        return Inputs(
+            tokens=self._send(tokens),
+            positions=self._send(all_positions),
+            slots=self._send(all_slots),
+            decode_tables=self._send(decode_tables),
+            decode_lengths=self._send((positions + 1).astype(np.int32)),
+            chunk_tables=self._send(tables),
+            chunk_starts=self._send(np.cumsum([0, *(chunk.tokens for chunk in chunks)], dtype=np.int32)),
+            chunk_contexts=self._send(np.array([chunk.context for chunk in chunks], dtype=np.int32)),
+        )
+
+    def _drafted(self, piece: Chunk, table: npt.NDArray[np.int32]) -> tuple[Ints, Ints, Ints]:
+        """Token ids, positions and slots of a decode with its draft."""
+        size, sequence = self.pool.block_size, piece.sequence
+        positions = np.arange(piece.context, piece.context + piece.tokens)
+        slots = table[positions // size].astype(np.int64) * size + positions % size
+        tokens = np.array([generation_of(sequence).output[-1], *self._drafts.drafts[sequence]], dtype=np.int64)
+        return tokens, positions, slots
+
+    def _verified(self, batch: Batch, plain: list[int], drafted: list[int], hidden: torch.Tensor) -> Verified:
+        """Sample every row of the decodes and the last row of each completed prompt, and compare drafts with them."""
+        num_rows, n = batch.decode_tokens, batch.n_decodes
+        results = self._prompt_logprobs(batch, hidden[num_rows:])
+        ends = np.cumsum([chunk.tokens for chunk in batch.chunks], dtype=np.int64) + num_rows - 1
+        completed = [(int(end), chunk.sequence) for end, chunk in zip(ends, batch.chunks, strict=True) if chunk.last]
+        rows = [*range(num_rows), *(row for row, _ in completed)]
+        nothing = ModelRunnerOutput([], [], [], {}, results)
+        if not rows:
+            return Verified([], [], nothing)
+        normed = self.decoder.normed(hidden[torch.tensor(rows, device=self.device)])
+        at_ends = [(num_rows + i, sequence) for i, (_, sequence) in enumerate(completed)]
+        pooled = read_pooled(self._pooled(at_ends, normed))
+        kept = [*range(num_rows), *(row for row, sequence in at_ends if wants_token(sequence))]
+        firsts = [sequence for _, sequence in at_ends if wants_token(sequence)]
+        if not kept:
+            return Verified([], [], nothing._replace(pooled=pooled))
+        owners, places = self._owners(batch, [*plain, *drafted])
+        generations = [*owners, *map(generation_of, firsts)]
+        logits = self.decoder.logits(normed if len(kept) == len(normed) else normed[kept])
+        positions = [*places, *(next_position(each) for each in firsts)]
+        sampled, logprobs = sample(logits, self._sampling_metadata(generations, positions))
+        found = [int(token) for token in sampled.tolist()]
+        told = sampled_logprobs(generations, logits, logprobs)
+        tokens: list[list[int]] = [[] for _ in range(n)]
+        their_logprobs: list[list[LogprobsResult]] = [[] for _ in range(n)]
+        by_row = iter(told)
+        row = 0
+        for i in [*plain, *drafted]:
+            sequence = batch.decodes[i]
+            here = found[row : row + batch.draft_tokens[i] + 1]
+            draft = self._drafts.drafts[sequence] if batch.draft_tokens[i] else ()
+            tokens[i] = here[: _num_right(draft, here) + 1]
+            if generation_of(sequence).logprobs >= 0:
+                every = [next(by_row) for _ in here]
+                their_logprobs[i] = every[: len(tokens[i])]
+            row += len(here)
+        first = list(zip(firsts, found[num_rows:], strict=True))
+        return Verified(tokens, their_logprobs, ModelRunnerOutput([], [], first, pooled, [*results, *by_row]))
+
+    def _owners(self, batch: Batch, order: list[int]) -> tuple[list[Generation], list[int]]:
+        """The generation of each row of the decodes, and the position of the token that the row samples."""
+        owners: list[Generation] = []
+        places: list[int] = []
+        for i in order:
+            sequence = batch.decodes[i]
+            count = batch.draft_tokens[i] + 1
+            owners += [generation_of(sequence)] * count
+            places += range(sequence.num_computed_tokens + 1, sequence.num_computed_tokens + 1 + count)
+        return owners, places
+
+
+def _num_right(draft: Many[int], sampled: Many[int]) -> int:
+    """Tokens of a draft that were sampled, from the first on."""
+    right = 0
+    while right < len(draft) and draft[right] == sampled[right]:
+        right += 1
+    return right
+
+
+class SpeculativeEngine(Engine):
+    """An engine that verifies n-gram drafts. It runs one step at a time.
+
+    Args:
+        make_core: makes its scheduler on a class of KV caches.
+        prompt_lookup_min, prompt_lookup_max: tokens of the n-grams.
+        decoder, config, clock: as in `Engine`.
+    """
+
+    core: SpeculativeEngineCore
+    executor: SpeculativeExecutor
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: EngineConfig,
+        make_core: Callable[[type[KVCache]], EngineCore],
+        prompt_lookup_min: int,
+        prompt_lookup_max: int,
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._drafts = drafts = NgramDrafts(prompt_lookup_min, prompt_lookup_max)
+
+        def make_executor(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> Executor:
+            return SpeculativeExecutor(decoder, pool, config, drafts)
+
+        super().__init__(decoder, config, clock=clock, make_executor=make_executor, make_core=make_core)
+        self.core.propose = drafts.propose
+
+    def step(self) -> StepResult | None:
+        """See `Engine.step`."""
+        begin = self.clock()
+        batch = self.schedule(begin)
+        if batch is None:
+            return None
+        verified = self.executor.verify(batch)
+        end = self.clock()
+        finished = self._commit_verified(batch, verified, end)
+        if finished:
+            self._drafts.forget_finished()
+        if self.watch is not None:
+            self.watch(batch, begin, end)
+        decodes = [generation_of(sequence) for sequence in batch.decodes]
+        return StepResult(verified.rest._replace(decodes=decodes), finished)
+
+    def abort(self, request_id: int) -> Generation | None:
+        """See `Engine.abort`."""
+        generation = super().abort(request_id)
+        self._drafts.forget_finished()
+        return generation
+
+    def _commit_verified(self, batch: Batch, verified: Verified, end: float) -> list[Generation]:
+        """Write a step's output to its generations, and end the step; returns the generations that are finished."""
+        stopped: list[Sequence] = []
+        accepted, emitted = [], []
+        for i, sequence in enumerate(batch.decodes):
+            generation, tokens = generation_of(sequence), verified.tokens[i]
+            taken = 0
+            for token in tokens:
+                generation.output.append(token)
+                taken += 1
+                if generation.ends_with(token):
+                    stopped.append(sequence)
+                    break
+            for result in verified.logprobs[i][:taken]:
+                result.store()
+            if self.keep_times:
+                generation.times.extend([end] * taken)
+            accepted.append(len(tokens) - 1)
+            emitted.append(taken)
+        self.core.record_outputs(batch, accepted, emitted)
+        return self._end_step(batch, stopped, verified.rest, end)

@@ -1,0 +1,87 @@
+"""Lessons of a short run about a scenario's step times, for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from reports.layout import percent, table
+
+Document = dict[str, Any]
+
+TITLES = {"ttft.mean": "TTFT", "tpot.mean": "TPOT", "e2e.mean": "E2E", "output_throughput": "output tokens/s"}
+
+
+def refinement_table(document: Document) -> RenderableType:
+    """Unknowns with the verdict on each, then the errors of what was fitted and of what was held out."""
+    fitted, held_out, kind = document["fitted"], document["held_out"], document["kind"]
+    parts: list[RenderableType] = [
+        Text(f"{document['run']}: learned from the first {fitted} {kind}, {held_out} held out", style="bold"),
+        _unknowns(document["unknowns"]),
+    ]
+    if kind == "steps":
+        parts += [_steps(document)]
+    else:
+        for name, title in (("fit", f"the first {fitted}"), ("rest", f"the other {held_out}")):
+            if document[name]:
+                parts += [Text(f"\n{title}, means"), _errors(document[name])]
+    return Group(*parts)
+
+
+def _unknowns(unknowns: list[Document]) -> Table:
+    made = table("what", "factor", "deviation before", "after", "")
+    for each in unknowns:
+        before = each["deviation_before"]
+        made.add_row(
+            f"{each['name']}: {each['about']}",
+            f"{each['factor']:.3f}" if each["factor"] else f"score {each['score']:+.2f}",
+            f"{100 * before:.1f} %" if before else "",
+            f"{100 * before * each['left']:.1f} %" if before else f"{100 * each['left']:.0f} % of it",
+            _verdict(each),
+        )
+    return made
+
+
+def _verdict(unknown: Document) -> str:
+    if unknown["verdict"] == "tied":
+        others = ", ".join(unknown["tied"])
+        return f"tied to {others}: only their sum is known" if others else "tied to others"
+    return str(unknown["verdict"])
+
+
+def _errors(errors: Document) -> Table:
+    made = table("", "measured", "before", "error", "refined", "error", "95 % of it")
+    inside = 0
+    for name, row in errors.items():
+        interval = row["interval"]
+        inside += bool(interval and interval[0] <= row["measured"] <= interval[1])
+        show = _tokens if name == "output_throughput" else _seconds
+        made.add_row(
+            TITLES.get(name, name), show(row["measured"]), show(row["before"]), percent(row["before_error"]),
+            show(row["after"]), percent(row["after_error"]),
+            f"{show(interval[0])} to {show(interval[1])}" if interval else "",
+        )  # fmt: skip
+    made.caption = f"{inside} of {len(errors)} measured values lie in their intervals"
+    made.caption_justify = "left"
+    return made
+
+
+def _steps(document: Document) -> RenderableType:
+    row = document["rest"]["step"] if document["rest"] else None
+    if row is None:
+        return Text("no step was held out")
+    return Text(
+        f"the other {document['held_out']} steps: median error {100 * row['before_median']:.1f} % before "
+        f"({percent(row['before_error'])}), {100 * row['after_median']:.1f} % refined ({percent(row['after_error'])})"
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.4g} ms"
+
+
+def _tokens(value: float) -> str:
+    return f"{value:.1f}"

@@ -1,0 +1,1 @@
+"""Parts of pages that one can explore, made with Bokeh: the frame, charts, the explorer of points, and tables."""

@@ -1,0 +1,260 @@
+"""The explorer of points: a chart with axes of choice, filters, the Pareto front, and a table to sort."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from reports.pages.charts import canvas
+from reports.pages.fields import Field
+from reports.pages.theme import GOAL, SERIES, TABLE, WIDGETS, asset, scale
+
+if TYPE_CHECKING:
+    from bokeh.models import Column, ColumnDataSource, DataTable, UIElement, Widget
+
+HEIGHT = 420
+FEW = 12
+"""A number with at most so many different values is filtered by these, one with more by its range."""
+
+FILTERED = ("ttft.p99", "tpot.p99", "goodput_share")
+
+PLACES = ("#x", "#y", "#colour")
+"""Columns of the chart."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A choice of axes: keys of fields, and whether the Pareto front is drawn."""
+
+    label: str
+    x: str
+    y: str
+    colour: str = ""
+    pareto: bool = False
+
+
+def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str] = ()) -> Column:
+    """A chart of points, and a table of them.
+
+    Args:
+        fields: what is known of the points. views: choices of axes to begin with; the first is shown.
+        names: a name for each point, to point at; none: its settings say what it is.
+    """
+    from bokeh.layouts import column, row
+    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource, CustomJS, InlineStyleSheet
+
+    sheet = InlineStyleSheet(css=WIDGETS)
+    count = len(fields[0].values)
+    x, y = views[0].x, views[0].y
+    source = ColumnDataSource(_columns(fields, names))
+    for place, key in zip(PLACES, (x, y, x), strict=True):  # the script fills them; ranges must not begin with nothing
+        source.data[place] = source.data[key if f"{key}#" not in source.data else f"{key}#"]
+    view = CDSView(filter=BooleanFilter(booleans=[True] * count))
+    chart = _chart(source, view, fields, bool(names))
+    choices = _choices(fields, views, sheet)
+    filters = _filters(fields, sheet)
+    told = _text("", sheet)
+    table = _table(source, view, fields, bool(names))
+    callback = CustomJS(
+        args={
+            "fields": {each.key: _facts(each) for each in fields},
+            "source": source, "view": view, "chart": chart["figure"], "bar": chart["bar"], "front": chart["front"],
+            "lines": chart["lines"], "goals": chart["goals"], "axes": chart["axes"], "choices": choices,
+            "filters": filters, "told": told, "palette": scale(200), "categories": list(SERIES),
+        },
+        code=asset("explorer.js"),
+        tags=["ready"],
+    )  # fmt: skip
+    for widget in choices.values():
+        widget.js_on_change("active" if hasattr(widget, "active") else "value", callback)
+    for widget in filters.values():
+        widget.js_on_change("value", callback)
+    wrap = {"flex-wrap": "wrap"}
+    return column(
+        row(*_view_buttons(fields, views, choices, sheet), styles=wrap, sizing_mode="stretch_width"),
+        row(*choices.values(), styles=wrap, sizing_mode="stretch_width"),
+        *([row(*filters.values(), styles=wrap, sizing_mode="stretch_width")] if filters else []),
+        chart["figure"], told, table, sizing_mode="stretch_width",
+    )  # fmt: skip
+
+
+def _columns(fields: Sequence[Field], names: Sequence[str]) -> dict[str, Any]:
+    """Columns of the source: numbers with NaN where there are none; of texts also their codes, under `key#`."""
+    import numpy as np
+
+    columns: dict[str, Any] = {"#name": list(names)} if names else {}
+    for field in fields:
+        if field.is_number:
+            columns[field.key] = np.array([math.nan if each is None else float(each) for each in field.values])
+        else:
+            codes = {text: index for index, text in enumerate(field.categories)}
+            columns[field.key] = ["–" if each is None else str(each) for each in field.values]
+            columns[f"{field.key}#"] = np.array([codes.get(str(each), math.nan) for each in field.values])
+    return columns
+
+
+def _facts(field: Field) -> dict[str, Any]:
+    """The facts of a field that the script needs."""
+    return {
+        "label": field.label, "help": field.help, "better": field.better, "goal": field.goal,
+        "setting": field.setting, "categories": None if field.is_number else field.categories,
+        "decades": field.spans_decades,
+    }  # fmt: skip
+
+
+def _chart(source: ColumnDataSource, view: Any, fields: Sequence[Field], named: bool) -> dict[str, Any]:
+    from bokeh.models import (
+        BasicTicker,
+        BasicTickFormatter,
+        ColorBar,
+        ColumnDataSource,
+        FixedTicker,
+        HoverTool,
+        LinearColorMapper,
+        LinearScale,
+        LogScale,
+        LogTicker,
+        Span,
+    )  # fmt: skip
+
+    chart = canvas("", height=HEIGHT, tools="pan,wheel_zoom,box_zoom,box_select,tap,reset,save")
+    mapper = LinearColorMapper(palette=scale(200), low=0, high=1, nan_color=SERIES[0])
+    lines = ColumnDataSource({"xs": [], "ys": [], "colour": []})
+    chart.multi_line(
+        "xs", "ys", source=lines, line_color={"field": "colour", "transform": mapper}, line_width=1.4, line_alpha=0.6
+    )
+    front = ColumnDataSource({"x": [], "y": []})
+    chart.line("x", "y", source=front, line_color=GOAL, line_width=2, line_dash="dashed")
+    points = chart.scatter(
+        "#x", "#y", source=source, view=view, size=8, fill_color={"field": "#colour", "transform": mapper},
+        line_color=None, fill_alpha=0.85, nonselection_fill_alpha=0.2,
+    )  # fmt: skip
+    tips = [("", "@{#name}")] if named else []
+    tips += [(each.label, f"@{{{each.key}}}" + ("{0.[0000]}" if each.is_number else "")) for each in fields[:14]]
+    chart.add_tools(HoverTool(renderers=[points], tooltips=tips))
+    bar = ColorBar(
+        color_mapper=mapper, width=12, padding=4, title_standoff=6, ticker=FixedTicker(ticks=[]), visible=False
+    )
+    chart.add_layout(bar, "right")
+    goals = {
+        "x": Span(dimension="height", line_color=GOAL, line_dash="dotted", line_width=2, visible=False),
+        "y": Span(dimension="width", line_color=GOAL, line_dash="dotted", line_width=2, visible=False),
+    }
+    for span in goals.values():
+        chart.add_layout(span)
+    axes = {
+        side: {
+            "linear": LinearScale(), "log": LogScale(), "basic_ticker": BasicTicker(), "log_ticker": LogTicker(),
+            "fixed": FixedTicker(ticks=[]),
+        }
+        for side in ("x", "y")
+    }  # fmt: skip
+    for axis in chart.axis:
+        axis.formatter = BasicTickFormatter(precision="auto")
+    return {"figure": chart, "bar": bar, "front": front, "lines": lines, "goals": goals, "axes": axes}
+
+
+LOG_X, LOG_Y, LINES, PARETO = range(4)
+"""The buttons of `scales`, in the order that the script knows."""
+
+
+def _scales(fields: Sequence[Field], view: View) -> list[int]:
+    """The buttons that a view presses: logarithmic axes where a linear one would hide most values."""
+    by_key = {each.key: each for each in fields}
+    found = [
+        flag for flag, key in ((LOG_X, view.x), (LOG_Y, view.y))
+        if by_key[key].spans_decades and not by_key[key].setting
+    ]  # fmt: skip
+    return [*found, LINES, *([PARETO] if view.pareto else [])]
+
+
+def _choices(fields: Sequence[Field], views: Sequence[View], sheet: Any) -> dict[str, Any]:
+    from bokeh.models import CheckboxButtonGroup, Select
+
+    options: list[Any] = [(each.key, each.label) for each in fields]
+    shared: dict[str, Any] = {"width": 210, "stylesheets": [sheet]}
+    view = views[0]
+    return {
+        "x": Select(title="horizontal", value=view.x, options=options, **shared),
+        "y": Select(title="vertical", value=view.y, options=options, **shared),
+        "colour": Select(title="colour", value=view.colour, options=[("", "none"), *options], **shared),
+        "scales": CheckboxButtonGroup(
+            labels=["log horizontal", "log vertical", "lines", "Pareto"],
+            active=_scales(fields, view), margin=(22, 5, 5, 5), stylesheets=[sheet],
+        ),
+    }  # fmt: skip
+
+
+def _view_buttons(
+    fields: Sequence[Field], views: Sequence[View], choices: Mapping[str, Any], sheet: Any
+) -> list[Widget]:
+    """A button for each view, where there are several."""
+    from bokeh.models import Button, CustomJS
+
+    found: list[Widget] = []
+    for view in views if len(views) > 1 else ():
+        button = Button(label=view.label, stylesheets=[sheet])
+        values = {"x": view.x, "y": view.y, "colour": view.colour}
+        button.js_on_click(
+            CustomJS(
+                args={"choices": choices, "values": values, "active": _scales(fields, view)},
+                code="for (const key of ['x', 'y', 'colour']) choices[key].value = values[key]\n"
+                "choices.scales.active = active",
+            )
+        )
+        found.append(button)
+    return found
+
+
+def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
+    """A filter for each setting, and ranges for `FILTERED` metrics with a goal."""
+    from bokeh.models import MultiChoice, RangeSlider
+
+    found: dict[str, Widget] = {}
+    for field in fields:
+        if not field.setting and (field.goal is None or field.key not in FILTERED):
+            continue
+        values = field.categories
+        if not field.is_number or (field.setting and len(values) <= FEW):
+            found[field.key] = MultiChoice(
+                title=f"only {field.label}", value=[], options=list(values), width=210, stylesheets=[sheet],
+                placeholder="all",
+            )  # fmt: skip
+            continue
+        numbers = [float(each) for each in field.values if each is not None]
+        low, high = min(numbers), max(numbers)
+        if low < high:
+            found[field.key] = RangeSlider(
+                title=f"only {field.label}", start=low, end=high, value=(low, high), step=(high - low) / 200,
+                width=210, stylesheets=[sheet], format="0.[0000]",
+            )  # fmt: skip
+    return found
+
+
+def _text(text: str, sheet: Any) -> UIElement:
+    from bokeh.models import Div
+
+    return Div(text=text, sizing_mode="stretch_width", stylesheets=[sheet])
+
+
+def _table(source: ColumnDataSource, view: Any, fields: Sequence[Field], named: bool) -> DataTable:
+    """A table whose columns sort, of the points that the filters leave; a selected row is a selected point."""
+    from bokeh.models import DataTable, InlineStyleSheet, NumberFormatter, StringFormatter, TableColumn
+
+    columns = [TableColumn(field="#name", title="", width=220)] if named else []
+    for field in fields:
+        formatter = NumberFormatter(format="0,0.[0000]", nan_format="–") if field.is_number else StringFormatter()
+        columns.append(TableColumn(field=field.key, title=field.label, formatter=formatter, width=_width(field)))
+    rows = len(fields[0].values)
+    return DataTable(
+        source=source, view=view, columns=columns, sizing_mode="stretch_width", height=min(60 + 26 * rows, 420),
+        index_position=None, autosize_mode="none", stylesheets=[InlineStyleSheet(css=TABLE)],
+    )  # fmt: skip
+
+
+def _width(field: Field) -> int:
+    """Room for the title, and for most values, pixels."""
+    longest = 8 if field.is_number else max(map(len, field.categories), default=0)
+    return min(30 + 7 * max(len(field.label), longest), 320)

@@ -1,0 +1,253 @@
+"""Speculative decoding: a decode also computes draft tokens, and keeps those that the model itself would have chosen.
+
+A step verifies the drafts of all decodes in one pass. A decode whose first a drafts are right emits a + 1 tokens: the
+drafts, and the token that the model puts after them (Leviathan et al., arXiv:2211.17192). How many that are is known
+when the step has run, so a backend calls `record_outputs` before `end_step`, and a step cannot begin before the one
+before it has ended.
+
+A draft is an offer, never a duty: sequences get their one token first, and drafts what then is left of the token budget
+and of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from typing import TypeAlias
+
+from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
+from schedulers.chunking import ChunkPolicy
+from schedulers.decode_set import DecodeSet
+from schedulers.draft_policies import DraftPolicy
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.kv_cache import KVCache
+from schedulers.sequence import DECODING, PREFILLING, Sequence
+
+Propose: TypeAlias = Callable[[Sequence, int], int]
+"""Proposes draft tokens for the next step of a decode, at most the given number, and returns how many it has."""
+
+
+class SpeculationStats:
+    """Counters of an engine's speculation, named as vLLM's metrics.
+
+    Attributes:
+        num_drafts: decodes that verified draft tokens. num_draft_tokens: those tokens.
+        num_accepted_tokens: draft tokens that were right.
+        num_accepted_tokens_per_pos: of them, those at each position of a draft.
+    """
+
+    __slots__ = ("num_accepted_tokens", "num_accepted_tokens_per_pos", "num_draft_tokens", "num_drafts")
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_accepted_tokens_per_pos = [0] * num_speculative_tokens
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a decode that verified `num_drafted` draft tokens, the first `num_accepted` of which were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        for position in range(num_accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+
+class SpeculativeDecodeSet(DecodeSet):
+    """Decodes that get different numbers of tokens a step: each one's counts are kept in its own sequence.
+
+    They are counted when a step has run. `in_step`: a step has begun and not ended.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size)
+        self.in_step = False
+
+    def add(self, sequence: Sequence) -> None:
+        """See `DecodeSet.add`."""
+        sequence.state = DECODING
+        sequence.joined_step = self.step_index
+        self.sequences[sequence] = None
+        self.size += 1
+        self.kv_tokens += sequence.num_computed_tokens
+
+    def remove(self, sequence: Sequence) -> None:
+        """See `DecodeSet.remove`. A sequence that joined in the running step has that step's token counted already."""
+        counted = not self.in_step or sequence.joined_step == self.step_index
+        sequence.joined_step, sequence.left_step = -1, self.step_index if counted else self.step_index - 1
+        del self.sequences[sequence]
+        self.size -= 1
+        self.kv_tokens -= sequence.num_computed_tokens
+
+    def num_computed_tokens(self, sequence: Sequence) -> int:
+        """See `DecodeSet.num_computed_tokens`."""
+        return sequence.num_computed_tokens
+
+    def num_output_tokens(self, sequence: Sequence) -> int:
+        """Output tokens of a decoding sequence, of steps that have ended."""
+        return sequence.num_output_tokens
+
+    def begin_step(self) -> None:
+        """Begin a step."""
+        self.step_index += 1
+        self.in_step = True
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a sequence the tokens that it has emitted."""
+        sequence.num_computed_tokens += num_tokens
+        sequence.num_output_tokens += num_tokens
+        self.kv_tokens += num_tokens
+
+    def longest(self) -> int:
+        """See `DecodeSet.longest`."""
+        return max((sequence.num_computed_tokens for sequence in self.sequences), default=0)
+
+    def check_integrity(self) -> None:
+        """See `DecodeSet.check_integrity`."""
+        tokens = sum(sequence.num_computed_tokens for sequence in self.sequences)
+        if (len(self.sequences), tokens) != (self.size, self.kv_tokens):
+            raise AssertionError(
+                f"{self.size} decodes of {self.kv_tokens} tokens, but {len(self.sequences)} of {tokens}"
+            )
+
+
+class SpeculativeEngineCore(EngineCore):
+    """An engine's scheduler with speculative decoding.
+
+    Args:
+        drafts: limits the draft tokens of a step. num_speculative_tokens: the most that it allows.
+        config, chunk_policy, make_cache: as in `EngineCore`.
+
+    Attributes:
+        propose: proposes draft tokens for a decode. It is called when a step begins, for each of its decodes in turn.
+            The backend sets it; by default there are as many as may be.
+        stats: counters.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        drafts: DraftPolicy,
+        num_speculative_tokens: int,
+        chunk_policy: ChunkPolicy | None = None,
+        make_cache: type[KVCache] = KVCache,
+    ) -> None:
+        super().__init__(config, chunk_policy, make_cache)
+        self.speculative_decodes = SpeculativeDecodeSet(config.block_size)
+        self.decode_set = self.speculative_decodes
+        self.draft_policy = drafts
+        self.propose: Propose = as_many_as_may_be
+        self.stats = SpeculationStats(num_speculative_tokens)
+
+    # -- called by the backend ---------------------------------------------------------------------------------------
+
+    def begin_step(self, now: float) -> Batch | None:
+        """See `EngineCore.begin_step`. No step may be running."""
+        decode_set = self.speculative_decodes
+        transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
+        preempted = self._allocate_next_tokens()
+        decodes = tuple(decode_set.sequences)
+        draft_tokens = self._schedule_drafts(decodes)
+        num_rows = len(decodes) + sum(draft_tokens)
+        chunks: list[Chunk] = []
+        if self._prefilling or (not self._admission_blocked and self._has_queued()):
+            self._schedule_prefills(chunks, num_rows, preempted)
+        if not decodes and not chunks:
+            return None
+        kv_tokens, longest = decode_set.kv_tokens + num_rows, 0
+        for sequence, drafted in zip(decodes, draft_tokens, strict=True):
+            longest = max(longest, sequence.num_computed_tokens + 1 + drafted)
+        decode_set.begin_step()
+        finishing: list[Sequence] = []
+        kind: type[Batch] = DecodeBatch
+        if chunks:
+            for chunk in chunks:
+                if chunk.last:
+                    self._complete_prefill(chunk.sequence, finishing)
+            kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
+        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index, draft_tokens)
+
+    def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:
+        """Record what a step has decoded, before `end_step`. Sequences that were aborted meanwhile are passed over.
+
+        Args:
+            num_accepted: draft tokens of each decode that are right, from the first on.
+            num_tokens: tokens that each decode emits: one more than that, or fewer if its answer ends before.
+        """
+        self.speculative_decodes.in_step = False
+        for i, sequence in enumerate(batch.decodes):
+            drafted = batch.draft_tokens[i]
+            if drafted:
+                self.stats.observe(drafted, num_accepted[i])
+                self.draft_policy.observe(drafted, num_accepted[i])
+            if sequence.state == DECODING:
+                self.speculative_decodes.extend(sequence, num_tokens[i])
+
+    def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
+        """See `EngineCore.end_step`. `record_outputs` came before."""
+        if self.speculative_decodes.in_step:
+            raise AssertionError("expected record_outputs before end_step")
+        at_limit = [s for s in batch.decodes if s.state == DECODING and s.num_output_tokens >= s.max_tokens]
+        return super().end_step(batch, [*at_limit, *stopped], now)
+
+    # -- runs of decode steps ----------------------------------------------------------------------------------------
+
+    def steady_decode_steps(self) -> int:
+        """0: how many tokens a step emits is known only when it has run."""
+        return 0
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def _allocate_next_tokens(self) -> bool:
+        """Allocate the blocks that the decodes' next tokens start; if blocks run out, preempt sequences.
+
+        Returns whether a sequence was preempted.
+        """
+        kv_cache, preempted = self.kv_cache, False
+        for sequence in tuple(self.decode_set.sequences):
+            while sequence.state == DECODING:
+                missing = self._num_missing_blocks(sequence, sequence.num_computed_tokens + 1)
+                if missing <= kv_cache.num_free_blocks:
+                    if missing > 0:
+                        kv_cache.allocate(sequence.blocks, missing)
+                    break
+                running = self._by_importance(self.running)
+                self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
+                preempted = True
+        return preempted
+
+    def _schedule_drafts(self, decodes: tuple[Sequence, ...]) -> list[int]:
+        """Draft tokens of each decode, within the policy, the token budget, `max_tokens` and the free blocks."""
+        most = self.draft_policy.num_draft_tokens(len(decodes))
+        left = self.config.max_num_batched_tokens - len(decodes)
+        draft_tokens: list[int] = []
+        for sequence in decodes:
+            limit = min(most, left, sequence.max_tokens - sequence.num_output_tokens - 1)
+            if limit > 0:
+                limit = min(limit, self._num_tokens_within_blocks(sequence) - 1)
+            drafted = self.propose(sequence, limit) if limit > 0 else 0
+            if drafted:
+                left -= drafted
+                missing = self._num_missing_blocks(sequence, sequence.num_computed_tokens + 1 + drafted)
+                if missing > 0:
+                    self.kv_cache.allocate(sequence.blocks, missing)
+            draft_tokens.append(drafted)
+        return draft_tokens
+
+    def _num_tokens_within_blocks(self, sequence: Sequence) -> int:
+        """Further tokens for which a sequence's own blocks and the free ones suffice."""
+        kv_cache = self.kv_cache
+        blocks = kv_cache.num_blocks_of(sequence.blocks) + kv_cache.num_free_blocks
+        return blocks * kv_cache.block_size - sequence.num_computed_tokens
+
+    def _sync_blocks(self, sequence: Sequence) -> None:
+        """See `EngineCore._sync_blocks`. A sequence has its blocks already."""
+        self._admission_blocked = False
+
+    def _num_unassigned_blocks(self) -> int:
+        """See `EngineCore._num_unassigned_blocks`: none."""
+        return 0
+
+
+def as_many_as_may_be(sequence: Sequence, max_tokens: int) -> int:
+    """Propose `max_tokens` draft tokens."""
+    return max_tokens

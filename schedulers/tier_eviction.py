@@ -1,0 +1,150 @@
+"""Eviction from the tiers below the device: which block of a full tier gives way."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from mypy_extensions import mypyc_attr
+
+from schedulers.registry import Registry
+
+
+class TierBlock:
+    """The content of one prefix node in a tier.
+
+    Attributes:
+        block_hash, depth: those of the node. slot: its place in the tier, from 0.
+        ready_at: when its copy is complete, seconds; infinity while that is not known. pins: loads that read it.
+        uses, priority: for eviction policies.
+    """
+
+    __slots__ = ("block_hash", "depth", "pins", "priority", "ready_at", "slot", "uses")
+
+    def __init__(self, block_hash: int, depth: int, slot: int) -> None:
+        self.block_hash, self.depth, self.slot = block_hash, depth, slot
+        self.ready_at = inf
+        self.pins = self.uses = 0
+        self.priority = 0.0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EvictionPolicy:
+    """Orders the blocks of one tier. A plug-in's is a subclass."""
+
+    def add(self, block: TierBlock, loss: float) -> None:
+        """A block has been stored."""
+        raise NotImplementedError
+
+    def use(self, block: TierBlock, loss: float) -> None:
+        """A prompt has used a block.
+
+        `loss`: cost of computing it again and the blocks of that prompt after it, which are of no use without it. The
+        first block of a prompt costs 1.
+        """
+        raise NotImplementedError
+
+    def remove(self, block: TierBlock) -> None:
+        """A block leaves the tier."""
+        raise NotImplementedError
+
+    def victim(self) -> TierBlock | None:
+        """The block that gives way, one without pins; None if all have some. It stays until `remove`."""
+        raise NotImplementedError
+
+    def size(self) -> int:
+        """The number of blocks."""
+        raise NotImplementedError
+
+
+class LeastRecentlyUsed(EvictionPolicy):
+    """The block that was stored or used longest ago."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[TierBlock, None] = OrderedDict()
+
+    def add(self, block: TierBlock, loss: float) -> None:
+        """See `EvictionPolicy.add`."""
+        self._order[block] = None
+
+    def use(self, block: TierBlock, loss: float) -> None:
+        """See `EvictionPolicy.use`."""
+        self._order.move_to_end(block)
+
+    def remove(self, block: TierBlock) -> None:
+        """See `EvictionPolicy.remove`."""
+        del self._order[block]
+
+    def victim(self) -> TierBlock | None:
+        """See `EvictionPolicy.victim`."""
+        for block in self._order:
+            if not block.pins:
+                return block
+        return None
+
+    def size(self) -> int:
+        """See `EvictionPolicy.size`."""
+        return len(self._order)
+
+
+class CostAware(EvictionPolicy):
+    """The block whose loss costs least, by uses and age (GreedyDual-Size-Frequency, Cherkasova 1998; equal sizes).
+
+    A block's priority is the clock plus uses times loss, both as of its latest use. The clock is the priority of the
+    latest victim, so that blocks that are not used any more fall behind.
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0.0
+        self._number = 0
+        self._blocks: dict[TierBlock, int] = {}  # the number of the entry that counts
+        self._heap: list[tuple[float, int, TierBlock]] = []
+
+    def add(self, block: TierBlock, loss: float) -> None:
+        """See `EvictionPolicy.add`."""
+        self.use(block, loss)
+
+    def use(self, block: TierBlock, loss: float) -> None:
+        """See `EvictionPolicy.use`."""
+        block.uses += 1
+        block.priority = self._clock + block.uses * loss
+        self._push(block)
+
+    def remove(self, block: TierBlock) -> None:
+        """See `EvictionPolicy.remove`."""
+        del self._blocks[block]
+
+    def victim(self) -> TierBlock | None:
+        """See `EvictionPolicy.victim`."""
+        heap, pinned, found = self._heap, list[TierBlock](), None
+        while heap and found is None:
+            priority, number, block = heappop(heap)
+            if self._blocks.get(block, 0) != number:
+                continue
+            if block.pins:
+                pinned.append(block)
+                continue
+            found, self._clock = block, priority
+        for each in pinned:
+            self._push(each)
+        if found is not None:
+            self._push(found)
+        return found
+
+    def size(self) -> int:
+        """See `EvictionPolicy.size`."""
+        return len(self._blocks)
+
+    def _push(self, block: TierBlock) -> None:
+        self._number += 1
+        self._blocks[block] = self._number
+        heappush(self._heap, (block.priority, self._number, block))
+        if len(self._heap) > 4 * len(self._blocks) + 64:
+            self._heap = [entry for entry in self._heap if self._blocks.get(entry[2], 0) == entry[1]]
+            heapify(self._heap)
+
+
+EVICTION_POLICIES: Registry[Callable[[], EvictionPolicy]] = Registry(lru=LeastRecentlyUsed, cost_aware=CostAware)
+"""Makes the eviction policy of a tier."""

@@ -1,0 +1,185 @@
+"""An engine that speculates answers as one that does not, token by token, greedy and sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kernels.sampling import SamplingParams
+from kernels.shapes import Shape
+from live.engine import Engine
+from live.generation import Generation, make_generation
+from live.models.config import ModelConfig
+from live.models.decoder import Decoder
+from live.models.weights import random_weights
+from live.speculation import NgramLookup, SpeculativeEngine
+from schedulers.draft_policies import FixedDrafts
+from schedulers.engine_config import EngineConfig
+from schedulers.kv_cache import KVCache
+from schedulers.speculation import SpeculativeEngineCore
+
+CONFIG = ModelConfig("llama", Shape(2, 32, 48, 4, 2, 8, 23), max_position_embeddings=256, tied=False)
+BLOCK = 4
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    torch.set_num_threads(1)
+    return Decoder(CONFIG, random_weights(CONFIG, torch.float64, "cpu"))
+
+
+def speculating(decoder: Decoder, config: EngineConfig, drafts: int, lookup: int = 1) -> SpeculativeEngine:
+    def make_core(make_cache: type[KVCache]) -> SpeculativeEngineCore:
+        return SpeculativeEngineCore(config, FixedDrafts(drafts), drafts, make_cache=make_cache)
+
+    return SpeculativeEngine(decoder, config, make_core, lookup, lookup + 2)
+
+
+def generations(sampling: SamplingParams, **settings: Any) -> list[Generation]:
+    """Prompts that repeat themselves, so that n-grams are found."""
+    rng = np.random.default_rng(3)
+    made = []
+    for number in range(9):
+        phrase = rng.integers(0, 23, 5).tolist()
+        prompt = [*phrase, *rng.integers(0, 23, number).tolist(), *phrase, *phrase[: number % 4]]
+        params = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed=number)
+        made.append(
+            make_generation(number, prompt, 3 + 6 * number, sampling_params=params, block_size=BLOCK, **settings)
+        )
+    return made
+
+
+def answered(engine: Engine, asked: list[Generation], abort: int | None = None) -> list[tuple[list[int], str]]:
+    for generation in asked:
+        engine.submit(generation)
+    steps = 0
+    while engine.step() is not None:
+        engine.core.check_integrity()
+        steps += 1
+        if abort is not None and steps == 5:
+            engine.abort(abort)
+    assert engine.core.kv_cache.num_free_blocks == engine.core.kv_cache.num_blocks
+    return [(generation.output, generation.finish_reason) for generation in asked]
+
+
+CONFIGS = {
+    "plenty": EngineConfig(num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK),
+    "chunks of 7": EngineConfig(
+        num_gpu_blocks=400, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=7, max_num_seqs=5
+    ),
+    "few blocks": EngineConfig(num_gpu_blocks=24, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=8),
+}
+SAMPLING = {
+    "greedy": SamplingParams(temperature=0.0),
+    "sampled": SamplingParams(temperature=1.0),
+    "filtered": SamplingParams(temperature=0.7, top_k=7, top_p=0.9),
+}
+
+
+@pytest.mark.parametrize("drafts", [1, 4])
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_answers_are_those_without_speculation(decoder: Decoder, name: str, sampling: str, drafts: int) -> None:
+    config, params = CONFIGS[name], SAMPLING[sampling]
+    engine = speculating(decoder, config, drafts)
+    plain = answered(Engine(decoder, config), generations(params))
+    assert answered(engine, generations(params)) == plain
+    found = engine.core.stats
+    assert 0 < found.num_accepted_tokens < found.num_draft_tokens
+
+
+def test_an_aborted_request_leaves_the_others_as_they_are(decoder: Decoder) -> None:
+    config, params = CONFIGS["few blocks"], SAMPLING["greedy"]
+    plain = answered(Engine(decoder, config), generations(params))
+    told = answered(speculating(decoder, config, 3), generations(params), abort=8)
+    assert told[:8] == plain[:8]
+    assert told[8][1] == "abort"
+
+
+def test_end_tokens_stop_checks_and_logprobs_are_those_without_speculation(decoder: Decoder) -> None:
+    """An answer may end within a draft: what follows is dropped, its log-probabilities as well."""
+    config, params = CONFIGS["plenty"], SAMPLING["greedy"]
+
+    def asked() -> list[Generation]:
+        made = generations(params, end_tokens=frozenset({11, 5}), min_tokens=2, logprobs=2, prompt_logprobs=1)
+        made[4].stop_check = lambda token: token == 7
+        return made
+
+    plain, drafted = asked(), asked()
+    assert answered(speculating(decoder, config, 4), drafted) == answered(Engine(decoder, config), plain)
+    assert {generation.finish_reason for generation in plain} == {"stop", "length"}
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.token_logprobs == pytest.approx(one.token_logprobs, abs=1e-5)
+        assert [[token for token, _ in top] for top in other.top_logprobs] == [
+            [token for token, _ in top] for top in one.top_logprobs
+        ]
+        assert other.prompt_token_logprobs[1:] == pytest.approx(one.prompt_token_logprobs[1:], abs=1e-5)
+
+
+def test_sampled_tokens_have_the_distribution_of_the_model(decoder: Decoder) -> None:
+    """The second token over 3,000 seeds, against the model's own probabilities.
+
+    The prompt has every token, so that whatever is sampled first has a draft behind it.
+    """
+    prompt = np.random.default_rng(1).permutation(23).tolist()
+    config = EngineConfig(num_gpu_blocks=4000, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_batched_tokens=2048)
+    engine = speculating(decoder, config, 3)
+    asked = [
+        make_generation(seed, prompt, 3, sampling_params=SamplingParams(1.0, seed=seed * 7919), block_size=BLOCK)
+        for seed in range(3000)
+    ]
+    answered(engine, asked)
+    assert engine.core.stats.num_drafts > 2500
+    assert engine.core.stats.num_accepted_tokens > 80
+    expected = np.zeros(23)
+    probabilities = _probabilities(decoder, prompt)
+    for first in range(23):
+        after = _probabilities(decoder, [*prompt, first])
+        expected += probabilities[first] * after
+    counts = Counter(generation.output[1] for generation in asked)
+    observed = np.array([counts[token] for token in range(23)])
+    assert stats.chisquare(observed, 3000 * expected).pvalue > 1e-3
+
+
+def _probabilities(decoder: Decoder, tokens: list[int]) -> np.ndarray[Any, Any]:
+    """The model's distribution of the next token, from the log-probabilities that an engine tells."""
+    engine = Engine(decoder, EngineConfig(num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK))
+    generation = make_generation(
+        0, tokens, 1, sampling_params=SamplingParams(temperature=0.0), block_size=BLOCK, logprobs=23
+    )
+    engine.submit(generation)
+    while engine.step() is not None:
+        pass
+    found = np.zeros(23)
+    for token, logprob in generation.top_logprobs[0]:
+        found[token] = np.exp(logprob)
+    return found / found.sum()
+
+
+def proposed(tokens: list[int], shortest: int, longest: int, most: int) -> list[int]:
+    """What followed the first earlier occurrence of the longest n-gram at the end, found by looking everywhere."""
+    for size in range(longest, shortest - 1, -1):
+        end = tokens[len(tokens) - size :]
+        for begin in range(len(tokens) - size):
+            if len(end) == size and tokens[begin : begin + size] == end:
+                return tokens[begin + size : begin + size + most]
+    return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6), st.data())
+def test_lookup_finds_what_a_search_finds(
+    tokens: list[int], shortest: int, more: int, most: int, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(tokens)))
+    lookup = NgramLookup(shortest, shortest + more)
+    lookup.extend(tokens[:cut])
+    lookup.extend(tokens[cut:])
+    assert lookup.propose(most) == proposed(tokens, shortest, shortest + more, most)

@@ -1,0 +1,176 @@
+"""Engines that share nothing, simulated apart and in several processes, leave what one simulation of all leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reports.records.columns import writing_columns
+from schedulers.routing import ROUTERS, RoundRobin
+from tests.twin.serving import by_hand
+from tests.twin.serving.by_hand import Row
+from tests.twin.serving.scenarios import records, reported, scenario
+from twin.serving import independent_engines, summary
+from twin.serving import records as records_module
+from twin.serving.engine import Engine
+from twin.serving.independent_engines import independent_groups, simulate_apart, why_together
+from twin.serving.plan import ServingPlan
+from twin.serving.simulation import Run, Simulation
+from twin.serving.timeseries import timeseries
+from twin.sweeps import one_run
+from twin.sweeps.serving_sweep import prepare, report_run
+from workloads.request import Request
+
+
+def plan_of(document: dict[str, Any]) -> ServingPlan:
+    return prepare(document, Path("scenario.yaml")).cases[0].plan
+
+
+def assert_equal(found: Run, expected: Run, document: dict[str, Any]) -> None:
+    """Compare records in the order in which requests finished, logs with the numbers of visits, and reports."""
+    for name, column in expected.request_table().items():
+        assert found.request_table()[name].tolist() == column.tolist(), name
+    assert records(found) == records(expected)
+    for log, other in zip(found.logs, expected.logs, strict=True):
+        assert (log.name, log.events, log.states().tolist()) == (other.name, other.events, other.states().tolist())
+    assert reported(found, document) == reported(expected, document)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    replicas=st.sampled_from([2, 3, 8]),
+    models=st.sampled_from([1, 2, 5]),
+    routing=st.sampled_from(["least_loaded", "round_robin"]),
+    arrivals=st.sampled_from(
+        [{"process": "poisson", "rate": rate} for rate in (20.0, 100.0, 900.0)]
+        + [{"process": "deterministic", "rate": 62.5}]
+    ),
+    fixed=st.booleans(),
+    asynchronous=st.booleans(),
+    fast_forward=st.booleans(),
+    limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 400]),
+    span=st.sampled_from([1, 7, 1000]),
+    seed=st.integers(0, 10**6),
+)
+def test_apart_as_together(
+    replicas: int, models: int, routing: str, arrivals: dict[str, Any], fixed: bool, asynchronous: bool,
+    fast_forward: bool, limit: int | None, blocks: int, span: int, seed: int,
+) -> None:  # fmt: skip
+    uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
+    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (32, 16)] if fixed else uniform
+    document = scenario(
+        seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
+        workload={
+            "prefill": prefill, "decode": decode, "arrivals": arrivals, "max_tokens": limit,
+            "models": {"count": models, "zipf": 1.0}, "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+        },
+        engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous},
+    )  # fmt: skip
+    plan = plan_of(document)
+    if why_together(plan) is not None:
+        assert routing == "least_loaded"
+        assert models == 1
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(independent_engines, "SPAN", span)
+        apart = simulate_apart(plan)
+    assert_equal(apart, Simulation(plan_of(document)).run(), document)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=30),
+    replicas=st.integers(2, 4),
+    asynchronous=st.booleans(),
+    fast_forward=st.booleans(),
+    span=st.sampled_from([1, 3, 1000]),
+)
+def test_events_at_the_same_instant(
+    rows: list[Row], replicas: int, asynchronous: bool, fast_forward: bool, span: int
+) -> None:
+    """Everything happens at whole ticks, so arrivals, step ends and answers of several engines coincide."""
+    sections: dict[str, Any] = {
+        "system": {"layout": "colocated", "replicas": replicas, "routing": "round_robin"},
+        "engine": {"async_scheduling": asynchronous}, "fast_forward": fast_forward,
+    }  # fmt: skip
+    apart, together = (by_hand.plan_of(sorted(rows), **sections) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(independent_engines, "SPAN", span)
+        found = simulate_apart(apart)
+    assert_equal(found, Simulation(together).run(), scenario(**sections))
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("detail", [True, "requests", False])
+def test_in_processes_as_in_one(
+    detail: bool | str, processes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where steps leave memory, and the request file to the last byte."""
+    document = scenario(
+        detail=detail, system={"layout": "colocated", "replicas": 4, "routing": "round_robin"},
+        workload={"requests": 300, "arrivals": {"process": "poisson", "rate": 200}, "models": {"count": 2}},
+        measure={"after": 0.2}, engine={"num_gpu_blocks": 20},
+    )  # fmt: skip
+    for module, name, value in (
+        (one_run, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (records_module, "WORTH_A_PART", 3),
+        (summary, "MANY_STEPS", 100 if detail == "requests" else 1 << 20), (summary, "STEPS_OF_PART", 50),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    plans = [plan_of(document) for _ in range(2)]
+    with writing_columns(tmp_path / "found.parquet") as write:
+        found = one_run.make_run(plans[0], sink=write if detail else None, processes=processes)
+    with writing_columns(tmp_path / "expected.parquet") as write:
+        expected = Simulation(plans[1], sink=write if detail else None).run()
+    assert not isinstance(found.engines[0], Engine)
+    assert report_run(found, plans[0]) == report_run(expected, plans[1])
+    assert found.columns.last_token == expected.columns.last_token
+    assert (found.population, found.end) == (expected.population, expected.end)
+    if detail:
+        written = [(tmp_path / f"{name}.parquet").read_bytes() for name in ("found", "expected")]
+        assert written[0] == written[1]
+    if detail is True:
+        assert timeseries(found, plans[0].scenario.measure) == timeseries(expected, plans[1].scenario.measure)
+    else:
+        assert all(len(log.ends) < log.num_steps for log in found.logs)
+
+
+TOGETHER = [
+    ({"system": {"layout": "colocated"}}, "system: there is one engine"),
+    ({}, "system.routing: least_loaded looks at all engines"),
+    ({"workload": {"models": {"count": 2}}, "system": {"replicas": 2, "routing": "power_of_two"}}, "system.routing"),
+    ({"workload": {"arrivals": {"process": "closed_loop", "concurrency": 8}}}, "workload.arrivals: clients"),
+    ({"failures": [{"engine": "engine-0", "at": 0.1, "duration": 0.1}]}, "failures: "),
+    ({"system": {"layout": "disaggregated", "link": {"bandwidth": 1e9, "bytes_per_token": 1}}}, "system.layout: "),
+    ({"system": {"replicas": 4, "routing": "round_robin", "kv_events": {"delay": 0.1}}}, "system.kv_events: "),
+    (
+        {"system": {"replicas": 4, "routing": "round_robin"}, "measure": {"prefix_cache": True}},
+        "measure.prefix_cache: ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "why"), TOGETHER)
+def test_engines_that_share_something_are_simulated_together(sections: dict[str, Any], why: str) -> None:
+    sections = {"system": {"replicas": 4}, **sections}
+    sections["system"] = {"layout": "colocated", **sections["system"]}
+    plan = plan_of(scenario(**sections))
+    shared = why_together(plan)
+    assert shared is not None
+    assert shared.startswith(why)
+    assert len(independent_groups(plan)) == 1
+
+
+def test_a_router_that_inherits_its_turns_looks_at_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backwards(RoundRobin):
+        def choose(self, request: Request, engines: Many[Any]) -> Any:
+            return super().choose(request, engines[::-1])
+
+    monkeypatch.setitem(ROUTERS, "backwards", lambda draw: Backwards())
+    system = {"layout": "colocated", "replicas": 4, "routing": "backwards"}
+    assert why_together(plan_of(scenario(system=system))) is not None

@@ -1,0 +1,87 @@
+"""What a page holds: its tables, what a browser would load, and the models of its charts."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+
+
+class Tables(HTMLParser):
+    """Rows of cells, and whatever a browser would load."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == [], "tags that are not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [
+            value for name, value in attrs if name in ("src", "href") and value and not value.startswith(("#", "data:"))
+        ]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in ("meta", "br", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [value for name, value in attrs if name == "src" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if any(tag in ("td", "th") for tag in self.open):
+            self.rows[-1][-1] += data
+
+
+def models(page: str, name: str) -> list[dict[str, Any]]:
+    """The attributes of all models of one type in the page's charts."""
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)
+    return (
+        [] if found is None else [each["attributes"] for each in _objects(json.loads(found[1])) if each["name"] == name]
+    )
+
+
+def columns(page: str) -> list[dict[str, list[Any]]]:
+    """The columns of all data sources of the page's charts."""
+    return [
+        {name: _values(values) for name, values in source["data"]["entries"]}
+        for source in models(page, "ColumnDataSource")
+    ]
+
+
+def titles(page: str) -> list[str]:
+    """The titles of the page's charts."""
+    return [each["text"] for each in models(page, "Title") if each.get("text")]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _objects(each)
+    elif isinstance(value, dict):
+        if value.get("type") == "object":
+            yield {"attributes": {}, **value}
+        for each in value.values():
+            yield from _objects(each)
+
+
+def _values(found: Any) -> list[Any]:
+    """A column: a list, or compressed numbers."""
+    if isinstance(found, dict):
+        array = np.frombuffer(gzip.decompress(base64.b64decode(found["array"]["data"])), dtype=found["dtype"])
+        return array.tolist()  # type: ignore[no-any-return]
+    return list(found)

@@ -1,0 +1,75 @@
+"""The page of a plan: its answer, its deployments to compare, and every candidate with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reports.planning.page import plan_page
+from tests.reports.pages.page_contents import Tables, columns, models
+from tests.reports.serving.documents import spread
+
+
+def row(name: str, layout: str, gpus: int, user: float, meets: bool) -> dict[str, Any]:
+    """A deployment whose GPUs give 100 tokens/s each."""
+    goal = {"name": "ttft_p99", "limit": 0.5, "value": 0.4 if meets else 0.6, "interval": [0.35, 0.45], "met": meets}
+    return {
+        "name": name, "layout": layout, "parallelism": "TP 2", "settings": {"max_num_batched_tokens": 512 * gpus},
+        "gpus": gpus, "devices": f"{gpus} = {gpus}×1", "cost_per_hour": None, "cost_per_million_output_tokens": None,
+        "output_throughput": 100.0 * gpus, "tokens_per_second_per_gpu": 100.0, "tokens_per_second_per_user": user,
+        "goals": [goal], "probability": 0.97 if meets else 0.1, "meets": meets, "summary": {"ttft": spread(0.16)},
+    }  # fmt: skip
+
+
+def candidate(name: str, status: str, reason: str) -> dict[str, Any]:
+    return {
+        "name": name, "layout": "colocated", "parallelism": "TP 2", "settings": {"max_num_batched_tokens": 512},
+        "sizes": [1], "gpus": 2, "cost_per_hour": None, "status": status, "reason": reason,
+    }  # fmt: skip
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    rows = [row("a", "colocated", 2, 40.0, True), row("b", "disaggregated", 4, 60.0, False)]
+    ledger = [candidate("a", "feasible", ""), candidate("c", "saturated", "5 requests/s <arrive>")]
+    return {
+        "schema": "twin.plan/1", "name": "chat", "note": "Simulated.", "answer": "Take 2 GPUs.", "feasible": True,
+        "question": {"goals": {"ttft_p99": 0.5}, "window": {"requests": 1500, "warmup": 1.4}},
+        "recommendation": rows[0], "nearest_miss": None, "rows": rows,
+        "headroom": {"rate": 12.0, "factor": 1.2, "binds": "ttft_p99", "beyond": "ttft_p99 is 600 ms"},
+        "changes": [{"change": "rate +20 %", "meets": False, "probability": 0.2, "reason": "slow"}],
+        "ledger": ledger, **changes,
+    }  # fmt: skip
+
+
+def test_a_plan_has_its_answer_its_goals_and_what_would_change_it() -> None:
+    page = plan_page(plan(), {"command": "twin plan chat.yaml"})
+    tables = Tables(page)
+    assert tables.loaded == []
+    assert "Take 2 GPUs." in page
+    assert ["2 = 2×1", "TP 2", "1024", "0.4 ±0.05 ✓", "97 %"] in tables.rows
+    assert ["rate +20 %", "✗", "20 %", "slow"] in tables.rows
+    assert "It bears 12 requests/s (+20 %). A little above: ttft_p99 is 600 ms." in page
+
+
+def test_deployments_are_compared_by_throughput_and_interactivity() -> None:
+    page = plan_page(plan(), {})
+    explored = next(each for each in columns(page) if "#verdict" in each)
+    assert explored["user"] == [40.0, 60.0]
+    assert explored["output_throughput_per_device"] == [100.0, 100.0]
+    assert explored["#verdict"] == ["recommended", "misses a goal"]
+    assert explored["devices"] == [2, 4]
+    chosen = {each["title"]: each["value"] for each in models(page, "Select")}
+    assert chosen == {"horizontal": "user", "vertical": "output_throughput_per_device", "colour": "#verdict"}
+
+
+def test_every_candidate_is_there_with_its_reason() -> None:
+    page = plan_page(plan(), {})
+    ledger = next(each for each in columns(page) if ["feasible", "saturated"] in each.values())
+    assert ["", "5 requests/s <arrive>"] in ledger.values()
+    assert {each["title"] for each in models(page, "MultiChoice")} >= {"only status"}
+
+
+def test_a_plan_without_a_feasible_candidate_names_the_nearest_miss() -> None:
+    miss = row("b", "colocated", 4, 60.0, False) | {"reason": "ttft_p99 is 600 ms"}
+    page = plan_page(plan(feasible=False, recommendation=None, nearest_miss=miss, headroom=None, rows=[]), {})
+    assert "Nearest miss: 4 = 4×1 (TP 2, max_num_batched_tokens 2048). ttft_p99 is 600 ms." in page
+    assert "Deployments" not in page

@@ -1,0 +1,217 @@
+"""Speculative decoding in the scheduler: as without it where nothing is drafted, and whole whatever is accepted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedulers.batches import Batch
+from schedulers.chunking import StaticChunks
+from schedulers.draft_policies import DRAFT_POLICIES, DraftsByBatchSize, FixedDrafts, GoodputDrafts
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import FINISHED, Sequence
+from schedulers.speculation import SpeculativeEngineCore
+from workloads.request import Request
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request that comes before step `at`; its answer ends after `answer` tokens, `abort` steps later it is gone."""
+
+    at: int
+    prompt: int
+    max_tokens: int
+    answer: int
+    ids: tuple[int, ...] = ()
+    abort: int | None = None
+    in_step: bool = False
+
+
+def visits() -> st.SearchStrategy[list[Visit]]:
+    one = st.builds(
+        Visit,
+        at=st.integers(0, 12),
+        prompt=st.integers(1, 30),
+        max_tokens=st.integers(0, 20),
+        answer=st.integers(1, 20),
+        ids=st.lists(st.integers(0, 2), max_size=4).map(tuple),
+        abort=st.none() | st.integers(0, 12),
+        in_step=st.booleans(),
+    )
+    return st.lists(one, min_size=1, max_size=8)
+
+
+CONFIGS = st.builds(
+    EngineConfig,
+    num_gpu_blocks=st.integers(13, 30),
+    block_size=st.just(4),
+    prefix_id_tokens=st.just(4),
+    max_num_batched_tokens=st.integers(4, 24),
+    max_num_seqs=st.integers(1, 4),
+    enable_prefix_caching=st.booleans(),
+    cache_blocks_on=st.sampled_from(["scheduled", "computed"]),
+    kv_reservation=st.sampled_from(["chunk", "prompt", "max_tokens"]),
+)
+
+Accept = Callable[[int, int], int]
+"""Draft tokens that are right, of a request's draft of so many."""
+
+
+def run(core: EngineCore, story: list[Visit], accept: Accept) -> tuple[list[str], dict[int, int]]:
+    """Play a story to its end. Returns each step in words, and the tokens that each request was given."""
+    steps: list[str] = []
+    given_tokens = dict.fromkeys(range(len(story)), 0)
+    ended: set[int] = set()
+    step = 0
+    while step <= 12 or core.sequences:
+        for number, visit in enumerate(story):
+            if visit.at == step:
+                core.submit(Request(number, 0.0, visit.prompt, visit.max_tokens, prefix_blocks=visit.ids), 0.0)
+        _abort(core, story, step, ended, in_step=False)
+        batch = core.begin_step(0.0)
+        if batch is not None:
+            assert batch.tokens <= core.config.max_num_batched_tokens
+            core.check_integrity()
+            steps.append(_told(batch))
+            _abort(core, story, step, ended, in_step=True)
+            for sequence in _end(core, batch, story, given_tokens, accept):
+                assert sequence.request.id not in ended
+                ended.add(sequence.request.id)
+                assert given_tokens[sequence.request.id] == sequence.num_output_tokens
+            core.check_integrity()
+        step += 1
+        assert step < 2000, f"a request starves: {list(core.sequences.values())}"
+    assert ended == set(given_tokens)
+    assert core.kv_cache.num_free_blocks == core.config.num_gpu_blocks
+    assert core.outstanding_tokens == 0
+    return steps, given_tokens
+
+
+def _told(batch: Batch) -> str:
+    decodes = [sequence.request.id for sequence in batch.decodes]
+    return f"{batch.chunks} {decodes} {batch.decode_kv} {batch.longest_decode} {batch.outputs}"
+
+
+def _abort(core: EngineCore, story: list[Visit], step: int, ended: set[int], *, in_step: bool) -> None:
+    for number, visit in enumerate(story):
+        due = visit.abort is not None and visit.at + visit.abort == step and visit.in_step == in_step
+        if due and core.abort(number, 0.0) is not None:
+            ended.add(number)
+
+
+def _end(
+    core: EngineCore, batch: Batch, story: list[Visit], given_tokens: dict[int, int], accept: Accept
+) -> list[Sequence]:
+    """End a step as a backend does that finds the tokens one by one."""
+    stopped: list[Sequence] = []
+    accepted, emitted = [], []
+    drafts = batch.draft_tokens or [0] * len(batch.decodes)
+    tokens = [*zip(batch.decodes, drafts, strict=True), *((c.sequence, 0) for c in batch.chunks if c.last)]
+    for i, (sequence, drafted) in enumerate(tokens):
+        number = sequence.request.id
+        right = accept(number, drafted)
+        left = story[number].answer - given_tokens[number]
+        here = min(right + 1, left)
+        if i < len(batch.decodes):
+            accepted.append(right)
+            emitted.append(here)
+        if sequence.state == FINISHED:
+            continue  # aborted in this step
+        given_tokens[number] += here
+        if here == left:
+            stopped.append(sequence)
+    if isinstance(core, SpeculativeEngineCore):
+        core.record_outputs(batch, accepted, emitted)
+    return core.end_step(batch, stopped, 0.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CONFIGS, visits(), st.none() | st.integers(4, 12))
+def test_without_drafts_it_decides_as_the_plain_scheduler(
+    config: EngineConfig, story: list[Visit], limit: int | None
+) -> None:
+    def chunks() -> StaticChunks | None:
+        return StaticChunks(limit) if limit else None
+
+    plain = run(EngineCore(config, chunks()), story, lambda number, drafted: 0)
+    speculating = run(SpeculativeEngineCore(config, FixedDrafts(0), 0, chunks()), story, lambda number, drafted: 0)
+    assert speculating == plain
+
+
+@settings(max_examples=200, deadline=None)
+@given(CONFIGS, visits(), st.integers(1, 5), st.integers(0, 2**20))
+def test_whatever_is_accepted_every_request_gets_its_answer_and_every_block_comes_back(
+    config: EngineConfig, story: list[Visit], drafts: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    core = SpeculativeEngineCore(config, FixedDrafts(drafts), drafts)
+    core.propose = lambda sequence, limit: rng.randint(0, limit)
+    _, tokens = run(core, story, lambda number, drafted: rng.randint(0, drafted))
+    for number, visit in enumerate(story):
+        if visit.abort is None:
+            assert tokens[number] == min(visit.answer, max(visit.max_tokens, 1))
+    stats = core.stats
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens <= stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 5])
+def test_accepted_drafts_shorten_a_run_as_they_should(drafts: int) -> None:
+    """Every draft right: an answer of 61 tokens takes its prompt's step and 60 / (k + 1) more."""
+    config = EngineConfig(num_gpu_blocks=40)
+    core = SpeculativeEngineCore(config, FixedDrafts(drafts), drafts)
+    steps, _ = run(core, [Visit(0, 10, 61, 61)], lambda number, drafted: drafted)
+    assert len(steps) == 1 + 60 // (drafts + 1)
+    assert core.stats.num_accepted_tokens == 60 // (drafts + 1) * drafts
+
+
+def test_a_sequence_gets_its_token_before_another_gets_drafts() -> None:
+    """Three decodes and room for 4 tokens: one draft, and nothing for prompts."""
+    config = EngineConfig(num_gpu_blocks=40, max_num_batched_tokens=4, max_num_seqs=3)
+    core = SpeculativeEngineCore(config, FixedDrafts(3), 3)
+    batches = []
+    for number in range(3):
+        core.submit(Request(number, 0.0, 1, 9), 0.0)
+    for _ in range(2):
+        batch = core.begin_step(0.0)
+        assert batch is not None
+        batches.append((batch.n_decodes, list(batch.draft_tokens), batch.prefill_tokens))
+        core.record_outputs(batch, [0] * batch.n_decodes, [1] * batch.n_decodes)
+        core.end_step(batch, (), 0.0)
+    assert batches == [(0, [], 3), (3, [1, 0, 0], 0)]
+
+
+def test_by_batch_size_drafts_stop_where_the_table_ends() -> None:
+    policy = DraftsByBatchSize(4, [8, 32], [4, 2])
+    assert [policy.num_draft_tokens(n) for n in (1, 8, 9, 32, 33)] == [4, 4, 2, 2, 0]
+    with pytest.raises(ValueError, match="rise"):
+        DraftsByBatchSize(4, [8, 8], [4, 2])
+    assert set(DRAFT_POLICIES) == {"fixed", "by_batch_size", "goodput"}
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+def test_goodput_learns_the_acceptance_and_drafts_less_the_more_a_row_costs(acceptance: float) -> None:
+    """A step takes as long as its rows beyond 64: few decodes draft much, many draft nothing, as brute force says."""
+    tokens, seconds = [1, 64, 1064], [1.0, 1.001, 11.0]
+    policy = GoodputDrafts(6, tokens, seconds)
+    rng = random.Random(5)
+    for _ in range(3000):
+        right = 0
+        while right < 3 and rng.random() < acceptance:
+            right += 1
+        policy.observe(3, right)
+    assert policy.acceptance == pytest.approx(acceptance, abs=0.1)
+
+    def rate(drafts: int, decodes: int) -> float:
+        emitted = sum(policy.acceptance**i for i in range(drafts + 1))
+        rows = decodes * (drafts + 1)
+        return emitted / (1.0 + 0.001 * (rows - 1) / 63 if rows <= 64 else 1.001 + (rows - 64) * 9.999 / 1000)
+
+    for decodes in (1, 8, 40, 400):
+        best = max(range(7), key=lambda drafts: rate(drafts, decodes))
+        assert policy.num_draft_tokens(decodes) == best

@@ -1,0 +1,122 @@
+"""The process behind a page answers the newest question alone, as `twin.simulate` would."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import twin
+from latency_models.io.config_io import write_yaml
+from tests.twin.page.scenarios import roofline
+from twin.page.knobs import from_link
+from twin.page.questions import LOADS, Inquiry, answer
+from twin.page.worker import Worker
+
+Answer = tuple[int, str, dict[str, Any]]
+LIMIT = 120.0
+"""Seconds to wait for a process, on a machine that does much else."""
+
+
+def asked(**changes: Any) -> Inquiry:
+    return Inquiry(roofline(**changes), Path("s.yaml"))
+
+
+def all_told(inquiry: Inquiry, query: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    told: list[tuple[str, dict[str, Any]]] = []
+    answer(inquiry, from_link(inquiry.knobs, query), lambda kind, document: told.append((kind, document)))
+    return told
+
+
+def test_a_question_gets_a_draft_an_answer_and_curves() -> None:
+    told = all_told(asked(), {})
+    kinds = [kind for kind, _ in told]
+    assert kinds[:3] == ["draft", "full", "afd"]
+    assert set(kinds[3:]) == {"pareto"}
+    assert len(kinds[3:]) == 4 * len(LOADS)  # tensor parallel 1, 2, 4, 8
+    full = told[1][1]
+    assert full["summary"]["requests"] == 600
+    theory = told[2][1]["theory"]
+    assert theory["r_star"] > 0
+    chosen = told[3][1]
+    assert (chosen["name"], chosen["load"], chosen["rate"]) == ("TP 1", 1.0, 4.0)
+
+
+def test_an_answer_is_that_of_the_scenario_written(tmp_path: Path) -> None:
+    inquiry = asked()
+    query = {"rate": "6", "seqs": "32", "layout": "apart"}
+    (full,) = [document for kind, document in all_told(inquiry, query) if kind == "full"]
+    (tmp_path / "s.yaml").write_text(write_yaml(inquiry.changed(from_link(inquiry.knobs, query))))
+    assert twin.simulate(tmp_path / "s.yaml").document["summary"] == full["summary"]
+
+
+def test_what_cannot_be_is_told_in_one_line_and_ends_the_answer() -> None:
+    ((kind, document),) = all_told(asked(), {"model": "llama-3.1-405b"})
+    assert kind == "error"
+    assert "weights leave room for a KV cache" in document["text"]
+
+
+def test_points_that_are_overloaded_or_do_not_fit_say_so() -> None:
+    points = [document for kind, document in all_told(asked(), {"model": "llama-3.1-70b", "tp": "4", "rate": "14"})
+              if kind == "pareto"]  # fmt: skip
+    reasons = {point["name"]: point.get("reason", "") for point in points}
+    assert "weights leave room" in reasons["TP 1"]
+    assert any(point.get("reason", "").startswith("overloaded at") for point in points)
+    assert all(point["user"] is None for point in points if point.get("reason"))
+
+
+def test_other_step_times_and_closed_loops_have_no_afd_curve() -> None:
+    linear = {"source": "linear", "overhead": 0.01, "per_token": 1e-4, "per_kv_token": 1e-7}
+    engine = {"max_num_seqs": 16, "max_num_batched_tokens": 1024, "num_gpu_blocks": 4000}
+    told = all_told(asked(step_time=linear, engine=engine), {})
+    (curve,) = [document for kind, document in told if kind == "afd"]
+    assert "needs step times of source roofline" in curve["reason"]
+    assert {document["name"] for kind, document in told if kind == "pareto"} == {"as chosen"}
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[Worker, queue.Queue[Answer]]]:
+    answers: queue.Queue[Answer] = queue.Queue()
+    found = Worker(asked(), lambda *each: answers.put(each))
+    yield found, answers
+    found.close()
+
+
+def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
+    """The first question's curves, some 24 simulations, are not computed once the second has come."""
+    at_work, answers = worker
+    inquiry = asked()
+    first = at_work.ask(from_link(inquiry.knobs, {}))
+    while answers.get(timeout=LIMIT)[1] != "full":
+        pass
+    second = at_work.ask(from_link(inquiry.knobs, {"rate": "5"}))
+    told = [answers.get(timeout=LIMIT)]
+    while told[-1][1] != "done":
+        told.append(answers.get(timeout=LIMIT))
+    of_first = [kind for number, kind, _ in told if number == first]
+    of_second = [kind for number, kind, _ in told if number == second]
+    assert len(of_first) < 1 + 4 * len(LOADS)
+    assert "done" not in of_first
+    assert of_second[:3] == ["draft", "full", "afd"]
+    assert len(of_second) == 4 + 4 * len(LOADS)
+    assert [number for number, _, _ in told] == sorted(number for number, _, _ in told)
+
+
+def test_many_questions_at_once_get_one_answer(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
+    at_work, answers = worker
+    inquiry = asked()
+    numbers = [at_work.ask(from_link(inquiry.knobs, {"rate": str(rate)})) for rate in range(1, 12)]
+    finished = []
+    while numbers[-1] not in finished:
+        number, kind, _ = answers.get(timeout=LIMIT)
+        finished += [number] if kind == "done" else []
+    assert finished == [numbers[-1]]
+
+
+def test_a_closed_worker_ends_its_process(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
+    at_work, _ = worker
+    at_work.close()
+    assert not at_work.alive

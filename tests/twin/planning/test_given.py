@@ -1,0 +1,154 @@
+"""Given deployments: the rate that they bear, and their place beside those of a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import twin
+from tests.twin.planning.scenarios import SMALL, document, kind, planner, question
+from twin.cli import run
+from twin.executors.processes import Processes
+from twin.planning.given import given_candidate, plan_of_given
+from twin.planning.load import changes
+from twin.planning.max_load import MaxLoad
+from twin.planning.question import read_question
+from twin.theory.queueing import md1_wait
+
+STEP, STEPS = 1e-2, 20
+SERVICE = STEP * STEPS
+
+
+def deployment(**system: Any) -> dict[str, Any]:
+    """A scenario of two engines, as one would simulate it."""
+    step = {"source": "linear", "overhead": 0.01, "per_token": 6e-5, "per_kv_token": 2e-7}
+    return {**SMALL, "workload": {**SMALL["workload"], "requests": 500}, "step_time": step, "system": system}
+
+
+APART = {
+    "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 1,
+    "link": {"bandwidth": 1e10, "bytes_per_token": 1e5},
+}  # fmt: skip
+
+
+def server(goals: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    """One server with fixed services: M/D/1."""
+    return {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "server",
+        "workload": {
+            "requests": 1,
+            "prefill": {"distribution": "fixed", "mean": 1},
+            "decode": {"distribution": "fixed", "mean": STEPS},
+            "arrivals": {"process": "poisson", "rate": 1.0},
+        },
+        "engine": {"num_gpu_blocks": 10**6, "max_num_seqs": 1, "enable_prefix_caching": False},
+        "step_time": {"source": "linear", "overhead": STEP},
+        "plan": {"goals": goals, "window": 600, "replications": 6, **plan},
+    }
+
+
+def borne(made: dict[str, Any]) -> dict[str, Any]:
+    path = Path("scenario.yaml")
+    asked = read_question(plan_of_given(made, {}), {}, path)
+    own = given_candidate(made, path, asked, "server")
+    return MaxLoad(asked, own, {}, lambda key, point: None, Processes(1)).run()
+
+
+def test_the_rate_that_one_server_bears_is_that_of_queueing_theory() -> None:
+    rate = 0.7 / SERVICE
+    answer = borne(server({"ttft_mean": STEP + md1_wait(rate, SERVICE)}))
+    low, high = answer["interval"]
+    assert low <= rate <= high
+    assert 0.7 * rate < low <= 1.01 * answer["rate"] <= 1.01 * high < 1.3 * rate
+    assert answer["binds"] == "ttft_mean"
+    assert answer["deployment"]["probability"] >= 0.95
+
+
+def test_without_a_goal_that_binds_a_queue_ends_the_load() -> None:
+    answer = borne(server({"ttft_p50": 1000.0}))
+    assert answer["binds"] is None
+    assert "saturated" in answer["beyond"]
+    assert 0.85 / SERVICE < answer["rate"] < 1.15 / SERVICE  # a growing queue must outgrow chance in 600 requests
+
+
+def test_a_goal_that_no_rate_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(server({"tpot_mean": STEP / 2})))
+    assert run(["plan", "one.yaml", "--max-load", "--jobs", "1"]) == 3
+
+
+def test_the_command_prints_the_document_and_takes_goals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = server({}, window=600, replications=4)
+    del made["plan"]["goals"]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(made))
+    assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--json", "--jobs", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "twin.max-load/1"
+    assert answer["interval"][0] <= answer["rate"]
+    assert run(["plan", "one.yaml", "--max-load", "--slo", "ttft_mean=400ms", "--gpu", "h200"]) == 2
+    assert "--gpu" in capsys.readouterr().err
+    assert run(["plan", "one.yaml", "--max-load", "--jobs", "1"]) == 2
+    assert "goals" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("system", [{"layout": "colocated", "replicas": 2}, APART], ids=["together", "apart"])
+def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any], tmp_path: Path) -> None:
+    """The windows of a given candidate are those of `simulate`, with the same requests."""
+    made = deployment(**system)
+    path = Path("scenario.yaml")
+    asked = question(document())
+    own = given_candidate(made, path, asked, "mine")
+    plan = planner(document(), given=[own])
+    answer = plan.run()
+    (shown,) = [each for each in answer["rows"] if each["name"].startswith("given mine")]
+    assert shown["sizes"] == ([2] if len(own.sizes) == 1 else [2, 1])
+    again = plan.judge(plan.question).scenario(own, shown["requests_a_window"])
+    theirs = {**made, "workload": again["workload"], "measure": again["measure"], "seed": shown["seed"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(theirs))
+    summary = twin.simulate(tmp_path / "mine.yaml", replications=shown["windows"], jobs=1).document["summary"]
+    assert shown["summary"]["ttft"] == summary["ttft"]
+    assert any(entry["name"].startswith("given mine") for entry in answer["ledger"])
+
+
+def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
+    made = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
+    made["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
+    asked = document(layouts=["colocated"], replications=8)
+    own = given_candidate(made, Path("scenario.yaml"), question(asked), "mine")
+    best = planner(asked, given=[own]).run()["recommendation"]
+    assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
+
+
+def test_other_pools_than_one_of_each_role_are_refused() -> None:
+    pools = [{"name": "a", "role": "both"}, {"name": "b", "role": "both"}]
+    made = deployment(layout="pools", pools=pools)
+    with pytest.raises(Exception, match="expected one pool of engines"):
+        given_candidate(made, Path("scenario.yaml"), question(document()), "mine")
+
+
+def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
+    """Prompts of which nine tenths are shared: without hits the engine has many times the work."""
+    made = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
+    workload = {**SMALL["workload"], "prefill": {"distribution": "fixed", "mean": 2000}}
+    prefixes = {"groups": 4, "tokens": 1800}
+    made |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
+    plan = planner(made | {"workload": made["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
+    plan.run()
+    assert plan.best is not None
+    found = {each["change"]: each for each in changes(plan.judge, plan.question, plan.best.candidate)}
+    base = plan.best.value(0)
+    more, less, none = (
+        found[name]["values"]["ttft_p99"]
+        for name in ("shared prefixes -20 %", "shared prefixes +20 %", "no hits in the prefix cache")
+    )
+    assert base is not None
+    assert less <= base < more < none

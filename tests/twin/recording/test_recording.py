@@ -1,0 +1,185 @@
+"""`twin observe` and `twin replay` against a small server: what passes, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.twin.recording.server import METRICS, answering, serving
+from twin import cli
+from twin.recording.completion_stream import CompletionStream
+from twin.recording.player import prompts
+from twin.recording.proxy import Proxy
+from twin.recording.run_writer import RunWriter
+from twin.recording.upstream import Upstream, cache_settings
+from twin.refinement.measured_run import read_measured_run
+from workloads.id_lists import IdLists
+from workloads.trace import Trace
+
+
+@contextlib.contextmanager
+def observing(upstream: int, folder: Path, **options: Any) -> Iterator[int]:
+    """The proxy in front of a port."""
+    writer = RunWriter(folder, {"source": "test"})
+    proxy = Proxy(("127.0.0.1", 0), Upstream.of(f"127.0.0.1:{upstream}", "--upstream"), writer, **options)
+    try:
+        with serving(proxy) as port:
+            yield port
+    finally:
+        writer.close()
+
+
+def post(port: int, path: str, **fields: Any) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    headers = {"content-type": "application/json", "authorization": "Bearer secret"}
+    connection.request("POST", path, json.dumps(fields).encode(), headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_proxy_passes_all_and_records_streams(tmp_path: Path) -> None:
+    with answering() as (behind, seen), observing(behind, tmp_path / "run") as port:
+        asked = {"prompt": "private words", "max_tokens": 5, "stream": True}
+        direct, passed = (post(each, "/v1/completions", **asked) for each in (behind, port))
+        assert direct == passed  # the count that the proxy requests is left out again
+        chat = post(port, "/v1/chat/completions", messages=[], max_tokens=3, stream=True)
+        assert chat[0] == 200
+        counted = post(port, "/v1/completions", **asked, stream_options={"include_usage": True})
+        assert b'"usage"' in counted[1]
+        assert post(port, "/v1/completions", prompt="x", max_tokens=2) == (200, b'{"choices": [{"text": "whole"}]}')
+        assert post(port, "/v1/completions", prompt="refuse", max_tokens=2, stream=True)[0] == 400
+        assert post(port, "/v1/embeddings", input="x")[0] == 200
+    rows = lines(tmp_path / "run" / "requests.jsonl")
+    assert [(row["input_toks"], row["output_toks"]) for row in rows] == [(13, 5), (4, 3), (13, 5)]
+    for row in rows:
+        assert row["queued_ts"] + 0.02 <= row["first_token_ts"] <= row["last_token_ts"] - 0.004
+    skipped = [row["why"] for row in lines(tmp_path / "run" / "skipped.jsonl")]
+    assert skipped == ["not streamed: nothing says when its first token came", "status 400"]
+    everything = "".join(file.read_text() for file in (tmp_path / "run").iterdir())
+    assert "private" not in everything
+    assert "secret" not in everything
+    assert seen[1][1]["stream_options"] == {"include_usage": True}
+    assert seen[1][2]["authorization"] == "Bearer secret"
+
+
+def test_text_is_kept_when_requested_and_requests_can_be_left_untouched(tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies.jsonl"
+    with answering() as (behind, seen), observing(behind, tmp_path / "run", untouched=True, bodies=bodies) as port:
+        post(port, "/v1/completions", prompt="words", max_tokens=2, stream=True)
+    assert seen[0][1] == {"prompt": "words", "max_tokens": 2, "stream": True}
+    assert [row["body"]["prompt"] for row in lines(bodies)] == ["words"]
+    assert "did not count its prompt's tokens" in lines(tmp_path / "run" / "skipped.jsonl")[0]["why"]
+
+
+def test_no_server_behind_the_proxy_is_a_502(tmp_path: Path) -> None:
+    with answering() as (behind, _):
+        pass
+    with observing(behind, tmp_path / "run") as port:
+        status, body = post(port, "/v1/completions", prompt="x", max_tokens=2, stream=True)
+    assert status == 502
+    assert b"did not answer" in body
+    assert lines(tmp_path / "run" / "skipped.jsonl")[0]["why"].startswith("the server did not answer")
+
+
+def test_a_replay_is_a_run_with_the_recorded_lengths_and_times(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,prompt_tokens,output_tokens\n0.0,30,4\n0.1,12,6\n0.3,50,2\n")
+    with answering() as (port, seen):
+        words = ["--url", f"http://127.0.0.1:{port}", "-o", str(tmp_path / "run"), "--speed", "2"]
+        assert cli.run(["replay", str(trace), *words]) == 0
+    run = read_measured_run(tmp_path / "run")
+    assert run.by_client
+    assert run.prompts.tolist() == [30, 12, 50]
+    assert run.answers.tolist() == [4, 6, 2]
+    assert (np.diff(run.start) >= np.array([0.04, 0.09])).all()
+    assert (run.meta or {})["cache_config"] == {
+        "block_size": 16, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9, "num_gpu_blocks": 1234
+    }  # fmt: skip
+    for _, document, _ in seen:
+        assert document["ignore_eos"] is True
+        assert document["min_tokens"] == document["max_tokens"]
+
+
+def test_a_replay_may_be_of_a_run_and_through_the_proxy(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    row = '{{"input_toks": {0}, "output_toks": 3, "queued_ts": {1}, "first_token_ts": 9.5, "last_token_ts": 9.7}}\n'
+    (tmp_path / "first" / "requests.jsonl").write_text(row.format(8, 9.0) + row.format(5, 8.9))
+    with answering() as (behind, _), observing(behind, tmp_path / "observed") as port:
+        words = ["--url", f"http://127.0.0.1:{port}", "-o", str(tmp_path / "replayed"), "--model", "small"]
+        assert cli.run(["replay", str(tmp_path / "first"), *words]) == 0
+    observed, replayed = (read_measured_run(tmp_path / name) for name in ("observed", "replayed"))
+    assert observed.prompts.tolist() == replayed.prompts.tolist() == [5, 8]
+    assert (observed.start >= replayed.start).all()
+    assert (observed.last <= replayed.last + 1e-3).all()
+
+
+def test_equal_prefix_ids_are_equal_tokens() -> None:
+    blocks = IdLists.of([(7, 8), (7, 9), ()])
+    trace = Trace("t", None, np.array([10, 10, 3]), np.array([1, 1, 1]), blocks, 4)
+    one, two, three = prompts(trace, 1000)
+    assert [len(one), len(two), len(three)] == [10, 10, 3]
+    assert one[:4] == two[:4]
+    assert one[4:8] != two[4:8]
+    assert one[8:] != two[8:]
+    assert min(one + two + three) >= 10
+
+
+def test_a_stream_in_any_pieces_is_one_stream() -> None:
+    events = (
+        b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\r\n\r\n'
+        b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n: ping\n\n'
+        b'data: {"choices": [{"delta": {"content": ""}}]}\n\n'
+        b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+        b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+    )
+    for size in (1, 7, 1000):
+        stream = CompletionStream(hide_usage=True)
+        passed = b"".join(stream.feed(events[i : i + size], float(i)) for i in range(0, len(events), size))
+        assert (stream.chunks, stream.prompt_tokens, stream.output_tokens) == (2, 3, 2)
+        assert b"usage" not in passed + stream.end()
+        assert passed.count(b"\n\n") == 6
+        if size == 1:
+            assert stream.first == float(events.index(b": ping") - 1)
+
+
+def test_settings_in_metrics() -> None:
+    assert cache_settings("# HELP\n" + METRICS)["num_gpu_blocks"] == 1234
+    assert cache_settings("nothing 1\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["observe", "--upstream", "ftp://x", "-o", "run"], "--upstream: got 'ftp://x', expected a URL such as"),
+        (["observe", "--upstream", "x:1", "-o", "full"], "--output: got 'full', expected a folder that is empty"),
+        (["observe", "--upstream", "x:1", "-o", "run", "--port", "70000"], "--port: got 70000, expected a port"),
+        (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run"], "--url: got '127.0.0.1:1', expected a server that"),
+        (["replay", "t.csv", "--url", "127.0.0.1:1", "-o", "run", "--speed", "0"], "--speed: got 0.0, expected"),
+        (["replay", "n.csv", "--url", "127.0.0.1:1", "-o", "run"], "n.csv: expected a trace with arrival times"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n0,1,1\n")
+    (tmp_path / "n.csv").write_text("prompt_tokens,output_tokens\n1,1\n")
+    assert cli.run(words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1

@@ -1,0 +1,200 @@
+"""`twin calibrate refine` against engines whose truth is known: simulated ones, at other scores of their unknowns."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latency_models.io.config_io import read_yaml, write_yaml
+from latency_models.sources.refined.spec import RefinedSpec
+from scenarios.kinds import read_scenario
+from twin import cli
+from twin.refinement.request_times import simulate_requests
+from twin.serving.simulation import realisation
+from twin.sweeps.serving_sweep import prepare
+from workloads.errors import BadInput
+
+TRUTH = {"whole_step": 1.2, "linear_kernels": -0.4}
+ROOFLINE = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scenario, and a run of an engine whose steps take other times than it says."""
+    folder = tmp_path_factory.mktemp("refine")
+    (folder / "run").mkdir()
+    scenario: dict[str, Any] = {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "short-run",
+        "workload": {
+            "requests": 100,
+            "prefill": {"distribution": "lognormal", "mean": 900, "cv": 0.8},
+            "decode": {"distribution": "lognormal", "mean": 120, "cv": 0.5},
+            "arrivals": {"process": "poisson", "rate": 12},
+        },
+        "engine": {"num_gpu_blocks": 20000, "max_num_seqs": 32},
+        "step_time": ROOFLINE,
+    }
+    (folder / "scenario.yaml").write_text(write_yaml(scenario))
+    settings = {"engine.max_num_seqs": 64}  # the engine's own setting, which its meta.json states
+    source = folder / "scenario.yaml"
+    plan = prepare(read_scenario(source, "serving"), source, [settings]).cases[0].plan
+    times = simulate_requests(plan, TRUTH, 100)
+    lines = [
+        {
+            "input_toks": request.prompt_tokens, "output_toks": min(answer, request.max_tokens),
+            "arrival_time": 1e9 + start, "queued_ts": 50 + start, "first_token_ts": 50 + first,
+            "last_token_ts": 50 + last,
+        }
+        for (request, answer), start, first, last in zip(
+            realisation(plan, 0), times.start.tolist(), times.first.tolist(), times.last.tolist(), strict=True
+        )
+    ]  # fmt: skip
+    (folder / "run" / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[::-1]))
+    (folder / "run" / "meta.json").write_text(json.dumps({"engine_kwargs": {"max_num_seqs": 64, "seed": 42}}))
+    return folder
+
+
+def refine(folder: Path, *words: str, run: str = "run") -> int:
+    output = str(folder / "refined.yaml")
+    return cli.run(
+        ["calibrate", "refine", str(folder / "scenario.yaml"), "--run", str(folder / run), "-o", output, *words]
+    )
+
+
+def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refine(folder, "--first", "30", "--json") == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert "engine.max_num_seqs: 64, as the run's meta.json says" in printed.err
+    assert document["settings"] == {"engine.max_num_seqs": 64}
+    by_name = {each["name"]: each for each in document["unknowns"]}
+    assert by_name["whole_step"]["verdict"] == "learned"
+    assert abs(by_name["whole_step"]["score"] - TRUTH["whole_step"]) < 3 * by_name["whole_step"]["left"]
+    for name in ("tpot.mean", "e2e.mean", "output_throughput"):
+        row = document["rest"][name]
+        assert abs(row["after_error"]) < 0.01 < abs(row["before_error"]), name
+    low, high = document["rest"]["tpot.mean"]["interval"]
+    assert low < document["rest"]["tpot.mean"]["measured"] < high
+
+
+def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) -> None:
+    assert refine(folder, "--first", "30") == 0
+    scenario = folder / "scenario.yaml"
+    settings = {"step_time": {"source": "refined", "path": str(folder / "refined.yaml")}}
+    document = read_scenario(scenario, "serving")
+    before, after = (prepare(document, scenario, [each]).cases[0].plan for each in ({}, settings))
+    spread = [
+        np.std([plan.step_time.draw(np.random.default_rng(i)).decode_seconds(20, 20000, 1500, 1) for i in range(60)])
+        for plan in (before, after)
+    ]
+    assert spread[1] < 0.4 * spread[0]
+    assert {unknown.basis for unknown in after.step_time.unknowns()} >= {"fitted", "held out"}
+
+
+def test_factors_that_hang_together_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refine(folder, "--first", "30", "--factors", "whole_step,linear_kernels") == 2
+    told = capsys.readouterr().err
+    assert "--factors: got 'linear_kernels', expected factors that the run tells apart" in told
+    assert refine(folder, "--first", "30", "--factors", "whole_step") == 0
+
+
+def test_the_result_of_vllms_benchmark_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (folder / "run" / "requests.jsonl").read_text().splitlines()]
+    result = {
+        "input_lens": [row["input_toks"] for row in rows],
+        "output_lens": [row["output_toks"] for row in rows],
+        "start_times": [row["queued_ts"] for row in rows],
+        "ttfts": [row["first_token_ts"] - row["queued_ts"] for row in rows],
+        "itls": [[row["last_token_ts"] - row["first_token_ts"]] for row in rows],
+        "errors": [""] * len(rows),
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+    assert refine(folder, "--first", "30", "--set", "engine.max_num_seqs=64", "--json", run="result.json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert abs(document["rest"]["tpot.mean"]["after_error"]) < 0.01
+
+
+def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = folder / "scenario.yaml"
+    plan = prepare(read_scenario(source, "serving"), source).cases[0].plan
+    model = plan.step_time.vary(TRUTH)
+    header = (
+        "experiment_id,workload,step.id,step_time_us,batch.num_prefill_reqs,batch.num_decode_reqs,batch.prefill_tokens,"
+        "kv.usage_gpu_ratio,kv.blocks_total_gpu"
+    )
+    lines = [header]
+    for step in range(1, 201):
+        decodes = 4 + step // 4
+        blocks = decodes * 40
+        seconds = model.decode_seconds(decodes, blocks * 16, 640, 1)[0]
+        lines.append(f"a,b,{step},{1e6 * seconds},0,{decodes},0,{blocks / 20000},20000")
+    (folder / "steps.csv").write_text("\n".join(lines) + "\n")
+    assert refine(folder, "--first", "80", "--json", run="steps.csv") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "steps"
+    row = document["rest"]["step"]
+    assert abs(row["after_error"]) < 0.02 < abs(row["before_error"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ('{"input_toks": 3}', "requests.jsonl:1: got '{\"input_toks\": 3}', expected a JSON object with the numbers"),
+        ('{"input_toks": 3, "output_toks": 2, "queued_ts": 2, "first_token_ts": 1, "last_token_ts": 3}',
+         "requests.jsonl:1: expected queued_ts, first_token_ts and last_token_ts in this order"),
+        ("", "requests.jsonl: expected at least one request"),
+    ],
+)  # fmt: skip
+def test_bad_runs_are_one_line(
+    folder: Path, tmp_path: Path, lines: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requests.jsonl").write_text(lines)
+    assert refine(folder, run=str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--first", "101"), "--first: got 101, expected a number from 2 to 100"),
+        (("--factors", "speed"), "--factors: got 'speed', expected some of"),
+        (("--set", "step_time={source: linear, overhead: 0.01}"), "step_time.source: expected a source whose error"),
+    ],
+)
+def test_bad_questions_are_one_line(
+    folder: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refine(folder, *words) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("unknowns", ["nobody"], "unknowns[0]: got 'nobody', expected an unknown of the section"),
+        ("covariance", [[-1.0]], "covariance: expected a symmetric matrix without negative eigenvalues"),
+        ("estimate", [0.1, 0.2], "expected 1 scores, and 1 rows of 1 covariances"),
+        ("step_time", {"source": "refined", "path": "x"}, "step_time.source: got 'refined', expected the section of"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, told: str) -> None:
+    document = {
+        "schema": "twin.refined-step-time/1", "step_time": ROOFLINE, "unknowns": ["whole_step"], "estimate": [0.5],
+        "covariance": [[0.1]], "drift": 0.01,
+    }  # fmt: skip
+    (tmp_path / "refined.yaml").write_text(write_yaml(document))
+    spec = RefinedSpec(source="refined", path="refined.yaml")
+    assert spec.build(tmp_path).unknowns()
+    (tmp_path / "refined.yaml").write_text(write_yaml({**document, field: value}))
+    assert read_yaml(tmp_path / "refined.yaml")
+    with pytest.raises(BadInput, match=re.escape(told)):
+        spec.build(tmp_path)

@@ -1,0 +1,157 @@
+"""`twin adapt measure`: quality, memory and time per token of language models, and the predicted time, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from twin.cli.trainings import FLAG
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from scenarios.validation import ValidationScenario
+
+SCHEMA = "twin.quality-and-latency/1"
+
+SHOWN = ("tpot.mean", "ttft.mean", "output_throughput")
+"""Metrics of a validation that are taken over."""
+
+REPEATS = 2
+
+LONGEST = 240
+"""Tokens of a profiled prompt and answer, at most; prompts of the workload have up to half, answers up to a quarter."""
+
+
+def measure(
+    models: Annotated[list[Path], FLAG],
+    /,
+    *,
+    load: float = 0.7,
+    requests: int = 60,
+    concurrency: int = 8,
+    rounds: int = 20,
+    sources: Path | None = None,
+    seed: int = 0,
+    json: Annotated[bool, FLAG] = False,
+    runs: Path = Path("runs"),
+) -> int:
+    """Measure quality, memory and speed of language models, and predict the speed by the twin.
+
+    The models are one model at several precisions: as `twin adapt text` writes it, and as `twin adapt quantise` and
+    `twin adapt compensate` do. Each is served by one engine at a share of its own capacity. Time is the CPU time of the
+    engine's own computation, on one thread. The twin's prediction is made beforehand, from a profile of the engine:
+    each run folder has the whole comparison, as of `twin validate`.
+
+    Parameters
+    ----------
+    models
+        Model directories; divergence is from the first.
+    load
+        Requests per second, as a share of the engine's predicted capacity.
+    requests
+        Requests of each of two repeats, at a load of 1.
+    concurrency
+        Sequences of a batch, at most.
+    rounds
+        Rounds of profiling.
+    sources
+        Folder whose held-out Python files are the evaluation text, in place of the standard library.
+    seed
+        Seed of the requests.
+    json
+        Print one JSON document on stdout and nothing else there.
+    runs
+        Parent of the run folders.
+    """
+    from twin.api.arguments import require_at_least
+    from twin.cli.adapt_text import use_torch
+    from twin.cli.console import note, print_json
+
+    for option, value, least in (
+        ("--requests", requests, 4),
+        ("--concurrency", concurrency, 1),
+        ("--rounds", rounds, 10),
+    ):
+        require_at_least(option, value, least)
+    require_at_least("--seed", seed, 0)
+    if not 0 < load < 1:
+        raise BadInput("expected a number between 0 and 1", field="--load", value=load)
+    use_torch(1)
+    from live.adaptation.compensation.quality import text_quality
+    from reports.adaptation.measured_table import measured_table
+
+    quality = text_quality(models, sources)
+    rows = []
+    for directory, row in zip(models, quality, strict=True):
+        scenario = _scenario(directory, load, requests, concurrency, rounds, seed)
+        rows.append({"model": str(directory), **row, **_latency(scenario, directory, runs, note)})
+    document = {"schema": SCHEMA, "load": load, "concurrency": concurrency, "seed": seed, "models": rows}
+    if json:
+        print_json(document)
+    else:
+        print(measured_table(document))
+    return 0
+
+
+def _scenario(
+    directory: Path, load: float, requests: int, concurrency: int, rounds: int, seed: int
+) -> ValidationScenario:
+    """The validation of one engine that serves a model on one CPU thread."""
+    from live.models.config import read_config
+    from scenarios.validation import check_validation
+
+    longest = min(LONGEST, read_config(directory).max_position_embeddings // 2)
+    document = {
+        "schema": "twin.scenario/1",
+        "kind": "validation",
+        "name": "adapt-measure",
+        "seed": seed,
+        "model": {"path": str(directory.resolve())},
+        "workload": {
+            "requests": requests,
+            "prefill": {"distribution": "uniform", "low": longest // 30, "high": longest // 2},
+            "decode": {"distribution": "uniform", "low": longest // 30, "high": longest // 4},
+            "arrivals": {"process": "poisson"},
+        },
+        "engine": {"num_gpu_blocks": 1024, "max_num_seqs": concurrency, "max_num_batched_tokens": 128},
+        "loads": [load],
+        "repeats": REPEATS,
+        "profiling": {
+            "rounds": rounds, "max_steps": 50, "max_prompt_tokens": longest, "max_output_tokens": longest,
+        },
+    }  # fmt: skip
+    return check_validation(document, {}, directory / "scenario.yaml").on_device("cpu")
+
+
+def _latency(scenario: ValidationScenario, directory: Path, runs: Path, note: Callable[[str], None]) -> dict[str, Any]:
+    """Measured and predicted metrics of an engine, and its predicted capacity in requests per second."""
+    from live.validation.backend import LiveBackend
+    from reports.records.run_directory import fingerprint, open_run
+    from twin.api.drawing import illustrate
+    from twin.api.manifest import manifest
+    from twin.validation.run import run_validation
+
+    engine = LiveBackend(
+        directory, random=False, dtype="float32", device="cpu", threads=1, seed=scenario.seed, clock="direct"
+    )
+    described = scenario.model_dump(mode="json", by_alias=True)
+    content = manifest({"scenarios": [described]})
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _weight_files(directory)]
+    identity = fingerprint([described, content["version"], files])
+    with open_run(runs, "adapt-measure", identity, content, resume=True) as run:
+        document = run_validation(engine, scenario, directory, None, run, note)
+        document |= {"missed": [], "tolerance": 1.0, "run": {"id": run.id, "directory": str(run.path)}}
+        run.write_json("summary.json", document)
+        illustrate(document, run)
+        run.set_status(True, "complete")
+    metrics = document["loads"][0]["metrics"]
+    shown = {name: {key: metrics[name][key] for key in ("measured", "predicted", "error")} for name in SHOWN}
+    return {"capacity": document["capacity"], "metrics": shown, "run": document["run"]}
+
+
+def _weight_files(directory: Path) -> Sequence[Path]:
+    """The files that a model is read from, sorted."""
+    return sorted([*directory.glob("*.safetensors"), directory / "config.json"])

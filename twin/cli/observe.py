@@ -1,0 +1,71 @@
+"""`twin observe`: the requests of a live server, recorded by a proxy in front of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+FLAG = Parameter(negative=())
+
+
+def observe(
+    *,
+    upstream: str,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    host: str = "127.0.0.1",
+    port: int = 8001,
+    keep_text: Annotated[bool, FLAG] = False,
+    untouched: Annotated[bool, FLAG] = False,
+) -> int:
+    """Record the requests of a live server through a proxy: when each came, its lengths, its first and last token.
+
+    Point clients at the proxy in place of the server. Responses pass as they come. Streamed completions and chats are
+    written to requests.jsonl as they end, for twin calibrate refine, twin replay and simulations. Ctrl-C ends it.
+
+    Parameters
+    ----------
+    upstream
+        URL of the server, such as http://127.0.0.1:8000.
+    output
+        Folder for requests.jsonl and meta.json, which must be empty.
+    host
+        Address to listen on. Others than loopback let other machines use the server through the proxy.
+    port
+        Port to listen on; 0: a free one.
+    keep_text
+        Store the bodies of requests in bodies.jsonl. Otherwise no text is stored.
+    untouched
+        Do not request counts of tokens of the server. Requests whose clients do not either are skipped.
+    """
+    from twin.cli.console import note
+    from twin.recording.proxy import Proxy
+    from twin.recording.run_writer import RunWriter
+    from twin.recording.upstream import Upstream, published_settings
+    from workloads.errors import BadInput
+
+    if not 0 <= port <= 65535:
+        raise BadInput("expected a port from 0 to 65535", field="--port", value=port)
+    server = Upstream.of(upstream, "--upstream")
+    key = os.environ.get("OPENAI_API_KEY")
+    settings = published_settings(server, {"authorization": f"Bearer {key}"} if key else {})
+    meta = {"source": "twin observe", "upstream": upstream, "cache_config": settings}
+    writer = RunWriter(output, meta)
+    bodies = output / "bodies.jsonl" if keep_text else None
+    try:
+        proxy = Proxy((host, port), server, writer, untouched=untouched, bodies=bodies)
+    except OSError as error:
+        raise BadInput(f"expected an address that is free: {error.strerror}", field="--port", value=port) from None
+    note(f"listening on http://{host}:{proxy.server_address[1]}, in front of {upstream}; Ctrl-C ends it")
+    try:
+        proxy.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        proxy.server_close()
+        writer.close()
+    note(f"{writer.written} requests in {output / 'requests.jsonl'}"
+         + (f"; {writer.skipped} without times, see skipped.jsonl" if writer.skipped else ""))  # fmt: skip
+    return 0

@@ -1,0 +1,87 @@
+"""`twin replay`: recorded requests, sent to a live server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+FAILED = 1
+
+
+def replay(
+    trace: Path,
+    /,
+    *,
+    url: str,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    model: str | None = None,
+    requests: int | None = None,
+    speed: float = 1.0,
+    vocabulary: int = 1000,
+) -> int:
+    """Send a recorded workload to a live server at the recorded times, and write when its tokens came.
+
+    Prompts are made up, of the recorded lengths and with the recorded common prefixes; answers have the recorded
+    lengths (ignore_eos). The output is what twin observe writes, for twin calibrate refine.
+
+    Parameters
+    ----------
+    trace
+        Any trace with arrival times, a run's folder, or its requests.jsonl.
+    url
+        URL of the server, such as http://127.0.0.1:8000. A key in OPENAI_API_KEY is sent.
+    output
+        Folder for requests.jsonl and meta.json, which must be empty.
+    model
+        Name of the model; default: the one that the server offers.
+    requests
+        Send the first ones only.
+    speed
+        2 sends them twice as fast.
+    vocabulary
+        Prompts have token ids below this number.
+    """
+    from twin.api.arguments import require_at_least
+    from twin.cli.console import note, progress
+    from twin.recording.player import FIRST_ID, Target, play
+    from twin.recording.run_writer import RunWriter
+    from twin.recording.upstream import Upstream, published_settings, served_models
+    from twin.refinement.measured_run import REQUESTS, read_measured_run
+    from workloads.errors import BadInput
+    from workloads.traces import read_trace
+
+    require_at_least("--requests", requests, 1)
+    if not 0 < speed < float("inf"):
+        raise BadInput("expected a number above 0", field="--speed", value=speed)
+    if vocabulary <= FIRST_ID:
+        raise BadInput(f"expected more than {FIRST_ID}", field="--vocabulary", value=vocabulary)
+    measured = trace.is_dir() or trace.name == REQUESTS
+    recorded = read_measured_run(trace).trace if measured else read_trace(trace)
+    if recorded.arrivals is None:
+        raise BadInput("expected a trace with arrival times", file=trace)
+    count = min(requests or len(recorded), len(recorded))
+    server = Upstream.of(url, "--url")
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    offered = served_models(server, headers, "--url")
+    if model is None and len(offered) != 1:
+        raise BadInput(f"expected one of {', '.join(offered) or 'none: the server offers none'}", field="--model")
+    target = Target(server, model or offered[0], headers, vocabulary)
+    settings = published_settings(server, headers)
+    meta = {"source": "twin replay", "upstream": url, "model": target.model, "trace": str(trace), "speed": speed}
+    writer = RunWriter(output, {**meta, "cache_config": settings})
+    try:
+        with progress("replaying", count, 0) as advance:
+            late = play(recorded, target, writer, speed=speed, requests=count, advance=advance)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{writer.written} answers are kept in {output}") from None
+    finally:
+        writer.close()
+    if late > 0.05:
+        note(f"requests were sent up to {late:.2f} s late: this machine could not keep up")
+    note(f"{writer.written} answers in {output / REQUESTS}"
+         + (f"; {writer.skipped} failed, see skipped.jsonl" if writer.skipped else ""))  # fmt: skip
+    return FAILED if writer.skipped else 0

@@ -1,0 +1,205 @@
+"""Computations of a what-if page: answers of a few hundredths of a second, and curves point by point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latency_models.io.builtin_files import is_path
+from latency_models.io.paths import CommandLineText
+from scenarios.overrides import Settings, apply
+from scenarios.serving import ServingScenario, check_scenario
+from twin.page.knobs import Choices, Knob, knobs_of, settings_of, to_link
+from twin.serving.timeseries import timeseries
+from twin.sweeps import ratio_sweep
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import prepare, report_run, run_task
+from workloads.errors import BadInput
+
+Document = dict[str, Any]
+Tell = Callable[[str, Document], None]
+"""Called with a kind of answer (`draft`, `full`, `afd`, `pareto` or `error`) and the answer."""
+
+DRAFT_REQUESTS = 300
+PARETO_REQUESTS = 800
+LOADS = (1.0, 0.25, 0.5, 1.5, 2.0, 3.0)
+"""Loads of the Pareto chart, relative to the one chosen, which comes first."""
+
+WARM_UP = 0.2
+"""Share of the time of arrivals that a point of the Pareto chart leaves out at the begin; it ends with the arrivals."""
+
+DEGREES = ("1", "2", "4", "8")
+FFN_CARDS = (1, 2, 4, 8)
+RATIOS = "1/2,1,2,4,8,16,32"
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A scenario, and what can be changed in it.
+
+    Attributes:
+        document: the scenario as written. path: its file, where relative paths in it start.
+        requests: the most that an answer simulates.
+    """
+
+    document: Document
+    path: Path
+    requests: int = 2000
+
+    @property
+    def spec(self) -> ServingScenario:
+        """The scenario, checked."""
+        return check_scenario(self.document, {}, self.path)
+
+    @property
+    def knobs(self) -> list[Knob]:
+        """Everything that can be changed."""
+        return knobs_of(self.spec)
+
+    def changed(self, choices: Choices) -> Document:
+        """The scenario under these choices, as `twin simulate` reads it from the same folder."""
+        spec = self.spec
+        document = apply(self.document, settings_of(knobs_of(spec), choices, spec))
+        check_scenario(document, {}, self.path)
+        written: Document = _plain(document)
+        return written
+
+    def link(self, choices: Choices) -> dict[str, str]:
+        """The query that restores these choices."""
+        return to_link(self.knobs, choices)
+
+
+def _plain(value: Any) -> Any:
+    """A document as a file has it: paths given on the command line are absolute, so that they do not depend on it."""
+    if isinstance(value, CommandLineText):
+        return str(Path(value).absolute()) if is_path(value) or Path(value).is_file() else str(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
+    """Answer what if: a draft of few requests first, then all of them, then the curves.
+
+    What cannot be simulated is told as an error, in one line; the curves are left out then.
+    """
+    try:
+        spec, knobs = inquiry.spec, inquiry.knobs
+        settings = settings_of(knobs, choices, spec)
+        requests = min(inquiry.requests, spec.workload.requests or inquiry.requests)
+        if requests > DRAFT_REQUESTS:
+            tell("draft", _simulated(inquiry, settings, DRAFT_REQUESTS))
+        tell("full", _simulated(inquiry, settings, requests))
+    except BadInput as error:
+        tell("error", {"text": str(error)})
+        return
+    tell("afd", _afd(inquiry, knobs, choices))
+    for name, degree, load in _pareto_points(choices):
+        tell("pareto", _pareto_point(inquiry, settings, name, degree, load, choices))
+
+
+def _simulated(inquiry: Inquiry, settings: Settings, requests: int) -> Document:
+    """The document of a run with detail, as the page of a run shows it."""
+    sweep = prepare(inquiry.document, inquiry.path, [{**settings, "workload.requests": requests, "detail": True}])
+    task = sweep.tasks[0]
+    run = make_run(task.plan, task.replication, task.draw)
+    document = sweep.document(0, {task.key: report_run(run, task.plan)})
+    document["series"] = timeseries(run, task.plan.scenario.measure)
+    return document
+
+
+def _pareto_points(choices: Choices) -> list[tuple[str, str | None, float]]:
+    """Lines of the Pareto chart, as (name, tensor parallelism, load): the chosen split first."""
+    if "tp" not in choices:
+        return [("as chosen", None, load) for load in LOADS]
+    own = str(choices["tp"])
+    degrees = [own, *(each for each in DEGREES if each != own)]
+    return [(f"TP {degree}", degree, load) for degree in degrees for load in LOADS]
+
+
+def _pareto_point(
+    inquiry: Inquiry, settings: Settings, name: str, degree: str | None, load: float, choices: Choices
+) -> Document:
+    """Output tokens/s of a GPU and of a user at one load of each GPU; of other splits at the same load of a GPU.
+
+    An overloaded system has neither: its latencies grow with the length of the run.
+    """
+    field, rate = _load_field(choices)
+    point: Document = {"name": name, "load": load, "user": None, "gpu": None, "rate": None}
+    if field is None:
+        return point
+    ratio = 1.0 if degree is None else int(degree) / int(choices["tp"])
+    value: float = load * ratio * rate
+    value = max(1, round(value)) if field.endswith("concurrency") else value
+    changed = settings | {field: value, "workload.requests": PARETO_REQUESTS, "detail": False}
+    if field.endswith("rate"):
+        span = PARETO_REQUESTS / value
+        changed |= {"measure.after": WARM_UP * span, "measure.before": span}
+    if degree is not None:
+        changed["step_time.tensor_parallel"] = int(degree)
+    try:
+        sweep = prepare(inquiry.document, inquiry.path, [changed])
+        document = sweep.document(0, {sweep.tasks[0].key: run_task(sweep.tasks[0])})
+    except BadInput as error:
+        return point | {"reason": error.expected.removeprefix("expected ")}
+    if document["saturated"]:
+        return point | {"rate": value, "reason": f"overloaded at {value:.3g}"}
+    summary = document["summary"]
+    tpot, total = summary["tpot"], (document["devices"] or {}).get("total", 1)
+    return point | {
+        "user": 1 / tpot["mean"] if tpot else None,
+        "gpu": summary["output_throughput"] / total if summary["output_throughput"] else None,
+        "rate": value,
+    }
+
+
+def _load_field(choices: Choices) -> tuple[str | None, float]:
+    if "rate" in choices:
+        return "workload.arrivals.rate", float(choices["rate"])
+    if "users" in choices:
+        return "workload.arrivals.concurrency", float(choices["users"])
+    return None, 0.0
+
+
+def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
+    """Closed forms of an AFD bundle of the chosen model, GPU and lengths, or the reason why there are none."""
+    if "batch" not in choices or not {"prompt", "answer"} <= set(choices):
+        return {"reason": "no AFD curve: it needs step times of source roofline, and lengths with a mean"}
+    workload = inquiry.spec.model_dump(mode="json", by_alias=True)["workload"]
+    lengths = {
+        key: {name: value for name, value in {**workload[key], "mean": choices[knob]}.items() if value is not None}
+        for key, knob in (("prefill", "prompt"), ("decode", "answer"))
+    }
+    reason = ""
+    for cards in FFN_CARDS:
+        document = {
+            "schema": "twin.scenario/1",
+            "kind": "afd-bundle",
+            "name": "bundle",
+            "calibration": {
+                "hardware": choices["gpu"],
+                "model": choices["model"],
+                "deployment": {
+                    "precision": "fp8" if choices["weights"] == "fp8" else "bf16",
+                    "ffn_cards": cards,
+                    "link": "intra_node",
+                },
+            },
+            "batch_size": int(choices["batch"]),
+            "microbatches": 3,
+            "workload": lengths,
+        }
+        try:
+            sweep = ratio_sweep.prepare(document, inquiry.path, RATIOS)
+        except BadInput as error:
+            reason = error.expected.removeprefix("expected ")
+            continue
+        configuration = sweep.theory[0]
+        return {
+            "curves": configuration[1],
+            "theory": configuration[0],
+            "cards": {"attention": sweep.cases[0].plan.cards.attention, "ffn": sweep.cases[0].plan.cards.ffn},
+        }
+    return {"reason": f"no AFD curve: {reason}"}

@@ -1,0 +1,73 @@
+"""A deployment that is given, by a scenario file, in place of one that the plan makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from scenarios.planning import EngineKindSpec, Layout
+from scenarios.pools import DeviceSpec, PoolSpec
+from scenarios.routing import router_name
+from scenarios.serving import ServingScenario, check_scenario
+from twin.planning.paths import absolute
+from twin.planning.question import Document, Question
+from twin.planning.space import Candidate, Family, Given, candidate
+from workloads.errors import BadInput
+
+UNKNOWN = DeviceSpec(type="device")
+"""The device of an engine whose pool does not say what it runs on."""
+
+
+def given_candidate(document: Document, path: Path, question: Question, name: str) -> Candidate:
+    """The deployment of a scenario's sections `engine`, `step_time` and `system`, as a candidate of its own family.
+
+    Args:
+        document: of the file, whose own workload does not matter.
+
+    Raises:
+        BadInput: it cannot be checked, or has other pools than one of each role.
+    """
+    own = {key: value for key, value in document.items() if key in ("engine", "step_time", "system", "plugins")}
+    scenario = check_scenario({**question.document, **own}, {}, path)
+    pools = scenario.pools
+    if [pool.role for pool in pools] not in (["both"], ["prefill", "decode"]):
+        expected = "expected one pool of engines, or one of the role prefill and one of the role decode"
+        raise BadInput(expected, field="system.pools", value=[pool.role for pool in pools], file=path)
+    if scenario.workload.models.count > 1 and not all(_serves_evenly(pool) for pool in pools):
+        raise BadInput("expected each, or all for a decode pool", field="system.pools.models", file=path)
+    sections = _sections(scenario, path)
+    kinds = tuple(EngineKindSpec(name=pool.name, device=pool.device or UNKNOWN) for pool in pools)
+    layout: Layout = "colocated" if len(pools) == 1 else "disaggregated"
+    shared = len(pools) == 2 and pools[1].models == "all"
+    routing = router_name(scenario.system.routing)
+    family = Family(layout, kinds, (), routing, shared, scenario.workload.models.count, Given(name, sections))
+    return candidate(question.spec, family, tuple(pool.replicas for pool in pools))
+
+
+def plan_of_given(document: Document, goals: Mapping[str, float | str]) -> Document:
+    """A document whose section `plan` has no space of candidates, for a question about its own deployment alone.
+
+    Args:
+        goals: in place of those of the document, unless there are none.
+    """
+    section = dict(document.get("plan") or {}) | ({"goals": dict(goals)} if goals else {})
+    return {**document, "plan": {key: value for key, value in section.items() if key not in _OF_A_SPACE}}
+
+
+_OF_A_SPACE = ("engines", "layouts", "vary", "routing", "limits", "objective", "decode", "link")
+
+
+def _serves_evenly(pool: PoolSpec) -> bool:
+    return pool.models == "each" or (pool.models == "all" and pool.role == "decode")
+
+
+def _sections(scenario: ServingScenario, path: Path) -> Document:
+    """The sections of a scenario whose system is a list of pools, with absolute paths."""
+    pools = [pool.model_dump(mode="json", exclude_unset=True) for pool in scenario.pools]
+    given = scenario.system.model_dump(mode="json", include={"routing", "kv_events"}, exclude_unset=True)
+    system: Document = {"layout": "pools", **given, "pools": pools}
+    if scenario.system.kv_link is not None:
+        system["link"] = scenario.system.kv_link.model_dump(mode="json")
+    sections = {"engine": pools[0]["engine"], "step_time": pools[0]["step_time"], "system": system}
+    absolutes: Document = absolute(sections, path.parent.absolute())
+    return absolutes

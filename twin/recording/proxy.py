@@ -1,0 +1,190 @@
+"""A proxy in front of a live server, which writes down when each token of each streamed request passed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from twin.recording.completion_stream import CompletionStream
+from twin.recording.run_writer import RunWriter
+from twin.recording.upstream import Upstream
+
+COMPLETIONS = ("/v1/completions", "/v1/chat/completions")
+MAX_BODY = 64 << 20
+HOP_BY_HOP = {
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+    "upgrade",
+}  # fmt: skip
+"""Headers of one connection, which are not passed on (RFC 9110, 7.6.1)."""
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to a server and its responses back, byte for byte as they come.
+
+    A thread serves a connection. Streamed completions are recorded. Their requests are changed in one thing unless
+    `untouched`: the server is to count tokens (`stream_options.include_usage`), and the chunk with the count is left
+    out of the response if the client has not requested it.
+
+    Args:
+        bodies: file for the requests' bodies, a line each; None: they are not stored.
+    """
+
+    daemon_threads: ClassVar[bool] = True  # type: ignore[misc]
+    request_queue_size: ClassVar[int] = 256  # type: ignore[misc]
+
+    def __init__(
+        self, address: tuple[str, int], upstream: Upstream, writer: RunWriter, *, untouched: bool = False,
+        bodies: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(address, _Handler)
+        self.upstream, self.writer, self.untouched, self.bodies = upstream, writer, untouched, bodies
+        self._lock, self._count = threading.Lock(), 0
+
+    def next_id(self) -> str:
+        """A name for a request: observed-0, observed-1, …"""
+        with self._lock:
+            self._count += 1
+            return f"observed-{self._count - 1}"
+
+    def keep_body(self, identity: str, path: str, document: dict[str, Any]) -> None:
+        """Write a request's body, if bodies are kept."""
+        if self.bodies is not None:
+            line = json.dumps({"request_id": identity, "path": path, "body": document}, ensure_ascii=False)
+            with self._lock, self.bodies.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections that end early; a client may close its connection at any time."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def do_GET(self) -> None:
+        self._pass()
+
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = do_GET
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""
+
+    def _pass(self) -> None:
+        queued, arrival = time.monotonic(), time.time()
+        body = self._body()
+        if body is None:
+            return
+        document = self._completion(body)
+        streamed = document is not None and document.get("stream") is True
+        identity = self.server.next_id() if document is not None else ""
+        hidden = False
+        if document is not None:
+            self.server.keep_body(identity, self.path, document)
+            if not streamed:
+                self.server.writer.skip(identity, arrival, "not streamed: nothing says when its first token came")
+            elif not self.server.untouched and not _counts(document):
+                hidden = True
+                options = document.get("stream_options")
+                options = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+                body = json.dumps({**document, "stream_options": options}).encode()
+        upstream = self.server.upstream
+        connection = upstream.connect()
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
+            headers = {name: value for name, value in headers.items() if name.lower() not in ("host", "content-length")}
+            if streamed:
+                headers = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
+            connection.request(self.command, upstream.path + self.path, body or None, headers)
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            if streamed:
+                self.server.writer.skip(identity, arrival, f"the server did not answer: {error}")
+            self._refuse(502, f"the server behind the proxy did not answer: {error}")
+            connection.close()
+            return
+        try:
+            self._respond(answer, CompletionStream(hide_usage=hidden), identity if streamed else "", arrival, queued)
+        finally:
+            connection.close()
+
+    def _respond(
+        self, answer: http.client.HTTPResponse, stream: CompletionStream, identity: str, arrival: float, queued: float
+    ) -> None:
+        """Pass a response on as it comes, and record it if it has a name."""
+        recorded = bool(identity) and answer.status == 200
+        length = answer.getheader("content-length")
+        chunked = recorded or (length is None and self.command != "HEAD")
+        self.send_response(answer.status, answer.reason)
+        for name, value in _passed(answer.getheaders(), chunked=chunked):
+            self.send_header(name, value)
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        why = "" if answer.status == 200 else f"status {answer.status}"
+        try:
+            while data := answer.read1(65536):
+                self._write(stream.feed(data, time.monotonic()) if recorded else data, chunked)
+            if recorded:
+                self._write(stream.end(), chunked)
+            if chunked:
+                self.wfile.write(b"0\r\n\r\n")
+        except (OSError, http.client.HTTPException) as error:
+            why = f"the connection ended early: {type(error).__name__}"
+            self.close_connection = True
+        if identity and why:
+            self.server.writer.skip(identity, arrival, why)
+        elif identity:
+            self.server.writer.add(identity, arrival, queued, stream)
+
+    def _write(self, data: bytes, chunked: bool) -> None:
+        if data:
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+            self.wfile.flush()
+
+    def _body(self) -> bytes | None:
+        """The request's body; None if it was refused."""
+        if self.headers.get("transfer-encoding"):
+            self._refuse(411, "expected a Content-Length")
+            return None
+        length = self.headers.get("content-length") or "0"
+        if not length.isdecimal() or int(length) > MAX_BODY:
+            self._refuse(413, f"expected a body of at most {MAX_BODY} bytes")
+            return None
+        return self.rfile.read(int(length))
+
+    def _completion(self, body: bytes) -> dict[str, Any] | None:
+        """The document of a completion; None for other requests."""
+        if self.command != "POST" or self.path.partition("?")[0] not in COMPLETIONS:
+            return None
+        try:
+            document = json.loads(body)
+        except ValueError:
+            return None
+        return document if isinstance(document, dict) else None
+
+    def _refuse(self, status: int, message: str) -> None:
+        body = json.dumps({"error": {"message": message, "type": "proxy_error", "code": status}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+
+def _counts(document: dict[str, Any]) -> bool:
+    """True if the client has requested the server's count of tokens."""
+    options = document.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _passed(headers: Iterable[tuple[str, str]], *, chunked: bool) -> list[tuple[str, str]]:
+    left_out = HOP_BY_HOP | {"date", "server"} | ({"content-length"} if chunked else set())
+    return [(name, value) for name, value in headers if name.lower() not in left_out]

@@ -1,0 +1,85 @@
+"""The files of a recorded run: a line for each request as it is answered, in order of arrival in the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from twin.recording.completion_stream import CompletionStream
+from workloads.errors import BadInput
+
+REQUESTS, META, SKIPPED = "requests.jsonl", "meta.json", "skipped.jsonl"
+
+
+class RunWriter:
+    """A run folder. Lines are written whole and at once, so that a killed program leaves what it has.
+
+    Args:
+        folder: made if it is not there; must be empty.
+
+    Attributes:
+        written: requests with their times. skipped: requests without, with the reason, in `skipped.jsonl`.
+
+    Raises:
+        BadInput: the folder has files.
+    """
+
+    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.written, self.skipped = folder, 0, 0
+        self._lock = threading.Lock()
+        self._write_meta(meta)
+        self._requests = (folder / REQUESTS).open("a", encoding="utf-8")
+
+    def add(self, identity: str, arrival: float, queued: float, stream: CompletionStream, **more: Any) -> None:
+        """Write a streamed request, or why it has no times.
+
+        Args:
+            identity: its name. arrival: seconds since 1970. queued: on the clock of the stream's times.
+            more: fields to write besides.
+        """
+        why = stream.error or ("" if stream.first is not None else "no token came")
+        if not why and stream.prompt_tokens is None:
+            why = "the server did not count its prompt's tokens (usage)"
+        if why:
+            self.skip(identity, arrival, why)
+            return
+        self._line({
+            "request_id": identity, "input_toks": stream.prompt_tokens, "output_toks": stream.output_tokens,
+            "arrival_time": arrival, "queued_ts": queued, "first_token_ts": stream.first,
+            "last_token_ts": stream.last, **more,
+        })  # fmt: skip
+
+    def skip(self, identity: str, arrival: float, why: str) -> None:
+        """Write that a request has no times."""
+        with self._lock:
+            self.skipped += 1
+            with (self.folder / SKIPPED).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"request_id": identity, "arrival_time": arrival, "why": why}) + "\n")
+
+    def close(self) -> None:
+        """Put the lines in order of arrival."""
+        with self._lock:
+            self._requests.close()
+            file = self.folder / REQUESTS
+            rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            ordered = sorted(rows, key=lambda row: row["arrival_time"])
+            aside = file.with_suffix(".sorted")
+            aside.write_text("".join(json.dumps(row) + "\n" for row in ordered), encoding="utf-8")
+            aside.replace(file)
+
+    def _line(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            if self._requests.closed:
+                return
+            self._requests.write(json.dumps(row) + "\n")
+            self._requests.flush()
+            self.written += 1
+
+    def _write_meta(self, meta: dict[str, Any]) -> None:
+        (self.folder / META).write_text(json.dumps({"schema_version": 1, "times": "client", **meta}, indent=1) + "\n",
+                                        encoding="utf-8")  # fmt: skip

@@ -1,0 +1,114 @@
+"""A live server as a client sees it: connections to it, and the settings that it publishes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from workloads.errors import BadInput
+
+SECONDS = 600.0
+"""Seconds without a byte after which a connection is given up."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The place of a server: `https` or `http`, host, port, and a path before `/v1`."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str = ""
+
+    @classmethod
+    def of(cls, url: str, flag: str) -> Upstream:
+        """The server at a URL.
+
+        Raises:
+            BadInput: no URL of a server. `flag`: the argument, for the message.
+        """
+        expected = "expected a URL such as http://127.0.0.1:8000"
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port
+        except ValueError:
+            raise BadInput(expected, field=flag, value=url) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise BadInput(expected, field=flag, value=url)
+        secure = parts.scheme == "https"
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(secure, parts.hostname, port or (443 if secure else 80), path)
+
+    def connect(self, seconds: float = SECONDS) -> http.client.HTTPConnection:
+        """A new connection, not open yet."""
+        if self.secure:
+            return http.client.HTTPSConnection(
+                self.host, self.port, timeout=seconds, context=ssl.create_default_context()
+            )
+        return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
+
+    def get(self, path: str, headers: dict[str, str], seconds: float = 10.0) -> str:
+        """The text of a page.
+
+        Raises:
+            OSError: the server does not answer, or with another status than 200.
+        """
+        connection = self.connect(seconds)
+        try:
+            connection.request("GET", self.path + path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode("utf-8", "replace")
+        except http.client.HTTPException as error:
+            raise OSError(f"no HTTP response ({type(error).__name__})") from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise OSError(f"status {answer.status}")
+        return text
+
+
+def served_models(server: Upstream, headers: dict[str, str], flag: str) -> list[str]:
+    """Names of the models that a server offers.
+
+    Raises:
+        BadInput: no server answers there.
+    """
+    try:
+        document = json.loads(server.get("/v1/models", headers))
+        return [str(each["id"]) for each in document["data"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"expected a server that answers /v1/models: {error}", field=flag,
+                       value=f"{server.host}:{server.port}") from None  # fmt: skip
+
+
+def published_settings(server: Upstream, headers: dict[str, str]) -> dict[str, Any]:
+    """Cache settings in a server's metrics (vLLM's `cache_config_info`), by vLLM's names; empty without them."""
+    try:
+        return cache_settings(server.get("/metrics", headers))
+    except OSError:
+        return {}
+
+
+WANTED = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization")
+
+
+def cache_settings(metrics: str) -> dict[str, Any]:
+    """The settings in the labels of `cache_config_info`, in Prometheus' text format."""
+    found = re.search(r"^vllm:cache_config_info\{([^}]*)\}", metrics, re.MULTILINE)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+    values = {name: _value(labels[name]) for name in WANTED if name in labels}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(text: str) -> bool | int | float | None:
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return None

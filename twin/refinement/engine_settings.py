@@ -1,0 +1,72 @@
+"""Settings of a real engine from the `meta.json` of a run: what vLLM was started with, by a scenario's field names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ENGINE = {
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "block_size": "block_size",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "num_gpu_blocks_override": "num_gpu_blocks",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "async_scheduling": "async_scheduling",
+    "scheduling_policy": "scheduling_policy",
+    "data_parallel_size": "data_parallel_size",
+}
+"""Fields of `engine` by vLLM's names."""
+
+STEP_TIME = {
+    "tensor_parallel_size": "tensor_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
+    "data_parallel_size": "data_parallel",
+    "enable_expert_parallel": "expert_parallel",
+}
+"""Fields of `step_time` by vLLM's names, for sources that have them."""
+
+SECTIONS = ("engine_kwargs", "engine_args", "engine_effective", "cache_config")
+"""Objects of `meta.json` that may hold them, beside the document itself; later ones count."""
+
+
+def engine_settings(meta: Mapping[str, Any], document: Mapping[str, Any], step_time_fields: set[str]) -> dict[str, Any]:
+    """Settings of a scenario, by dotted field, that differ from `document` or are missing there.
+
+    Args:
+        meta: content of `meta.json`. document: the scenario.
+        step_time_fields: fields that its step-time source has.
+    """
+    found: dict[str, Any] = {}
+    for section in (meta, *(meta.get(name) or {} for name in SECTIONS)):
+        if not isinstance(section, Mapping):
+            continue
+        for name, field in ENGINE.items():
+            if _plain(section.get(name)):
+                found[f"engine.{field}"] = section[name]
+        for name, field in STEP_TIME.items():
+            if field in step_time_fields and _plain(section.get(name)):
+                found[f"step_time.{field}"] = section[name]
+        share = section.get("gpu_memory_utilization")
+        if isinstance(share, int | float) and isinstance((document.get("engine") or {}).get("kv_memory"), Mapping):
+            found["engine.kv_memory.gpu_memory_utilization"] = float(share)
+    if "engine.num_gpu_blocks" in found:
+        found.pop("engine.kv_memory.gpu_memory_utilization", None)
+    defaults: dict[str, Any] = {
+        "engine.data_parallel_size": 1,
+        "step_time.data_parallel": 1,
+        "step_time.expert_parallel": False,
+    }
+    defaults |= {"step_time.tensor_parallel": 1, "step_time.pipeline_parallel": 1, "engine.scheduling_policy": "fcfs"}
+    return {field: value for field, value in found.items() if _stated(document, field, defaults.get(field)) != value}
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str) and value != ""
+
+
+def _stated(document: Mapping[str, Any], field: str, default: Any) -> Any:
+    value: Any = document
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return default if value is None else value

@@ -1,0 +1,356 @@
+"""`twin calibrate refine`: a scenario's step times, corrected by a short run of the real engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.sources.refined.file_format import SCHEMA
+from latency_models.sources.refined.step_time import RefinedStepTime
+from latency_models.step_time import StepTime
+from latency_models.unknowns import Unknown
+from scenarios.overrides import Settings, apply
+from scenarios.serving import ServingScenario, check_scenario
+from scenarios.serving_workload import ReplaySpec
+from twin.refinement import request_times, step_times
+from twin.refinement.engine_settings import engine_settings
+from twin.refinement.measured_run import MeasuredRun, read_measured_run
+from twin.refinement.posterior import Posterior, estimate
+from twin.refinement.request_times import RequestTimes, StepDerivatives, simulate_requests
+from twin.serving.plan import ServingPlan, make_plan
+from twin.serving.reference_run import compare
+from twin.serving.uncertainty import combine
+from workloads.errors import BadInput
+from workloads.trace import Trace
+
+Floats = NDArray[np.float64]
+Advance = Callable[[str], object]
+
+DOCUMENT = "twin.refinement/1"
+
+SHARE = 0.2
+"""The first requests of a run that are fitted, unless stated; a tenth of a log of steps."""
+SHARE_OF_STEPS = 0.1
+
+DRAWS = 12
+"""Draws of the refined model for its intervals of the held-out requests."""
+
+DRIFT = 0.005
+"""Least deviation of a refined engine from itself an hour later."""
+
+NOTHING = 3.0
+"""Information below which a run has not said anything: half of the prior's deviation would be left."""
+
+MOST_FITTED = 600
+"""Durations that a fit takes at most: its time grows with their cube."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The result of a refinement.
+
+    Attributes:
+        document: `twin.refinement/1`, for tables. file: `twin.refined-step-time/1`, without `folder`.
+        notes: on what was read or assumed.
+    """
+
+    document: dict[str, Any]
+    file: dict[str, Any]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A scenario and a run.
+
+    Attributes:
+        path: of the scenario. document: its content. settings: changed fields.
+        run: file or folder of the measured run.
+        first: requests or steps to fit; None: `SHARE` of them.
+        factors: names of the unknowns to learn; empty: all.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    settings: Settings
+    run: Path
+    first: int | None = None
+    factors: tuple[str, ...] = ()
+
+
+def refine(question: Question, advance: Advance = lambda text: None) -> Refinement:
+    """Learn a scenario's unknowns from a run, and predict the rest of it.
+
+    Raises:
+        BadInput: files that cannot be used, a model without unknowns, factors that the run cannot tell apart, or a run
+            that shows none of them.
+    """
+    if _is_step_log(question.run):
+        return _refine_by_steps(question, advance)
+    return _refine_by_requests(question, advance)
+
+
+def _is_step_log(run: Path) -> bool:
+    return run.is_file() and ".csv" in run.suffixes
+
+
+def _refine_by_requests(question: Question, advance: Advance) -> Refinement:
+    run = read_measured_run(question.run)
+    plan, read, notes = _plan(question, run)
+    step_time = _one_step_time(plan)
+    fitted = question.first if question.first is not None else max(round(SHARE * len(run)), min(10, len(run)))
+    if not 2 <= fitted <= len(run):
+        raise BadInput(
+            f"expected a number from 2 to {len(run)}, the requests of the run", field="--first", value=fitted
+        )
+    unknowns = _chosen(step_time, question.factors)
+    names = [unknown.name for unknown in unknowns]
+    simulated = request_times.requests_before(run, fitted)
+    observed = request_times.observe(run, fitted)
+    if len(observed.measured) > MOST_FITTED:
+        expected = f"expected fewer requests to fit: {len(observed.measured)} durations, at most {MOST_FITTED}"
+        raise BadInput(expected, field="--first", value=fitted)
+
+    def linearise(scores: Floats) -> tuple[Floats, Floats]:
+        advance("simulating")
+        steps = StepDerivatives(plan, names, _named(names, scores))
+        there = simulate_requests(plan, _named(names, scores), simulated, steps.watch)
+        return request_times.predicted(there, run, fitted), request_times.derivatives(there, steps, run, fitted)
+
+    found = estimate(observed, linearise, len(names))
+    _require_information(found, names, question)
+    refined = _model(step_time, names, found, DRIFT)
+    results = _request_errors(plan, refined, run, fitted, advance)
+    rest = results["rest"] or {}
+    drift = max(DRIFT, abs(math.log1p(rest["tpot.mean"]["after_error"])) if "tpot.mean" in rest else 0.01)
+    document = _document(question, "requests", unknowns, found) | {
+        "fitted": fitted, "held_out": len(run) - fitted, "settings": read, **results,
+    }  # fmt: skip
+    return Refinement(document, _file(plan.scenario, names, found, drift, document), notes)
+
+
+def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
+    from latency_models.sources.vllm_step_log.step_log import read_step_log
+
+    scenario = check_scenario(question.document, question.settings, question.path)
+    plan = make_plan(scenario, question.path.parent, scenario.workload.read_trace(question.path.parent))
+    step_time = _one_step_time(plan)
+    log = read_step_log(question.run).executed()
+    early = _early(log.run, question.first)
+    fitted = int(early.sum())
+    if not 2 <= fitted <= MOST_FITTED:
+        expected = f"expected fewer or more steps to fit than {fitted} of {len(log)}: from 2 to {MOST_FITTED}"
+        raise BadInput(expected, field="--first", value=question.first)
+    ran, rest = step_times.batches(log.where(early)), step_times.batches(log.where(~early))
+    unknowns = _chosen(step_time, question.factors)
+    names = [unknown.name for unknown in unknowns]
+
+    def linearise(scores: Floats) -> tuple[Floats, Floats]:
+        advance("comparing")
+        named = _named(names, scores)
+        there = step_times.predicted(step_time.vary(named), ran)
+        return there, step_times.derivatives(step_time, ran, names, named)
+
+    found = estimate(step_times.observe(log.where(early)), linearise, len(names))
+    _require_information(found, names, question)
+    refined = _model(step_time, names, found, DRIFT)
+    results: dict[str, Any] = {"rest": None}
+    drift = 0.01
+    if rest:
+        measured = np.log(log.seconds[~early])
+        before, after = (step_times.predicted(model, rest) - measured for model in (step_time, refined))
+        drift = max(DRIFT, abs(float(np.median(after))))
+        results["rest"] = {"step": {
+            "measured": float(np.exp(np.median(measured))),
+            "before_error": float(np.expm1(np.median(before))), "after_error": float(np.expm1(np.median(after))),
+            "before_median": float(np.median(np.abs(np.expm1(before)))),
+            "after_median": float(np.median(np.abs(np.expm1(after)))),
+        }}  # fmt: skip
+    document = _document(question, "steps", unknowns, found) | {
+        "fitted": fitted, "held_out": len(log) - fitted, "settings": {}, **results,
+    }  # fmt: skip
+    return Refinement(document, _file(scenario, names, found, drift, document), [])
+
+
+def _early(runs: NDArray[np.str_], first: int | None) -> NDArray[np.bool_]:
+    """Mask of the first steps of each run: `first` of them, or `SHARE_OF_STEPS`."""
+    early = np.zeros(len(runs), dtype=np.bool_)
+    for run in np.unique(runs):
+        rows = np.flatnonzero(runs == run)
+        early[rows[: first if first is not None else max(round(SHARE_OF_STEPS * len(rows)), 1)]] = True
+    return early
+
+
+def _plan(question: Question, run: MeasuredRun) -> tuple[ServingPlan, Settings, list[str]]:
+    """The plan of the run: the scenario with the engine's own settings, and the run's requests."""
+    notes: list[str] = []
+    changed = apply(question.document, question.settings)
+    scenario = check_scenario(question.document, question.settings, question.path)
+    fields = set(type(scenario.step_time).model_fields)
+    read = {
+        field: value
+        for field, value in engine_settings(run.meta or {}, changed, fields).items()
+        if field not in question.settings
+    }
+    settings: Settings = {**question.settings, **read}
+    if "engine.num_gpu_blocks" in read:
+        settings |= {"engine.kv_memory": None}
+    notes += [f"{field}: {value}, as the run's meta.json says" for field, value in read.items()]
+    if not run.meta:
+        notes.append("no meta.json beside the run: the engine's settings are those of the scenario")
+    trace = _own_trace(scenario, question.path.parent, run)
+    document = question.document
+    if trace is None:
+        notes.append("the workload is the run's own requests, without prefix ids")
+        settings = {key: value for key, value in settings.items() if not key.startswith("workload.")}
+        document = {**document, "workload": {"trace": {"path": str(run.source)}, "arrivals": {"process": "replay"}}}
+        trace = run.trace
+    if run.by_client and scenario.measure.start == "queued":
+        settings["measure.start"] = "submitted"
+    plan = make_plan(check_scenario(document, settings, question.path), question.path.parent, trace)
+    return plan, read, notes
+
+
+def _own_trace(scenario: ServingScenario, base: Path, run: MeasuredRun) -> Trace | None:
+    """The scenario's trace if it has the run's requests, in this order; it may have prefix ids besides."""
+    spec = scenario.workload
+    if spec.trace is None or spec.sessions is not None or not isinstance(spec.arrivals, ReplaySpec):
+        return None
+    trace = spec.read_trace(base)
+    if trace is None or trace.arrivals is None or len(trace) != len(run):
+        return None
+    same = np.array_equal(trace.prefill_tokens, run.prompts) and np.array_equal(trace.decode_tokens, run.answers)
+    return trace if same else None
+
+
+def _one_step_time(plan: ServingPlan) -> StepTime:
+    """The step times of all pools.
+
+    Raises:
+        BadInput: pools with different ones, or engines that hand requests to others.
+    """
+    if plan.decode_engines:
+        raise BadInput("expected engines that prefill and decode: a request's time is compared with one engine's steps",
+                       field="system.topology", value=plan.scenario.system.topology)  # fmt: skip
+    if len({pool.spec.step_time.model_dump_json() for pool in plan.pools}) > 1:
+        raise BadInput("expected one step_time section for all pools", field="system.pools")
+    return plan.step_time
+
+
+def _chosen(step_time: StepTime, factors: Sequence[str]) -> list[Unknown]:
+    unknowns = list(step_time.unknowns())
+    if not unknowns:
+        raise BadInput("expected a source whose error is known: it has nothing to learn", field="step_time.source")
+    known = [unknown.name for unknown in unknowns]
+    for name in factors:
+        if name not in known:
+            raise BadInput(f"expected some of {', '.join(known)}", field="--factors", value=name)
+    return [unknown for unknown in unknowns if not factors or unknown.name in factors]
+
+
+def _require_information(found: Posterior, names: Sequence[str], question: Question) -> None:
+    """Refuse a run that shows nothing, and chosen factors that it does not tell apart."""
+    if float(np.linalg.eigvalsh(found.information)[-1]) < NOTHING:
+        expected = "expected a run that shows some of the factors; it changes none of their deviations by half"
+        raise BadInput(expected, field="--run", value=str(question.run))
+    if not question.factors:
+        return
+    for i, name in enumerate(names):
+        if found.verdict(i) != "learned":
+            others = " and ".join(names[j] for j in found.tied(i))
+            why = f"it cannot be told from {others}" if others else "the run does not show it"
+            left = f"{100 * found.left[i]:.0f} % of its deviation would be left"
+            raise BadInput(f"expected factors that the run tells apart: {why} ({left})", field="--factors", value=name)
+
+
+def _model(step_time: StepTime, names: Sequence[str], found: Posterior, drift: float) -> RefinedStepTime:
+    return RefinedStepTime(step_time, names, found.estimate, found.covariance, drift)
+
+
+def _request_errors(
+    plan: ServingPlan, refined: RefinedStepTime, run: MeasuredRun, fitted: int, advance: Advance
+) -> dict[str, Any]:
+    """Mean latencies of the fitted requests and of the rest, before and after, with 95 % intervals after."""
+    after_plan = plan.with_step_time(refined)
+    before, after = (simulate_requests(each, {}, len(run)) for each in (plan, after_plan))
+    draws = []
+    for i in range(DRAWS):
+        advance("drawing")
+        model = refined.draw(np.random.default_rng([plan.scenario.seed, i, 2]))
+        draws.append(simulate_requests(plan.with_step_time(model), {}, len(run)))
+    parts: dict[str, Any] = {"fit": slice(0, fitted), "rest": slice(fitted, None) if fitted < len(run) else None}
+    return {name: None if part is None else _errors(run, part, before, after, draws) for name, part in parts.items()}
+
+
+def _errors(
+    run: MeasuredRun, part: slice, before: RequestTimes, after: RequestTimes, draws: Sequence[RequestTimes]
+) -> dict[str, Any]:
+    answers = run.answers[part]
+
+    def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
+        return request_times.summary(times.start[part], times.first[part], times.last[part], answers)
+
+    measured = means(run)
+    was, now = compare(means(before), measured), compare(means(after), measured)
+    _, intervals = combine([means(after)], [means(each) for each in draws])
+    return {
+        name: {
+            "measured": row["measured"], "before": was[name]["predicted"], "after": row["predicted"],
+            "before_error": was[name]["error"], "after_error": row["error"],
+            "interval": intervals[name]["prediction"] if name in intervals else None,
+        }
+        for name, row in now.items()
+    }  # fmt: skip
+
+
+def _document(question: Question, kind: str, unknowns: Sequence[Unknown], found: Posterior) -> dict[str, Any]:
+    names = [unknown.name for unknown in unknowns]
+    return {
+        "schema": DOCUMENT,
+        "scenario": str(question.path),
+        "run": str(question.run),
+        "kind": kind,
+        "unknowns": [
+            {
+                "name": unknown.name,
+                "about": unknown.about,
+                "verdict": found.verdict(i),
+                "tied": [names[j] for j in found.tied(i)],
+                "score": float(found.estimate[i]),
+                "factor": None if unknown.deviation is None else unknown.factor(float(found.estimate[i])),
+                "deviation_before": unknown.deviation,
+                "left": float(found.left[i]),
+            }
+            for i, unknown in enumerate(unknowns)
+        ],
+        "noise": {
+            ("ttft", "decoding")[kind_of] if kind == "requests" else "step": {"deviation": deviation, "shared": shared}
+            for kind_of, (deviation, shared) in found.noise.items()
+        },
+    }
+
+
+def _file(
+    scenario: ServingScenario, names: Sequence[str], found: Posterior, drift: float, document: Mapping[str, Any]
+) -> dict[str, Any]:
+    section = scenario.pools[0].step_time.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    evidence = {name: document[name] for name in ("scenario", "run", "kind", "fitted", "held_out", "rest")}
+    return {
+        "schema": SCHEMA,
+        "step_time": section,
+        "unknowns": list(names),
+        "estimate": [float(f"{each:.6g}") for each in found.estimate],
+        "covariance": [[float(f"{each:.9g}") for each in row] for row in found.covariance],
+        "drift": float(f"{drift:.4g}"),
+        "evidence": evidence,
+    }
+
+
+def _named(names: Sequence[str], scores: Floats) -> dict[str, float]:
+    return dict(zip(names, scores.tolist(), strict=True))

@@ -1,0 +1,138 @@
+"""Simulated speculation: which draft tokens are right is drawn, by the acceptance that the scenario states.
+
+A draw depends on the run's seed, the request and the position in its answer, and on nothing else: not on the engine,
+the batch or the number of draft tokens. Simulations that differ in one setting are therefore compared on the same luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Final
+
+from schedulers.batches import Batch
+from schedulers.engine_core import EngineCore
+from schedulers.lockstep import LockstepGroup
+from schedulers.sequence import DECODING, Sequence
+from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
+from twin.serving.records import RequestRecord
+
+_MASK: Final = (1 << 64) - 1
+_PROPOSALS: Final = 1 << 40
+"""Sets proposals apart from the positions of answers, so that both are independent."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The acceptance of drafts.
+
+    Attributes:
+        by_position: the share of drafts whose token at each position is accepted; it does not rise.
+        by_model: the same for requests of some models.
+        proposed: the share of decodes that have a draft at all.
+    """
+
+    by_position: tuple[float, ...]
+    by_model: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    proposed: float = 1.0
+
+    def of(self, model: str) -> tuple[float, ...]:
+        """The shares for a model's requests."""
+        return self.by_model.get(model, self.by_position)
+
+
+class SimulatedSpeculation:
+    """The outcomes of one engine's drafts.
+
+    Attributes:
+        stats: counters of the engine; outages do not reset them.
+    """
+
+    def __init__(self, acceptance: Acceptance, num_speculative_tokens: int, seed: int) -> None:
+        self._acceptance = acceptance
+        self._seed = _mixed(seed + 1)
+        self.stats = SpeculationStats(num_speculative_tokens)
+
+    def attach(self, core: EngineCore | LockstepGroup) -> None:
+        """Have a new scheduler ask for drafts here, and count here."""
+        assert isinstance(core, SpeculativeEngineCore)
+        core.propose, core.stats = self._propose, self.stats
+
+    def stopped(self, core: EngineCore | LockstepGroup, batch: Batch) -> list[Sequence]:
+        """Tell the scheduler what a step has decoded. Returns the sequences whose answers end with it."""
+        assert isinstance(core, SpeculativeEngineCore)
+        stopped: list[Sequence] = []
+        accepted, emitted = [], []
+        for sequence, drafted in zip(batch.decodes, batch.draft_tokens, strict=True):
+            right = self._num_accepted(sequence, drafted) if drafted else 0
+            left = _tokens_left(sequence)
+            accepted.append(right)
+            emitted.append(min(right + 1, left))
+            if right + 1 >= left:
+                stopped.append(sequence)
+        for chunk in batch.chunks:
+            if chunk.last and chunk.sequence.state == DECODING and _tokens_left(chunk.sequence) <= 0:
+                stopped.append(chunk.sequence)
+        core.record_outputs(batch, accepted, emitted)
+        return stopped
+
+    def _propose(self, sequence: Sequence, max_tokens: int) -> int:
+        """See `schedulers.speculation.Propose`."""
+        proposed = self._acceptance.proposed
+        if proposed < 1.0 and self._uniform(sequence, _PROPOSALS) >= proposed:
+            return 0
+        return max_tokens
+
+    def _num_accepted(self, sequence: Sequence, drafted: int) -> int:
+        """The draft tokens that are right: the first whose share is not above a draw."""
+        draw = self._uniform(sequence, 0)
+        shares = self._acceptance.of(sequence.request.model)
+        right = 0
+        while right < drafted and draw < shares[right]:
+            right += 1
+        return right
+
+    def _uniform(self, sequence: Sequence, stream: int) -> float:
+        """A number from [0, 1) for this request and position of its answer."""
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        position = record.delivered + sequence.num_output_tokens + stream
+        return _mixed(_mixed(self._seed ^ sequence.request.id) + position) / 2.0**64
+
+
+def _tokens_left(sequence: Sequence) -> int:
+    """Tokens of its answer that a sequence has not yet."""
+    record: RequestRecord = sequence.payload  # type: ignore[assignment]
+    return record.answer_tokens - record.delivered - sequence.num_output_tokens
+
+
+def _mixed(number: int) -> int:
+    """SplitMix64's output function: 64 bits in which every bit of `number` matters."""
+    bits = (number * 0x9E3779B97F4A7C15) & _MASK
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+    return bits ^ (bits >> 31)
+
+
+def speculation_summary(engines: Many[SimulatedSpeculation]) -> dict[str, object]:
+    """Counters of several engines together, and what they mean.
+
+    `acceptance_rate`: accepted draft tokens over draft tokens. `mean_acceptance_length`: tokens that a decode with a
+    draft emits, its own included. Both are vLLM's definitions.
+    """
+    stats = [engine.stats for engine in engines]
+    drafts = sum(each.num_drafts for each in stats)
+    tokens = sum(each.num_draft_tokens for each in stats)
+    accepted = sum(each.num_accepted_tokens for each in stats)
+    by_position = [
+        sum(counts) for counts in zip_longest(*(each.num_accepted_tokens_per_pos for each in stats), fillvalue=0)
+    ]
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": tokens,
+        "num_accepted_tokens": accepted,
+        "acceptance_rate": accepted / tokens if tokens else None,
+        "mean_acceptance_length": 1.0 + accepted / drafts if drafts else None,
+        "num_accepted_tokens_per_pos": by_position,
+    }

@@ -1,0 +1,124 @@
+"""Bounds of prefix caches, from the stream of requests alone: what any cache of a size could have supplied.
+
+A stream is a series of turns. At a turn a request looks up the leading blocks of its prompt, or it leaves blocks behind
+that nobody looked up. Times are numbers of turns.
+
+- An infinite cache supplies every block that any earlier turn had.
+- No cache of c blocks, whatever its policy, supplies more than `belady_hits`. Belady's rule (1966) keeps what is needed
+  next. A block is worth keeping from one turn to the next that has it if that one looks it up, which makes it the
+  choice of as many intervals as possible of which no more than c overlap.
+- `lru_hits` is what a cache of c blocks supplies that evicts the least recently used one, by stack distances (Mattson
+  et al. 1970).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BlockStream:
+    """Turns, each with the blocks of one prompt.
+
+    Attributes:
+        turns: blocks by number of each turn, in the order of the prompt, with how many of them it looks up.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[list[int], int]] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def add(self, ids: Iterable[int], lookups: int) -> None:
+        """Add a turn: the prefix ids of a prompt, of which the first `lookups` are looked up."""
+        blocks, path, numbers = [], -1, self._numbers
+        for key in ids:
+            path = numbers.setdefault((path, key), len(numbers))  # the same id after another path is another block
+            blocks.append(path)
+        self.turns.append((blocks, lookups))
+
+    @property
+    def lookups(self) -> int:
+        """Blocks that are looked up in all turns."""
+        return sum(lookups for _, lookups in self.turns)
+
+    def infinite_hits(self) -> int:
+        """Blocks that are looked up and that an earlier turn had."""
+        seen, hits = bytearray(len(self._numbers)), 0
+        for blocks, lookups in self.turns:
+            for block in blocks[:lookups]:
+                hits += seen[block]
+            for block in blocks:
+                seen[block] = 1
+        return hits
+
+    def belady_hits(self, capacity: int) -> int:
+        """The most blocks that a cache of `capacity` blocks can supply, knowing all turns."""
+        kept: dict[int, int] = {}  # by block, the turn that looks it up next
+        farthest: list[tuple[int, int, int]] = []
+        next_use, hits = self._next_lookups(), 0
+        for turn, (blocks, lookups) in enumerate(self.turns):
+            for i, block in enumerate(blocks):
+                if kept.pop(block, -1) == turn and i < lookups:
+                    hits += 1
+            for depth, (block, use) in enumerate(zip(blocks, next_use[turn], strict=True)):
+                if use >= 0:
+                    kept[block] = use
+                    heappush(farthest, (-use, -depth, block))
+            while len(kept) > capacity:
+                use, _, block = heappop(farthest)
+                if kept.get(block, -1) == -use:
+                    del kept[block]
+        return hits
+
+    def _next_lookups(self) -> list[list[int]]:
+        """The next turn that has each block of each turn, if that one looks it up; otherwise -1."""
+        following: dict[int, int] = {}
+        found: list[list[int]] = [[]] * len(self.turns)
+        for turn in range(len(self.turns) - 1, -1, -1):
+            blocks, lookups = self.turns[turn]
+            found[turn] = [following.get(block, -1) for block in blocks]
+            for i, block in enumerate(blocks):
+                following[block] = turn if i < lookups else -1
+        return found
+
+    def lru_hits(self, capacities: Sequence[int]) -> NDArray[np.int64]:
+        """Blocks that least-recently-used caches of these sizes supply; the end of a prompt counts as used first.
+
+        A cache has to hold the longest turn, or it supplies less than this.
+        """
+        distances = np.sort(np.array(self._stack_distances(), dtype=np.int64))
+        return np.searchsorted(distances, np.array(capacities), side="right")
+
+    def _stack_distances(self) -> list[int]:
+        """The places in the stack, from 1, of all blocks that are looked up and that an earlier turn had."""
+        size = sum(len(blocks) for blocks, _ in self.turns)
+        tree = [0] * (size + 1)  # Fenwick tree: marks the latest use of every block, by the number of that use
+
+        def mark(place: int, change: int) -> None:
+            while place <= size:
+                tree[place] += change
+                place += place & -place
+
+        def count(place: int) -> int:
+            total = 0
+            while place:
+                total += tree[place]
+                place &= place - 1
+            return total
+
+        latest: dict[int, int] = {}
+        distances, uses = [], 0
+        for blocks, lookups in self.turns:
+            for block in blocks[:lookups]:
+                if block in latest:
+                    distances.append(len(latest) - count(latest[block]) + 1)
+            for block in reversed(blocks):
+                if block in latest:
+                    mark(latest[block], -1)
+                uses += 1
+                latest[block] = uses
+                mark(uses, 1)
+        return distances
