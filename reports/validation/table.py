@@ -36,6 +36,8 @@ def validation_table(document: Document) -> Group:
         titled.append((title, _metrics(load)))
     titled.append(("Steps: |forecast / measured - 1|", _steps(document)))
     titled.append(("Steps with the largest errors", _worst(document)))
+    if document.get("coverage"):
+        titled.append(("Coverage", Text(coverage(document))))
     missed = document["missed"]
     titled.append(("Goals that the forecast misses", bullets(missed) if missed else Text("none")))
     return sections(titled)
@@ -66,6 +68,8 @@ def headline(document: Document) -> list[str]:
 def _machine_speed(document: Document) -> list[str]:
     sections = [load["machine_speed"] for load in document["loads"] if load["machine_speed"]]
     if not sections:
+        if document.get("profiled") == "in turns":
+            return ["forecast by a profile of other requests, in turns with the replays"]
         return ["machine speed: not read; all errors are those of the forecast"]
     factors = [factor for section in sections for means in section["slowdown"] for factor in means.values()]
     return [
@@ -76,9 +80,21 @@ def _machine_speed(document: Document) -> list[str]:
     ]
 
 
+def coverage(document: Document) -> str:
+    """The share of measured values that lie in the forecast's intervals."""
+    found = document["coverage"]
+    share = 100 * found["inside"] / found["values"]
+    return (
+        f"{found['inside']} of {found['values']} measured values of metrics with goals ({share:.0f} %) lie in the"
+        " model's 95 % intervals around the forecasts for their own requests"
+    )
+
+
 def _metrics(load: Document) -> Any:
     corrected = CORRECTED if load["machine_speed"] else {}
-    shown = table("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal", *corrected.values())
+    expected = ("forecast interval", "sampling", "model", "inside") if _has_intervals(load) else ()
+    titles = ("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal")
+    shown = table(*titles, *expected, *corrected.values())
     for name in SHOWN:
         entry = load["metrics"].get(name)
         if entry is None:
@@ -92,9 +108,28 @@ def _metrics(load: Document) -> Any:
             percent(entry["error"]),
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
+            *(_expected(name, entry, len(load["measured"])) if expected else ()),
             *(percent(entry[key]) for key in corrected),
         )
     return shown
+
+
+def _has_intervals(load: Document) -> bool:
+    return any(entry.get("inside") is not None for entry in load["metrics"].values())
+
+
+def _expected(name: str, entry: Document, repeats: int) -> tuple[str, ...]:
+    """The forecast's own interval, the deviations in it, and the repeats that the model's part contains."""
+    if entry.get("inside") is None:
+        return ("", "", "", "")
+    low, high = entry["forecast_interval"]
+    sampling, model = (entry["parts"][part] for part in ("sampling", "model"))
+    return (
+        f"{_value(name, low)} to {_value(name, high)}",
+        "" if sampling is None else f"{100 * sampling:.1f} %",
+        f"{100 * model:.1f} %",
+        f"{entry['inside']} of {repeats}",
+    )
 
 
 def _label(name: str) -> str:

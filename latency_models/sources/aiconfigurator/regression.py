@@ -23,7 +23,12 @@ from latency_models.fitting.estimator import CannotFit, Estimator, Floats
 from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop, step_and_prompt
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, compose, kv_capacity
 from latency_models.sources.aiconfigurator.silicon import SiliconRow
-from latency_models.sources.aiconfigurator.step_time import STATED, AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.step_time import (
+    NEW_MODEL,
+    STATED,
+    AiconfiguratorStepTime,
+    Corrections,
+)
 from latency_models.sources.aiconfigurator.tables import KernelTables, read_tables
 
 GROUP = (0.02, 0.08)
@@ -97,7 +102,7 @@ class SiliconRegression(Estimator):
 
     `fit` sets:
         known_, new_: corrections of groups that are among the rows, and of others.
-        groups_: names of the first.
+        groups_: names of the first. models_: models that are among the rows.
         points_: number of rows.
 
     Args:
@@ -109,6 +114,7 @@ class SiliconRegression(Estimator):
     known_: Learnt
     new_: Learnt
     groups_: frozenset[str]
+    models_: frozenset[str]
 
     def __init__(self, *, tables: Path = Path(), expert_rows: int = 256, max_batched_tokens: int = 8192) -> None:
         self.tables, self.expert_rows, self.max_batched_tokens = tables, expert_rows, max_batched_tokens
@@ -130,6 +136,7 @@ class SiliconRegression(Estimator):
         self.new_, self.known_ = (Posterior(rows, parts, group).most_probable() for group in GROUP)
         self.library_, self.points_ = library, len(rows)
         self.groups_ = frozenset(levels(row)[-1] for row in rows)
+        self.models_ = frozenset(row.model for row in rows)
         return self
 
     def predict(self, rows: Sequence[SiliconRow]) -> Floats:
@@ -166,7 +173,7 @@ class SiliconRegression(Estimator):
     def step_time(self, row: SiliconRow) -> AiconfiguratorStepTime:
         """The engine that served a row, with the unknowns of its group. Raises as `predict` does."""
         self._require_fit()
-        share = STATED if levels(row)[-1] in self.groups_ else 1.0
+        share = STATED if levels(row)[-1] in self.groups_ else 1.0 if row.model in self.models_ else NEW_MODEL
         return AiconfiguratorStepTime(self.library_.engine(row)[0], self.corrections(row), share)
 
     def corrections(self, row: SiliconRow) -> Corrections:

@@ -1,0 +1,70 @@
+"""Intervals of a forecast beside its errors, and how often they contain what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reports.statistics import student_quantile
+from twin.serving.plan import ServingPlan
+from twin.serving.simulation import Simulation
+from twin.serving.summary import summarise
+from twin.serving.uncertainty import CONFIDENCE, combine, flatten
+
+DRAWS = 10
+"""Draws of the step-time model, in the first repeat's requests."""
+
+
+def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
+    """Summaries of the first repeat with drawn step times; none if their error is unknown."""
+    if not plan.can_draw:
+        return []
+    return [summarise(Simulation(plan, 0, draw).run(), plan.scenario.measure) for draw in range(DRAWS)]
+
+
+def forecast_intervals(
+    measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The interval of each metric, and the repeats that it contains.
+
+    Args:
+        measured, predicted: summaries of each repeat, which have the same requests. drawn: of `drawn_summaries`.
+
+    Returns:
+        By metric: `forecast_interval`, of one more run with other requests; `parts`, the relative deviations of one run
+        by sampling and by the model; `inside`, the number of repeats whose measured value lies in the model's interval
+        around the forecast for its own requests (sampling is no part of that error), and None without draws.
+    """
+    _, intervals = combine([dict(each) for each in predicted], [dict(each) for each in drawn])
+    tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]
+    found = {}
+    for name, interval in intervals.items():
+        model = interval["parts"]["model"]
+        reach = None if model is None else model * student_quantile(CONFIDENCE, len(drawn) - 1)
+        values = [(live.get(name), twin.get(name)) for live, twin in tables]
+        found[name] = {
+            "forecast_interval": interval["prediction"],
+            "parts": interval["parts"],
+            "inside": None if reach is None else sum(_within(live, twin, reach) for live, twin in values),
+        }
+    return found
+
+
+def coverage(loads: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[str, int] | None:
+    """Measured values of the shown metrics, over loads and repeats, and how many lie in their intervals."""
+    entries = [
+        (load["metrics"][name]["inside"], len(load["measured"]))
+        for load in loads
+        for name in shown
+        if load["metrics"].get(name, {}).get("inside") is not None
+    ]
+    if not entries:
+        return None
+    return {"inside": sum(inside for inside, _ in entries), "values": sum(repeats for _, repeats in entries)}
+
+
+def _within(live: float | None, twin: float | None, reach: float) -> bool:
+    if not live or not twin:
+        return live == twin
+    return abs(math.log(live / twin)) <= reach
