@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.provenance import provenance
 from scenarios.kinds import read_scenario
 from scenarios.overrides import apply
-from twin.sweeps.parallel import usable_cores
+from twin.executors.processes import Processes, usable_cores
 from twin.sweeps.ratio_sweep import prepare
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "afd-deepseek-v3.yaml"
@@ -71,7 +71,7 @@ def compare(settings: dict[str, Any], ratio: str, requests: int, advance: str) -
     document = apply(read_scenario(EXAMPLE, "afd-bundle"), changes)
     sweep = prepare(document, EXAMPLE, ratio)
     done: dict[str, dict[str, Any]] = {}
-    for _ in sweep.run(done, lambda key, point: None, usable_cores()):
+    for _ in sweep.run(done, lambda key, point: None, Processes(usable_cores())):
         pass
     summary = sweep.summarise(done)
     points = summary["points"]

@@ -34,6 +34,7 @@ from benchmarks.provenance import provenance
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
+from twin.executors.processes import Processes
 from twin.planning.confidence import probability
 from twin.planning.judging import Judge, Verdict
 from twin.planning.planner import Planner
@@ -88,7 +89,7 @@ def small_space(seed: int, window: int, replications: int) -> dict[str, Any]:
 def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, dict[str, Any]]:
     """A planner that has run, and what it says."""
     question = read_question(document, {}, path)
-    planner = Planner(question, {}, lambda key, window: None, jobs, brief=True)
+    planner = Planner(question, {}, lambda key, window: None, Processes(jobs), brief=True)
     return planner, planner.run()
 
 
@@ -105,7 +106,7 @@ def exhaustive(planner: Planner) -> list[Verdict]:
 
 def judge_of(planner: Planner) -> Judge:
     """A judge that has not simulated anything yet."""
-    return Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.jobs)
+    return Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.executor)
 
 
 def every(planner: Planner) -> list[Candidate]:
@@ -162,7 +163,7 @@ def chance(arguments: argparse.Namespace) -> dict[str, Any]:
     document = small_space(1000, arguments.window, arguments.windows)
     question = read_question(document, {}, Path("benchmark.yaml"))
     found, _ = prospects(question)
-    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, arguments.jobs)
+    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, Processes(arguments.jobs))
     named = {each.name: each for prospect in found for each in prospect.candidates}
     if arguments.candidate not in named:
         raise BadInput(f"expected one of {', '.join(named)}", field="--candidate", value=arguments.candidate)
@@ -227,7 +228,7 @@ def answered(arguments: argparse.Namespace) -> dict[str, Any]:
 
         question = read_question(document, {}, Path(made) / "plan.yaml")
         planner = Planner(
-            question, {}, lambda key, window: None, arguments.jobs,
+            question, {}, lambda key, window: None, Processes(arguments.jobs),
             found=lambda verdict: note("last_better" if "first" in times else "first"),
         )  # fmt: skip
         answer = planner.run()

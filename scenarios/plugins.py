@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import sys
+import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,30 @@ from pydantic import BeforeValidator, Field
 
 from latency_models.io.config_io import Strict, checked, read_text
 from latency_models.io.paths import CommandLineText
-from workloads.errors import BadInput
+from workloads.errors import BadInput, TwinError
 
 ENDING = ".py"
+
+
+@dataclass(frozen=True)
+class ImportedPlugin:
+    """A plug-in as another process can import it.
+
+    Attributes:
+        module: its name. source, file: the content and path of one that is a file; None and "" for an installed module.
+    """
+
+    module: str
+    source: str | None = None
+    file: str = ""
+
+
+class PluginChanged(TwinError):
+    """A plug-in has been imported with another source; registered names cannot be taken back."""
+
+
+_imported: dict[str, ImportedPlugin] = {}
+"""Plug-ins by module, as the registries that they fill: of the whole process."""
 
 
 def _from_current_folder(value: Any) -> Any:
@@ -64,19 +86,46 @@ def plugin_digest(names: Sequence[str], base: Path) -> str:
 def _import(name: str, base: Path) -> None:
     if not name.endswith(ENDING):
         importlib.import_module(name)
+        _imported.setdefault(name, ImportedPlugin(name))
         return
     file = (base / name).resolve()
-    read_text(file)  # a file that cannot be read is refused in the usual words
+    source = read_text(file)
     module_name = f"twin_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:10]}"
     if module_name in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    _execute(ImportedPlugin(module_name, source, str(file)))
+
+
+def _execute(plugin: ImportedPlugin) -> None:
+    """Make a module of a plug-in's source."""
+    assert plugin.source is not None
+    module = types.ModuleType(plugin.module)
+    module.__file__ = plugin.file
+    sys.modules[plugin.module] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(plugin.source, plugin.file, "exec"), vars(module))
     except BaseException:
-        del sys.modules[module_name]
+        del sys.modules[plugin.module]
         raise
+    _imported[plugin.module] = plugin
+
+
+def imported_plugins() -> tuple[ImportedPlugin, ...]:
+    """The plug-ins that this process has imported, for a worker process to import them too."""
+    return tuple(plugin for name, plugin in _imported.items() if name in sys.modules)
+
+
+def import_again(plugins: Sequence[ImportedPlugin]) -> None:
+    """Import the plug-ins of another process, those that are files from their source: the file may not be here.
+
+    Raises:
+        PluginChanged: this process has imported one with another source.
+        ImportError: a module is not installed here.
+    """
+    for plugin in plugins:
+        if plugin.source is None:
+            importlib.import_module(plugin.module)
+        elif plugin.module not in sys.modules:
+            _execute(plugin)
+        elif _imported[plugin.module].source != plugin.source:
+            raise PluginChanged(f"another version of the plug-in {plugin.file}; which stays until it is started again")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from itertools import repeat
 
 import numpy as np
 
 from workloads.checks import FloatArray, IntArray, instants, token_counts, whole
 from workloads.errors import BadInput
+from workloads.id_lists import IdLists
 from workloads.pairs import JointEmpirical
 from workloads.request import Request
 
@@ -63,8 +66,24 @@ class Trace:
         whole_blocks = (self.prefill_tokens[rows] // self.prefix_block_tokens).tolist()
         return (ids[:most] for ids, most in zip(self.prefix_blocks[rows], whole_blocks, strict=True))
 
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the content, independent of where it was read."""
+        content = sha256(self.prefill_tokens.tobytes() + self.decode_tokens.tobytes())
+        if self.arrivals is not None:
+            content.update(self.arrivals.tobytes())
+        if self.prefix_blocks is not None:
+            content.update(IdLists.of(self.prefix_blocks).tobytes())
+        if self.sessions is not None:
+            content.update(self.sessions.tobytes())
+        return content.hexdigest()
+
     def pairs(self) -> JointEmpirical:
-        """The joint distribution of (prefill, decode) lengths, correlation kept."""
+        """The joint distribution of (prefill, decode) lengths, correlation kept; always the same object."""
+        return self._pairs
+
+    @cached_property
+    def _pairs(self) -> JointEmpirical:
         return JointEmpirical(self.prefill_tokens, self.decode_tokens)
 
     def requests(self, *, max_tokens: int | None = None, model: str = "default") -> list[Request]:

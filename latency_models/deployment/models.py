@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -195,4 +196,18 @@ def load_model(name: str | Path, base: Path = Path()) -> Model:
         BadInput: an unknown name, or a file that cannot be read or breaks the schema.
     """
     path = find_data("models", name, base)
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return _read_model(path)  # which refuses it in the usual words
+    return _known_model(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+def _read_model(path: Path) -> Model:
     return checked(Model, read_yaml(path), path)
+
+
+@lru_cache(maxsize=32)  # a sweep loads the same model in each of its points
+def _known_model(path: Path, state: tuple[int, ...]) -> Model:
+    """The model of a file, read once as long as the file stays as it is."""
+    return _read_model(path)

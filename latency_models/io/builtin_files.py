@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +15,12 @@ FOLDER = Path(__file__).parents[1] / "data"
 
 def builtin_names(kind: Kind) -> list[str]:
     """Names of the built-in files of one kind, sorted."""
-    return sorted(path.stem for path in (FOLDER / kind).glob("*.yaml"))
+    return list(_names(kind))
+
+
+@functools.cache  # they come with the package, and do not change
+def _names(kind: Kind) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (FOLDER / kind).glob("*.yaml")))
 
 
 def is_path(text: str) -> bool:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
 
 from latency_models.io.config_io import Strict
 from workloads.errors import BadInput
 
 Notes = dict[str, str]
 """Replaced names: dotted earlier name, or field and earlier value, to the present one."""
+
+Models: TypeAlias = tuple[type[Strict], ...]
+"""The kinds of section that may stand at one place."""
 
 
 def present_names(model: type[Strict], document: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
@@ -26,12 +29,13 @@ def present_names(model: type[Strict], document: Mapping[str, Any], notes: Notes
     Raises:
         BadInput: a section has a field under both of its names.
     """
-    return _section([model], document, "", notes)
+    return _section((model,), document, "", notes)
 
 
 def present_key(model: type[Strict], key: str, notes: Notes) -> str:
     """The dotted field `key` of `model` in present names."""
-    models, names = [model], []
+    models: Models = (model,)
+    names: list[str] = []
     for name in key.split("."):
         names.append(_present(models, name))
         if any(names[-1] in each.model_fields for each in models):  # otherwise it tells an item of a list
@@ -54,7 +58,7 @@ def print_note(text: str) -> None:
     print(f"twin: {text}", file=sys.stderr)
 
 
-def _section(models: list[type[Strict]], section: Mapping[str, Any], prefix: str, notes: Notes) -> dict[str, Any]:
+def _section(models: Models, section: Mapping[str, Any], prefix: str, notes: Notes) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in section.items():
         name = _present(models, key)
@@ -67,7 +71,7 @@ def _section(models: list[type[Strict]], section: Mapping[str, Any], prefix: str
     return result
 
 
-def _value(models: list[type[Strict]], value: Any, field: str, notes: Notes) -> Any:
+def _value(models: Models, value: Any, field: str, notes: Notes) -> Any:
     """The value of a field with present names, also inside a section or a list of sections."""
     if not models:
         return value
@@ -78,11 +82,11 @@ def _value(models: list[type[Strict]], value: Any, field: str, notes: Notes) -> 
     return value
 
 
-def _present(models: Iterable[type[Strict]], name: str) -> str:
+def _present(models: Models, name: str) -> str:
     return next((model.renamed[name] for model in models if name in model.renamed), name)
 
 
-def _present_value(models: Iterable[type[Strict]], name: str, value: Any, field: str, notes: Notes) -> Any:
+def _present_value(models: Models, name: str, value: Any, field: str, notes: Notes) -> Any:
     if not isinstance(value, str):
         return value
     for model in models:
@@ -92,10 +96,11 @@ def _present_value(models: Iterable[type[Strict]], name: str, value: Any, field:
     return value
 
 
-def _fields(models: Iterable[type[Strict]], name: str) -> list[type[Strict]]:
+@functools.lru_cache(maxsize=4096)  # sections and names that a sweep asks for in each of its points
+def _fields(models: Models, name: str) -> Models:
     """The sections that may stand in field `name` of any of `models`."""
     found = [_sections(model.model_fields[name].annotation) for model in models if name in model.model_fields]
-    return [section for sections in found for section in sections]
+    return tuple(section for sections in found for section in sections)
 
 
 def _sections(annotation: Any) -> list[type[Strict]]:

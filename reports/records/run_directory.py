@@ -203,9 +203,14 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 def write_text(file: Path, text: str) -> Path:
     """Write a file atomically; makes its folder."""
+    return write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> Path:
+    """Write a file atomically; makes its folder."""
     file.parent.mkdir(exist_ok=True)
     with replacing(file) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
     return file
 
 

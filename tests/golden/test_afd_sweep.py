@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scenarios.overrides import apply
+from twin.executors.processes import Processes
 from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
@@ -20,7 +21,7 @@ def document() -> dict[str, Any]:
     scenario = apply(BASELINE, {"batch_size": 32, "requests_per_instance": 1000, "workload.decode.mean": 60.0})
     sweep = prepare(scenario, Path("afd"), "1,5/2,6")
     done: dict[str, dict[str, Any]] = {}
-    for _ in sweep.run(done, lambda key, point: None, jobs=1):
+    for _ in sweep.run(done, lambda key, point: None, Processes(1)):
         pass
     summary = sweep.summarise(done)
     summary["configurations"][0]["curves"] = {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scenarios.overrides import apply
+from twin.executors.processes import Processes
 from twin.reproductions.afd.reproduction import BASELINE
 from twin.sweeps.ratio_sweep import prepare
 
@@ -45,7 +46,7 @@ def largest_difference(settings: dict[str, Any], ratio: str) -> float:
     document = apply(BASELINE, {"batch_size": 128, "requests_per_instance": 4000, **settings})
     sweep = prepare(document, Path("afd"), ratio)
     done: dict[str, dict[str, Any]] = {}
-    points = list(sweep.run(done, lambda key, point: None, jobs=1))
+    points = list(sweep.run(done, lambda key, point: None, Processes(1)))
     return max(
         abs(point["throughput_per_instance_barrier"] / point["throughput_per_instance_steady"] - 1) for point in points
     )
@@ -71,5 +72,5 @@ def test_the_published_formula_alone_would_miss() -> None:
     # What the barrier and the exposed communication cost at balance: the reason for the longer theory.
     document = apply(BASELINE, {"requests_per_instance": 4000})
     sweep = prepare(document, Path("afd"), "9")
-    (point,) = sweep.run({}, lambda key, point: None, jobs=1)
+    (point,) = sweep.run({}, lambda key, point: None, Processes(1))
     assert point["throughput_per_instance_theory"] / point["throughput_per_instance_steady"] - 1 > 0.05

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twin.executors.processes import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import read_question
 from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
@@ -68,7 +69,9 @@ def fewest(load: float, answers: str, goals: dict[str, float]) -> int:
             "span": 10 * 3600,  # long enough that the mean of a span is its expectation
         },
     }
-    planner = Planner(read_question(document, {}, Path("q.yaml")), {}, lambda key, point: None, 1, brief=True)
+    planner = Planner(
+        read_question(document, {}, Path("q.yaml")), {}, lambda key, point: None, Processes(1), brief=True
+    )
     best = planner.run()["recommendation"]
     return int(best["gpus"])
 

@@ -16,7 +16,7 @@ import pytest
 
 from reports.records.run_directory import open_run
 from twin.cli import run
-from twin.sweeps.parallel import each_as_done
+from twin.executors.processes import each_as_done
 
 PATIENCE = 60.0
 LONG = ("--ratio", "1:12", "--jobs", "2", "--set", "requests_per_instance=6000")

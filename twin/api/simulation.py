@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -13,9 +15,10 @@ from scenarios.serving import ServingScenario
 from twin.api.arguments import Overrides, check_counts, errors_name_arguments
 from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
+from twin.executors import processes
+from twin.executors.executor import Executor, ExecutorChoice, choose_executor
 from twin.serving.reference_run import compare, read_reference_run
 from twin.serving.timeseries import timeseries
-from twin.sweeps import parallel
 from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import ServingSweep, Task, prepare, report_run
 from workloads.errors import BadInput
@@ -178,6 +181,7 @@ def simulate(
     draws: int | None = None,
     trace: str | Path | None = None,
     jobs: int | None = None,
+    executor: str = "local",
 ) -> Result:
     """Simulate a serving system. Prints nothing and writes nothing.
 
@@ -189,16 +193,24 @@ def simulate(
             each unknown is then varied alone, too. None: as many as replications if there are several.
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
         jobs: processes, by default one for each core. A single run uses them if its engines are independent.
+        executor: where the runs after the first are made: `local`, `dask`, `dask://host:port` or `ray`.
 
     Raises:
         BadInput: naming the file, the field or argument, the value and what was expected.
     """
     with errors_name_arguments():
         check_counts("--", jobs=jobs, replications=replications, draws=draws)
+        chosen = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
         path = None if trace is None else Path(trace)
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
-    return run_all(sweep, source, {}, lambda key, point: None, jobs)
+        with started_for(sweep, chosen) as started:
+            return run_all(sweep, source, {}, lambda key, point: None, started, jobs=jobs)
+
+
+def started_for(sweep: ServingSweep, chosen: ExecutorChoice) -> AbstractContextManager[Executor | None]:
+    """The executor for the runs after the first; None, and nothing is started, if there are none."""
+    return chosen.start() if len(sweep.tasks) > 1 else contextlib.nullcontext()
 
 
 def run_all(
@@ -206,29 +218,30 @@ def run_all(
     scenario: Scenario,
     done: dict[str, Document],
     keep: Callable[[str, Document], None],
-    jobs: int | None,
+    executor: Executor | None,
     advance: Callable[[Task], object] = lambda task: None,
     requests: Path | None = None,
+    jobs: int | None = None,
 ) -> Result:
     """Make the runs of one configuration that are not in `done`; the first is always made, for its requests and steps.
 
     Args:
         done: reports of runs made before, by key; completed in place.
+        executor: of the others; None if there are none (`started_for`).
         keep: called with the key and the report of each run that is made, except the first.
         advance: called after each of these.
         requests: Parquet file to which the first run writes its requests as they finish; None keeps them in memory.
+        jobs: processes of the first run; None: one for each core.
 
     Raises:
         BadInput: the reference run that the scenario names cannot be read.
     """
     task = sweep.tasks[0]
     spec, measured = task.plan.scenario, _reference_run(sweep)
-    jobs = jobs or parallel.usable_cores()
-    first = _make_first(task, requests, jobs)
+    first = _make_first(task, requests, jobs or processes.usable_cores())
     done[task.key] = report_run(first, task.plan)
-    if len(sweep.tasks) > 1:
-        for finished in sweep.run(done, keep, jobs):
-            advance(finished)
+    for finished in sweep.run(done, keep, executor) if executor else ():
+        advance(finished)
     document = sweep.document(0, done)
     document["series"] = timeseries(first, spec.measure) if spec.detail is True else None
     document["measured"] = measured

@@ -13,7 +13,8 @@ from scenarios.overrides import Settings, combinations
 from twin.api.arguments import Overrides, Variations, check_counts, errors_name_arguments, refuse_for_kind, values_of
 from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
-from twin.sweeps import parallel, ratio_sweep, serving_sweep
+from twin.executors.executor import Executor, choose_executor
+from twin.sweeps import ratio_sweep, serving_sweep
 from twin.sweeps.ratio_sweep import RatioSweep
 from twin.sweeps.serving_sweep import ServingSweep
 from workloads.errors import BadInput
@@ -129,6 +130,7 @@ def sweep(
     draws: int | None = None,
     trace: str | Path | None = None,
     jobs: int | None = None,
+    executor: str = "local",
     requests: bool = False,
 ) -> SweepResult:
     """Simulate every combination of the values in `vary`, of an AFD bundle at every ratio. Prints and writes nothing.
@@ -143,6 +145,7 @@ def sweep(
         replications, draws: as for `simulate`; of serving systems only.
         trace: file whose lengths take the place of the scenario's.
         jobs: processes, by default one for each core.
+        executor: where points are simulated: `local`, `dask`, `dask://host:port` or `ray`.
         requests: keep every request of an AFD bundle, for `SweepResult.requests`.
 
     Raises:
@@ -150,6 +153,7 @@ def sweep(
     """
     with errors_name_arguments():
         check_counts("--", jobs=jobs, replications=replications, draws=draws)
+        chosen = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving", "afd-bundle")
         given = {"ratio": ratio is not None, "requests": requests}
         refuse_for_kind(given, "afd-bundle", source.document, source.path, INSTEAD)
@@ -159,9 +163,11 @@ def sweep(
         file = None if trace is None else Path(trace)
         if source.kind == "serving":
             systems = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
-            return _serving(systems, source, jobs or parallel.usable_cores())
+            with chosen.start() as started:
+                return _serving(systems, source, started)
         bundles = ratio_sweep.prepare(source.document, source.path, _ratios(ratio), settings, file)
-    return _bundles(bundles, source, jobs or parallel.usable_cores(), keep_requests=requests)
+        with chosen.start() as started:
+            return _bundles(bundles, source, started, keep_requests=requests)
 
 
 def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
@@ -171,21 +177,21 @@ def _ratios(ratio: str | float | Iterable[str | float] | None) -> str | None:
     return ",".join(map(str, ratio)) if isinstance(ratio, Iterable) else str(ratio)
 
 
-def _serving(sweep: ServingSweep, source: Scenario, jobs: int) -> SweepResult:
+def _serving(sweep: ServingSweep, source: Scenario, executor: Executor) -> SweepResult:
     done: dict[str, Document] = {}
-    _exhaust(sweep.run(done, lambda key, point: None, jobs))
+    _exhaust(sweep.run(done, lambda key, point: None, executor))
     return SweepResult(source, sweep.summarise(done), done, sweep)
 
 
-def _bundles(sweep: RatioSweep, source: Scenario, jobs: int, *, keep_requests: bool) -> SweepResult:
+def _bundles(sweep: RatioSweep, source: Scenario, executor: Executor, *, keep_requests: bool) -> SweepResult:
     done: dict[str, Document] = {}
     if not keep_requests:
-        _exhaust(sweep.run(done, lambda key, point: None, jobs, sweep.prepare_theory))
+        _exhaust(sweep.run(done, lambda key, point: None, executor, sweep.prepare_theory))
         return SweepResult(source, sweep.summarise(done), done, sweep)
     import pandas as pd
 
     with tempfile.TemporaryDirectory() as folder:  # worker processes hand over their requests as files
-        _exhaust(sweep.run(done, lambda key, point: None, jobs, sweep.prepare_theory, Path(folder)))
+        _exhaust(sweep.run(done, lambda key, point: None, executor, sweep.prepare_theory, Path(folder)))
         files = sorted(Path(folder).glob("*.parquet"), key=lambda file: file.name)
         tables = {file.stem: pd.read_parquet(file) for file in files}
     return SweepResult(source, sweep.summarise(done), done, sweep, tables)

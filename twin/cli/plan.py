@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
+    from twin.executors.executor import ExecutorChoice
     from twin.planning.judging import Verdict
     from twin.planning.planner import Planner
     from twin.planning.question import Question
@@ -45,6 +46,7 @@ def plan(
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
+    executor: str = "local",
     fresh: Annotated[bool, FLAG] = False,
     brief: Annotated[bool, FLAG] = False,
     max_load: Annotated[bool, FLAG] = False,
@@ -98,6 +100,8 @@ def plan(
         Parent of the run folders.
     jobs
         Processes; default: one for each core.
+    executor
+        Where windows are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray.
     fresh
         Start anew even if an unfinished run of the same plan exists.
     brief
@@ -117,9 +121,11 @@ def plan(
     from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
     from twin.api.arguments import require_at_least
+    from twin.executors.executor import choose_executor
     from twin.planning.question import read_question
 
     require_at_least("--jobs", jobs, 1)
+    chosen = choose_executor(executor, jobs)
     require_at_least("--max-gpus", max_gpus, 1)
     settings: dict[str, Any] = single_settings(set_ or [])
     goals = goals_of_texts(slo or [])
@@ -129,7 +135,7 @@ def plan(
         settings |= {} if rate is None else {"workload.arrivals.rate": rate}
         alone = without | {"--candidate": candidate, "--objective": objective, "--max-gpus": max_gpus, "--write": write}
         _refuse(alone, "with --max-load, which asks about the scenario's own deployment")
-        return _bear(_required("SCENARIO", scenario), settings, goals, trace, runs, jobs, as_json=json, fresh=fresh)
+        return _bear(_required("SCENARIO", scenario), settings, goals, trace, runs, chosen, as_json=json, fresh=fresh)
     if scenario is None:
         from twin.planning.catalogue import CatalogueQuestion, scenario_of
 
@@ -149,7 +155,7 @@ def plan(
         question = read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
     given = [_given(path, question) for path in candidate or []]
     return _answer(
-        question, given, runs, jobs, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures
+        question, given, runs, chosen, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures
     )
 
 
@@ -210,7 +216,7 @@ def _bear(
     goals: dict[str, float | str],
     trace: Path | None,
     runs: Path,
-    jobs: int | None,
+    chosen: ExecutorChoice,
     *,
     as_json: bool,
     fresh: bool,
@@ -222,17 +228,16 @@ def _bear(
     from twin.planning.given import given_candidate, plan_of_given
     from twin.planning.max_load import MaxLoad
     from twin.planning.question import read_question
-    from twin.sweeps.parallel import usable_cores
 
     document = apply(read_scenario(scenario, "serving"), settings)
     question = read_question(plan_of_given(document, goals), {}, scenario, trace)
     deployment = given_candidate(document, scenario, question, scenario.stem)
-    with _run_folder(question, [deployment], runs, fresh=fresh, of="max-load") as run:
+    with chosen.start() as executor, _run_folder(question, [deployment], runs, fresh=fresh, of="max-load") as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
         with progress("simulating", 100, 0) as advance:
-            asked = MaxLoad(question, deployment, done, run.add_point, jobs or usable_cores(), lambda key: advance(""))
+            asked = MaxLoad(question, deployment, done, run.add_point, executor, lambda key: advance(""))
             answer = asked.run()
         answer["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", answer)
@@ -251,7 +256,7 @@ def _answer(
     question: Question,
     given: list[Candidate],
     runs: Path,
-    jobs: int | None,
+    chosen: ExecutorChoice,
     *,
     as_json: bool,
     fresh: bool,
@@ -262,17 +267,15 @@ def _answer(
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table, progress
     from twin.planning.planner import Planner
-    from twin.sweeps.parallel import usable_cores
 
-    with _run_folder(question, given, runs, fresh=fresh) as run:
+    with chosen.start() as executor, _run_folder(question, given, runs, fresh=fresh) as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
         with progress("simulating", 100, 0) as advance:
             planner = Planner(
-                question, done, run.add_point, jobs or usable_cores(), lambda key: advance(""), _tell(question), brief,
-                given,
-            )  # fmt: skip
+                question, done, run.add_point, executor, lambda key: advance(""), _tell(question), brief, given
+            )
             document = planner.run()
         document["run"] = {"id": run.id, "directory": str(run.path)}
         if write is not None:

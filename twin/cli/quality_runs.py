@@ -145,7 +145,7 @@ def _run_missing(
     run: RunDirectory, group: dict[str, Any], done: dict[str, Any], jobs: int, advance: Callable[[str], None]
 ) -> None:
     """Run the jobs of a group that are not done; every result is kept at once."""
-    from twin.sweeps.parallel import each_as_done
+    from twin.executors.processes import each_as_done
 
     missing = {job: key for key, job in group.items() if key not in done}
     with each_as_done(_run_job, list(missing), jobs) as results:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
+    from twin.executors.executor import Executor
     from twin.sweeps.ratio_sweep import RatioSweep
 
 
@@ -25,14 +26,13 @@ def run_folder(sweep: RatioSweep, command: str, runs: Path, *, fresh: bool, aske
 def run_points(
     sweep: RatioSweep,
     run: RunDirectory,
-    jobs: int | None,
+    executor: Executor,
     meanwhile: Callable[[], object],
     *,
     keep_requests: bool = False,
 ) -> dict[str, Any]:
     """Simulate the missing points, each on disk as soon as it is done; returns the sweep's document."""
     from twin.cli.console import note, progress
-    from twin.sweeps.parallel import usable_cores
 
     done = run.points()
     if done:
@@ -44,7 +44,7 @@ def run_points(
 
     with progress("simulating", sweep.size, len(done)) as advance:
         requests_to = run.path / "requests" if keep_requests else None
-        for point in sweep.run(done, run.add_point, jobs or usable_cores(), while_workers_simulate, requests_to):
+        for point in sweep.run(done, run.add_point, executor, while_workers_simulate, requests_to):
             advance(f"r = {point['ratio']:g}")
     document = sweep.summarise(done)
     document["run"] = {"id": run.id, "directory": str(run.path)}

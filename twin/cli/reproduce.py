@@ -74,6 +74,7 @@ def reproduce(
     from twin.cli.console import note, print_json, print_table
     from twin.cli.ratio_runs import run_folder, run_points
     from twin.cli.sweep import load_figures
+    from twin.executors.processes import Processes, usable_cores
     from twin.reproductions.afd import reproduction as afd
     from workloads.errors import BadInput
 
@@ -95,7 +96,7 @@ def reproduce(
         return _reproduce_serving(paper, trace, runs, jobs, as_json=json)
     plan = afd.sweep()
     with run_folder(plan, f"reproduce-{paper}", runs, fresh=fresh, asked={"paper": paper}) as run:
-        document = run_points(plan, run, jobs, load_figures)
+        document = run_points(plan, run, Processes(jobs or usable_cores()), load_figures)
         afd.annotate(document)
         summary: dict[str, Any] = {
             "schema": "twin.reproduction/1",
@@ -125,7 +126,7 @@ def _reproduce_quality(
     """Reproduce a paper's claims about accuracy on small models."""
     from twin.api.arguments import require_at_least
     from twin.cli.quality_runs import SEEDS, STUDIES, reproduce_quality
-    from twin.sweeps.parallel import usable_cores
+    from twin.executors.processes import usable_cores
     from workloads.errors import BadInput
 
     if paper not in STUDIES:
@@ -145,7 +146,7 @@ def _reproduce_serving(paper: str, trace: Path | None, runs: Path, jobs: int | N
     from importlib import import_module
 
     from twin.cli.console import note
-    from twin.sweeps.parallel import usable_cores
+    from twin.executors.processes import usable_cores
     from workloads.traces import read_trace
 
     reproduction = import_module(f"twin.reproductions.{paper}.reproduction")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
+    from twin.executors.executor import ExecutorChoice
     from twin.sweeps.serving_sweep import ServingSweep
 
 
@@ -32,22 +33,28 @@ def note_partial_replays(sweep: ServingSweep) -> None:
 
 
 def sweep_serving(
-    sweep: ServingSweep, scenario: Path, runs: Path, jobs: int | None, *, as_json: bool, fresh: bool, figures: bool
+    sweep: ServingSweep,
+    scenario: Path,
+    runs: Path,
+    chosen: ExecutorChoice,
+    *,
+    as_json: bool,
+    fresh: bool,
+    figures: bool,
 ) -> int:
     """Sweep a serving scenario: every configuration, with each run on disk as soon as it is done."""
     from reports.settings import in_words, varying
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table, progress
-    from twin.sweeps.parallel import usable_cores
 
     note_partial_replays(sweep)
-    with serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
+    with chosen.start() as executor, serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} of {len(sweep.tasks)} runs are done")
         keys = varying([case.settings for case in sweep.cases])
         with progress("simulating", len(sweep.tasks), len(done)) as advance:
-            for task in sweep.run(done, run.add_point, jobs or usable_cores()):
+            for task in sweep.run(done, run.add_point, executor):
                 advance(in_words(sweep.cases[task.case].settings, keys))
         document = sweep.summarise(done)
         document["run"] = {"id": run.id, "directory": str(run.path)}

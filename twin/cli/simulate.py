@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.api.scenario import Scenario
     from twin.api.simulation import Result
+    from twin.executors.executor import Executor
     from twin.sweeps.serving_sweep import ServingSweep, Task
 
 FLAG = Parameter(negative=())
@@ -29,6 +30,7 @@ def simulate(
     replications: int = 1,
     draws: int | None = None,
     jobs: int | None = None,
+    executor: str = "local",
     events: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
 ) -> int:
@@ -55,6 +57,9 @@ def simulate(
         Runs with what is not known of step times and memory drawn; default: as many as replications if several.
     jobs
         Processes, for several runs, and for one run of independent engines; default: one for each core.
+    executor
+        Where runs after the first are made: local, dask (workers of its own), dask://host:port (a running scheduler)
+        or ray.
     events
         Write trace-events.json.gz too: the steps of each engine, for Perfetto or chrome://tracing.
     no_figures
@@ -62,14 +67,22 @@ def simulate(
     """
     configure_libraries()
     with making_what_stays():
+        from twin.executors.executor import choose_executor
+
+        chosen = choose_executor(executor, jobs)
         source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
 
+    from twin.api.simulation import started_for
     from twin.cli.console import note, print_json, print_table
     from twin.cli.serving_runs import note_partial_replays, serving_run_folder
 
     note_partial_replays(plan)
-    with serving_run_folder(plan, "simulate", runs, scenario, fresh=len(plan.tasks) == 1) as run:
-        result = _run(plan, source, jobs, run, keep_requests=events)
+    single = len(plan.tasks) == 1
+    with (
+        started_for(plan, chosen) as started,
+        serving_run_folder(plan, "simulate", runs, scenario, fresh=single) as run,
+    ):
+        result = _run(plan, source, started, jobs, run, keep_requests=events)
         document = result.write(run, figures=not no_figures, events=events)
         run.set_status(True, "complete")
     if json:
@@ -98,7 +111,15 @@ def _prepare(
     return source, prepare(source.document, scenario, [settings], trace, replications, draws)
 
 
-def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirectory, *, keep_requests: bool) -> Result:
+def _run(
+    plan: ServingSweep,
+    source: Scenario,
+    executor: Executor | None,
+    jobs: int | None,
+    run: RunDirectory,
+    *,
+    keep_requests: bool,
+) -> Result:
     """Make every run that the folder does not have, with progress on stderr where there are several."""
     from twin.api.simulation import REQUESTS, run_all
     from twin.cli.console import note, progress
@@ -106,7 +127,7 @@ def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirecto
     requests = None if keep_requests else run.path / REQUESTS
     if len(plan.tasks) == 1:
         _note_one_process(plan, jobs)
-        return run_all(plan, source, {}, run.add_point, jobs, requests=requests)
+        return run_all(plan, source, {}, run.add_point, executor, jobs=jobs, requests=requests)
     done = run.points()
     begun = len(done) + 1  # the first run is made each time, for its requests and steps
     if done:
@@ -116,7 +137,7 @@ def _run(plan: ServingSweep, source: Scenario, jobs: int | None, run: RunDirecto
         def made(task: Task) -> None:
             advance(f"replication {task.replication}" + ("" if task.draw is None else f", draw {task.draw}"))
 
-        return run_all(plan, source, done, run.add_point, jobs, made, requests)
+        return run_all(plan, source, done, run.add_point, executor, made, requests, jobs)
 
 
 def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:

@@ -32,6 +32,7 @@ def sweep(
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
     jobs: int | None = None,
+    executor: str = "local",
     fresh: Annotated[bool, FLAG] = False,
     no_figures: Annotated[bool, FLAG] = False,
     requests: Annotated[bool, FLAG] = False,
@@ -64,6 +65,8 @@ def sweep(
         Parent of the run folders.
     jobs
         Processes; default: one for each core.
+    executor
+        Where points are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray.
     fresh
         Start anew even if an unfinished run of the same sweep exists.
     no_figures
@@ -80,8 +83,10 @@ def sweep(
     from scenarios.overrides import combinations, parse_overrides, parse_zipped
     from twin.api.arguments import check_counts, refuse_for_kind
     from twin.cli.console import preparing
+    from twin.executors.executor import choose_executor
 
     check_counts("--", jobs=jobs, replications=replications, draws=draws)
+    chosen = choose_executor(executor, jobs)
     configurations = list(combinations(parse_overrides(set_ or []), parse_zipped(zip_ or [])))
     content = read_scenario(scenario, "afd-bundle", "serving")
     if content["kind"] == "serving":
@@ -91,7 +96,7 @@ def sweep(
         refuse_for_kind({"--ratio": ratio is not None, "--requests": requests}, "afd-bundle", content, scenario, HOW)
         with preparing(configurations) as advance:
             systems = prepare_serving(content, scenario, configurations, trace, replications, draws, advance)
-        return sweep_serving(systems, scenario, runs, jobs, as_json=json, fresh=fresh, figures=not no_figures)
+        return sweep_serving(systems, scenario, runs, chosen, as_json=json, fresh=fresh, figures=not no_figures)
     from twin.api.drawing import illustrate
     from twin.cli.ratio_runs import run_folder, run_points
     from twin.sweeps.ratio_sweep import prepare
@@ -100,9 +105,9 @@ def sweep(
     with preparing(configurations) as advance:
         plan = prepare(content, scenario, ratio, configurations, trace, advance)
     asked = {"scenario_file": str(scenario), "requests": requests}
-    with run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
+    with chosen.start() as started, run_folder(plan, "sweep", runs, fresh=fresh, asked=asked) as run:
         meanwhile = (lambda: None) if no_figures else load_figures
-        document = run_points(plan, run, jobs, meanwhile, keep_requests=requests)
+        document = run_points(plan, run, started, meanwhile, keep_requests=requests)
         run.write_json("summary.json", document)
         if not no_figures:
             illustrate(document, run)

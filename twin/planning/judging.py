@@ -14,13 +14,13 @@ import numpy as np
 
 from reports.records.run_directory import fingerprint
 from scenarios.goals import Goal
+from twin.executors.executor import Executor
 from twin.planning.confidence import clearly_missed, probability
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 from twin.planning.windows import Window, describe_overload, needs_detail, run_window
 from twin.serving.plan import ServingPlan
 from twin.serving.uncertainty import combine
-from twin.sweeps.parallel import each_as_done
 
 HOPELESS = 0.02
 """A candidate less likely than this to meet its goals gets no further windows."""
@@ -86,7 +86,7 @@ class Judge:
 
     Args:
         done: windows by key that have been made, to which new ones are added; `keep` saves each.
-        jobs: processes.
+        executor: runs windows.
 
     Attributes:
         simulated: requests in all windows, also those taken from `done`.
@@ -98,11 +98,11 @@ class Judge:
         horizon: Horizon,
         done: dict[str, Document],
         keep: Callable[[str, Document], None],
-        jobs: int,
+        executor: Executor,
         advance: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.question, self.horizon, self.goals = question, horizon, question.goals
-        self._done, self._keep, self._jobs, self._advance = done, keep, jobs, advance
+        self._done, self._keep, self._executor, self._advance = done, keep, executor, advance
         self._used: dict[str, int] = {}
         self._against: Counter[int] = Counter()  # how many candidates each draw has spoken against
         self._plans: dict[tuple[str, int], ServingPlan] = {}
@@ -221,7 +221,7 @@ class Judge:
         every = {window.key: window for window in windows}
         missing = [window for key, window in every.items() if key not in self._done]
         if missing:
-            with each_as_done(run_window, missing, self._jobs) as results:
+            with self._executor.each_as_done(run_window, missing) as results:
                 for window, result in results:
                     self._keep(window.key, result)
                     self._done[window.key] = result

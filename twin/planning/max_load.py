@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from twin.executors.executor import Executor
 from twin.planning.answer import NOTE, describe_question, row
 from twin.planning.judging import Judge, Verdict, in_unit
 from twin.planning.load import Load, binding, estimated_rate, rounded
@@ -32,14 +33,14 @@ class MaxLoad:
 
     Args:
         done: windows by key that have been made; `keep` saves each new one.
-        jobs: processes. advance: called for each window, with its name.
+        executor: runs windows. advance: called for each window, with its name.
     """
 
     question: Question
     deployment: Candidate
     done: dict[str, Document]
     keep: Callable[[str, Document], None]
-    jobs: int
+    executor: Executor
     advance: Callable[[str], object] = lambda text: None
     judges: list[Judge] = field(default_factory=list, init=False)
 
@@ -65,7 +66,7 @@ class MaxLoad:
 
     def judge(self, question: Question) -> Judge:
         """A judge of a question that shares the windows that have been made."""
-        made = Judge(question, self.horizon, self.done, self.keep, self.jobs, self.advance)
+        made = Judge(question, self.horizon, self.done, self.keep, self.executor, self.advance)
         self.judges.append(made)
         return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from twin.executors.executor import Executor
 from twin.planning.answer import (
     NOTE,
     SCHEMA,
@@ -34,14 +35,15 @@ class Planner:
 
     Args:
         done: windows by key that have been made; `keep` saves each new one.
-        jobs: processes. advance: called for each window, with its name. found: called with each better deployment.
+        executor: runs windows.
+        advance: called for each window, with its name. found: called with each better deployment.
         brief: leave out headroom and changes. given: deployments that compete with those of the question's space.
     """
 
     question: Question
     done: dict[str, Document]
     keep: Callable[[str, Document], None]
-    jobs: int
+    executor: Executor
     advance: Callable[[str], object] = lambda text: None
     found: Callable[[Verdict], object] = lambda verdict: None
     brief: bool = False
@@ -81,7 +83,7 @@ class Planner:
         return self.search.best
 
     def judge(self, question: Question) -> Judge:
-        made = Judge(question, self.horizon, self.done, self.keep, self.jobs, self.advance)
+        made = Judge(question, self.horizon, self.done, self.keep, self.executor, self.advance)
         self.judges.append(made)
         return made
 

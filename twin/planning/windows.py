@@ -58,7 +58,7 @@ def run_window(window: Window) -> Document:
         "variance": [variance for _, _, variance in found],
         "overload": overload(run, window.plan),
         "requests": window.plan.requests,
-        "outside": window.plan.outside(),
+        "outside": run.outside,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,7 @@ def _alike(one: Model, other: Model) -> bool:
     return one.model_dump(exclude=names) == other.model_dump(exclude=names)
 
 
+@functools.cache  # the built-in files stay as they are, and a sweep asks in each of its points
 def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
     found = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)

@@ -6,7 +6,6 @@ Every input error is raised here, before a simulation starts.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +24,6 @@ from twin.serving.randomness import STEP_TIME, random_parts
 from workloads.arrivals import Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
-from workloads.id_lists import IdLists
 from workloads.recorded_sessions import RecordedSessions
 from workloads.sessions import DrawnSessions
 from workloads.traces import Trace
@@ -86,6 +84,15 @@ class ServingPlan:
         """The same plan with other step times in every pool."""
         return replace(self, pools=[replace(pool, step_time=step_time) for pool in self.pools])
 
+    def for_one_run(self) -> ServingPlan:
+        """The same plan with copies of its step-time models, since a model remembers what lay beyond its measurements.
+
+        Pools that share a model share its copy.
+        """
+        copies = copy.deepcopy([pool.step_time for pool in self.pools])
+        pools = [replace(pool, step_time=step_time) for pool, step_time in zip(self.pools, copies, strict=True)]
+        return replace(self, pools=pools)
+
     @property
     def random(self) -> tuple[str, ...]:
         """Names of the parts that differ between replications (`random_parts`); empty if none does."""
@@ -118,10 +125,7 @@ def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 class StepTimes:
-    """Step-time models for the plans of one sweep. Equal sections are read and fitted once.
-
-    Each plan gets a copy, since a model remembers the batches beyond its measurements.
-    """
+    """Step-time models for the plans of one sweep. Equal sections are read and fitted once, and share a model."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -136,7 +140,7 @@ class StepTimes:
         key = spec.model_dump_json()
         if key not in self._built:
             self._built[key] = spec.build(self._base)
-        return copy.deepcopy(self._built[key])
+        return self._built[key]
 
 
 def make_plan(
@@ -161,7 +165,7 @@ def make_plan(
         expected = f"expected at most the {workload.recorded} rows of the trace, {why}"
         raise BadInput(expected, field="workload.requests", value=requests)
     plan = ServingPlan(
-        scenario, base, workload, requests, pools, trace.name if trace else None, _digest(trace) if trace else None,
+        scenario, base, workload, requests, pools, trace.name if trace else None, trace.digest if trace else None,
         _replayed(workload, requests),
     )  # fmt: skip
     _check_failures(plan)
@@ -175,18 +179,6 @@ def _replayed(workload: AnyWorkload, requests: int) -> dict[str, float] | None:
     times = workload.arrivals.recorded
     span, recorded = float(times[requests - 1] - times[0]), float(times[-1] - times[0])
     return {"requests": requests, "rows": len(times), "seconds": span, "recorded_seconds": recorded}
-
-
-def _digest(trace: Trace) -> str:
-    """A digest of the trace's content, independent of its path."""
-    content = hashlib.sha256(trace.prefill_tokens.tobytes() + trace.decode_tokens.tobytes())
-    if trace.arrivals is not None:
-        content.update(trace.arrivals.tobytes())
-    if trace.prefix_blocks is not None:
-        content.update(IdLists.of(trace.prefix_blocks).tobytes())
-    if trace.sessions is not None:
-        content.update(trace.sessions.tobytes())
-    return content.hexdigest()
 
 
 def _check_failures(plan: ServingPlan) -> None:

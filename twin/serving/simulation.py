@@ -133,7 +133,7 @@ class Simulation:
         else:
             plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
         for_workload, for_routing, for_clients = generators(plan, replication)
-        self.plan = plan
+        self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.prefix_reuse: PrefixReuse | None = None
         self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)

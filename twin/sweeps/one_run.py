@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.executors.processes import each_as_done
 from twin.serving.engine import Engine
 from twin.serving.independent_engines import (
     IndependentEngines,
@@ -28,7 +29,6 @@ from twin.serving.simulation import Run, Simulation
 from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
 from twin.serving.tier_links import TierLinks
-from twin.sweeps.parallel import each_as_done
 
 WORTH_A_PROCESS = 10_000
 """Requests of a run for which another process gains more than it costs."""
@@ -49,6 +49,7 @@ def make_run(
     groups = len(independent_groups(plan))
     if groups == 1:
         return Simulation(plan, replication, draw, sink=sink).run()
+    plan = plan.for_one_run()
     processes = min(processes, groups, plan.requests // WORTH_A_PROCESS)
     if processes <= 1:
         return simulate_apart(plan, replication, draw, sink)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reports.records.run_directory import fingerprint
+from reports.records.run_directory import fingerprint, write_bytes
 from scenarios.afd import check_scenario
 from scenarios.limits import BUNDLE_REQUESTS, RUNS, SLOTS
 from scenarios.overrides import Settings, in_words
@@ -18,7 +19,7 @@ from scenarios.ratios import Topology, parse_ratios
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary
-from twin.sweeps.parallel import each_as_done
+from twin.executors.executor import Executor
 from twin.theory.gaps import NAMES
 from workloads.errors import BadInput
 from workloads.traces import Trace
@@ -37,13 +38,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """One point to run."""
+    """One point to run. `requests`: keep every request's times."""
 
     key: str
     configuration: int
     plan: BundlePlan
     topology: Topology
-    requests_to: Path | None = None
+    requests: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,10 @@ class RatioSweep:
         ]
         return fingerprint([version, identity, [str(each.ratio) for each in self.topologies]])
 
-    def tasks(self, done: dict[str, dict[str, Any]], requests_to: Path | None = None) -> list[Task]:
+    def tasks(self, done: dict[str, dict[str, Any]], requests: bool = False) -> list[Task]:
         """The points not yet done, the longest first so that no core is left with a long one at the end."""
         every = [
-            Task(
-                f"{index}/{topology.ratio}",
-                index,
-                case.plan,
-                topology,
-                requests_to and requests_to / f"{index}-{topology}.parquet",
-            )
+            Task(f"{index}/{topology.ratio}", index, case.plan, topology, requests)
             for index, case in enumerate(self.cases)
             for topology in self.topologies
         ]
@@ -96,7 +91,7 @@ class RatioSweep:
         self,
         done: dict[str, dict[str, Any]],
         keep: Callable[[str, dict[str, Any]], None],
-        jobs: int,
+        executor: Executor,
         meanwhile: Callable[[], object] = lambda: None,
         requests_to: Path | None = None,
     ) -> Iterator[dict[str, Any]]:
@@ -106,9 +101,11 @@ class RatioSweep:
             meanwhile: called once the workers are busy.
             requests_to: folder for a Parquet file of every point's requests, `<configuration>-<x>A-<y>F.parquet`.
         """
-        with each_as_done(run_task, self.tasks(done, requests_to), jobs) as results:
+        with executor.each_as_done(run_task, self.tasks(done, requests_to is not None)) as results:
             meanwhile()
-            for task, result in results:
+            for task, (result, requests) in results:
+                if requests_to is not None and requests is not None:
+                    write_bytes(requests_to / f"{task.configuration}-{task.topology}.parquet", requests)
                 point = {"configuration": task.configuration, **result}
                 keep(task.key, point)
                 done[task.key] = point
@@ -247,11 +244,19 @@ def _refuse_lengths_beside_a_trace(configurations: Iterable[Settings]) -> None:
             raise BadInput("expected no synthetic lengths beside --trace", field="--set", value=key)
 
 
-def run_task(task: Task) -> dict[str, Any]:
-    """Run one point, without garbage collection: a run makes millions of objects and no cycles."""
+def run_task(task: Task) -> tuple[dict[str, Any], bytes | None]:
+    """Run one point, without garbage collection: a run makes millions of objects and no cycles.
+
+    Returns:
+        The point, and a Parquet file with a row for each of its requests, if they are kept.
+    """
     gc.disable()
     try:
-        return run_point(task.plan, task.topology, task.requests_to)
+        if not task.requests:
+            return run_point(task.plan, task.topology), None
+        with tempfile.TemporaryDirectory() as folder:  # of the worker, which may be on another machine
+            file = Path(folder) / "requests.parquet"
+            return run_point(task.plan, task.topology, file), file.read_bytes()
     finally:
         gc.enable()
 

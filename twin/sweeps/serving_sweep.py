@@ -14,6 +14,7 @@ from scenarios.overrides import Settings, in_words
 from scenarios.plugins import plugin_digest
 from scenarios.reading import present_settings
 from scenarios.serving import ServingScenario, check_scenario
+from twin.executors.executor import Executor
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
@@ -21,7 +22,6 @@ from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import make_run
-from twin.sweeps.parallel import each_as_done
 from workloads.errors import BadInput
 from workloads.traces import Trace
 
@@ -114,11 +114,11 @@ class ServingSweep:
         return fingerprint([version, identity, self.replications, self.draws])
 
     def run(
-        self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], jobs: int
+        self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], executor: Executor
     ) -> Iterator[Task]:
         """Make the missing runs; `keep` each, then yield its task."""
         missing = [task for task in self.tasks if task.key not in done]
-        with each_as_done(run_task, missing, jobs) as results:
+        with executor.each_as_done(run_task, missing) as results:
             for task, point in results:
                 keep(task.key, point)
                 done[task.key] = point

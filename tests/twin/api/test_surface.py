@@ -15,9 +15,9 @@ from twin import BadInput
 
 SIGNATURES = {
     "load": "(path, overrides=None)",
-    "simulate": "(scenario, overrides=None, *, replications=1, draws=None, trace=None, jobs=None)",
+    "simulate": "(scenario, overrides=None, *, replications=1, draws=None, trace=None, jobs=None, executor='local')",
     "sweep": "(scenario, vary=None, *, ratio=None, overrides=None, replications=1, draws=None, trace=None, jobs=None, "
-    "requests=False)",
+    "executor='local', requests=False)",
     "Scenario.with_overrides": "(self, overrides)",
     "Result.plot": "(self, kind='latencies')",
     "Result.save": "(self, folder, *, figures=True, events=False)",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from twin.executors.processes import Processes
 from twin.planning.planner import Planner
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
@@ -55,4 +56,4 @@ def question(made: dict[str, Any]) -> Question:
 
 def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1, given: Sequence[Candidate] = ()) -> Planner:
     """A planner that keeps nothing."""
-    return Planner(question(made), {}, lambda key, point: None, jobs, brief=brief, given=given)
+    return Planner(question(made), {}, lambda key, point: None, Processes(jobs), brief=brief, given=given)

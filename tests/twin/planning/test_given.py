@@ -12,6 +12,7 @@ import yaml
 import twin
 from tests.twin.planning.scenarios import SMALL, document, kind, planner, question
 from twin.cli import run
+from twin.executors.processes import Processes
 from twin.planning.given import given_candidate, plan_of_given
 from twin.planning.load import changes
 from twin.planning.max_load import MaxLoad
@@ -56,7 +57,7 @@ def borne(made: dict[str, Any]) -> dict[str, Any]:
     path = Path("scenario.yaml")
     asked = read_question(plan_of_given(made, {}), {}, path)
     own = given_candidate(made, path, asked, "server")
-    return MaxLoad(asked, own, {}, lambda key, point: None, 1).run()
+    return MaxLoad(asked, own, {}, lambda key, point: None, Processes(1)).run()
 
 
 def test_the_rate_that_one_server_bears_is_that_of_queueing_theory() -> None:

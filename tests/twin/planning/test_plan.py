@@ -15,6 +15,7 @@ from scenarios.kinds import read_scenario
 from scenarios.single_engine import single_engine
 from tests.twin.planning.scenarios import document, kind, planner
 from twin.cli import run
+from twin.executors.processes import Processes
 from twin.planning.judging import Judge, Verdict
 from twin.planning.planner import Planner
 from twin.planning.space import Candidate
@@ -30,7 +31,7 @@ def busy(**plan: Any) -> dict[str, Any]:
 
 def exhaustive(made: Planner) -> dict[str, Verdict]:
     """A verdict on every candidate from all of its windows."""
-    judge = Judge(made.question, made.horizon, {}, lambda key, point: None, 1)
+    judge = Judge(made.question, made.horizon, {}, lambda key, point: None, Processes(1))
     every: list[Candidate] = [each for prospect in made.prospects for each in prospect.candidates]
     verdicts = judge.look(every, made.question.spec.replications)
     return {each.candidate.name: each for each in verdicts}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from twin.executors.processes import each_as_done
 from twin.reproductions.prelude import lifetimes, prefixes
 from twin.reproductions.prelude.engines import FITTED, DecodeTask, SweepTask, floors
 from twin.reproductions.prelude.lifetimes import LifetimeTask
 from twin.reproductions.prelude.prefixes import PrefixTask
 from twin.reproductions.prelude.published import ENGINES, arithmetic, one_shot_rows, sweep_rows
-from twin.sweeps.parallel import each_as_done
 
 SCHEMA = "twin.reproduction-prelude/1"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.executors.processes import each_as_done
 from twin.reproductions.spear.claims import claims, meets, notes
 from twin.reproductions.spear.published import DENSITIES, GOALS, RATE, Row, published_rows, slo_rows
 from twin.reproductions.spear.tables import (
@@ -29,7 +30,6 @@ from twin.reproductions.spear.tables import (
 )
 from twin.reproductions.spear.workload import SAMPLINGS, SYNTHETIC, Sampling
 from twin.serving.uncertainty import combine
-from twin.sweeps.parallel import each_as_done
 from workloads.traces import Trace
 
 SCHEMA = "twin.reproduction-spear/1"

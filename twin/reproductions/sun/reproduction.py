@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from twin.executors.processes import each_as_done
 from twin.reproductions.sun import skew
 from twin.reproductions.sun.concurrency import METRICS, ConcurrencyTask, errors, fits, forms
 from twin.reproductions.sun.node import LARGEST_BATCH, PROMPT, fitted_service
 from twin.reproductions.sun.pool import PoolTask, choose, possible_answers
 from twin.reproductions.sun.published import ISOLATED, SHARED, concurrency_rows
 from twin.reproductions.sun.skew import SkewTask
-from twin.sweeps.parallel import each_as_done
 
 SCHEMA = "twin.reproduction-sun/1"
 REPLICATIONS = 8

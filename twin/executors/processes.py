@@ -8,7 +8,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from twin.executors.errors import ExecutorLost
 
 if TYPE_CHECKING:  # a single run needs no processes, and would wait for these to load
     from multiprocessing.connection import Connection
@@ -30,11 +34,13 @@ def each_as_done(
 
     Raises:
         Exception: what a task raised, when its result is asked for.
+        ExecutorLost: a worker process ended.
     """
     if jobs == 1 or len(tasks) <= 1:
         yield ((task, work(task)) for task in tasks)
         return
     from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
 
     context = _context()
     # Only this process holds the writing end: the reading end becomes ready when it closes that, or is killed.
@@ -44,10 +50,25 @@ def each_as_done(
     try:
         pending = {pool.submit(_work_on, index): task for index, task in enumerate(tasks)}
         yield ((pending[future], future.result()) for future in as_completed(pending))
+    except BrokenProcessPool:
+        raise ExecutorLost("a worker process was ended from outside, perhaps for lack of memory") from None
     finally:
         held.close()
         parent_gone.close()
         pool.shutdown()
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Processes of this machine, as many as there are jobs, started for each set of tasks."""
+
+    jobs: int
+
+    def each_as_done(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> AbstractContextManager[Iterator[tuple[Task, Result]]]:
+        """See `Executor.each_as_done`."""
+        return each_as_done(work, tasks, self.jobs)
 
 
 def usable_cores() -> int:

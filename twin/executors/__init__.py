@@ -1,0 +1,11 @@
+"""Runs independent tasks: in processes of this machine, on a Dask cluster, or on a Ray cluster.
+
+An executor keeps nothing. The caller saves each result when it comes, and may go on with another executor.
+
+    executor    the protocol, and the choice of one by name
+    processes   processes of this machine
+    batches     what clusters have in common: few tasks in flight, in batches
+    shipping    tasks as bytes, with traces and tables sent once to each worker
+    versions    what a worker must have in common with this process
+    on_dask, on_ray
+"""

@@ -1,0 +1,163 @@
+"""An executor on Dask: workers of our own on this machine, or those of a running scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from scenarios.plugins import ImportedPlugin
+from twin.executors.batches import OnCluster
+from twin.executors.errors import ExecutorLost
+from twin.executors.shipping import Batch, Reply, run_batch, store_parts
+from twin.executors.versions import difference, versions
+from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+Handle: TypeAlias = "Future[Reply]"
+
+CONNECT = 10.0
+"""Seconds in which a scheduler answers, and has a worker."""
+
+LOOK_AGAIN = 2.0
+"""Seconds after which the workers are counted again, since clusters grow and shrink."""
+
+LESS_WATCHING = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+}
+"""Settings of this process and of workers of our own: Dask's profiler alone takes a sample every 10 ms."""
+
+LOGGERS = ("distributed", "distributed.client", "distributed.core", "distributed.nanny", "distributed.scheduler",
+           "distributed.worker", "distributed.utils_perf", "bokeh", "tornado")  # fmt: skip
+
+
+@contextlib.contextmanager
+def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
+    """Workers of a scheduler at host:port or, without an address, `jobs` processes of this machine.
+
+    Raises:
+        BadInput: Dask is not installed, the scheduler does not answer, or a worker runs another version.
+    """
+    try:
+        import dask
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise BadInput(f"expected the extra [dask] to be installed ({error})", field="--executor") from None
+    for name in LOGGERS:  # what the user must know is raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(dask.config.set(LESS_WATCHING))
+        name = f"dask://{address}" if address else "dask"
+        place: Any = f"tcp://{address}"
+        if not address:
+            quiet: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}  # any free port
+            own = LocalCluster(n_workers=jobs, threads_per_worker=1, memory_limit=0, **quiet)
+            place = opened.enter_context(own)
+        try:
+            client = opened.enter_context(contextlib.closing(Client(place, timeout=CONNECT, set_as_default=False)))
+            client.wait_for_workers(1, timeout=CONNECT)
+        except OSError as error:
+            expected = f"expected a Dask scheduler with workers that answers within {CONNECT:g} s: {error}"
+            raise BadInput(expected, field="--executor", value=name) from None
+        _refuse_other_versions(client, name)
+        yield OnCluster(_DaskCluster(client, name))
+
+
+def _refuse_other_versions(client: Client, name: str) -> None:
+    """Compare the versions of all workers. Workers that join later say theirs with the first batch."""
+
+    def find() -> str:  # not in a module, so that it travels by value: a worker may not have this module
+        try:
+            from twin.executors.versions import versions
+        except ImportError as error:
+            return f"no serving-twin with this executor ({error})"
+        return versions()
+
+    for worker, found in client.run(find).items():
+        if found != versions():
+            expected = f"expected workers of the same version as here, found {difference(found, versions())}"
+            raise BadInput(f"{expected} at {worker}", field="--executor", value=name)
+
+
+class _DaskCluster:
+    """Workers of a Dask scheduler. Futures come into a queue when they are done, from Dask's own thread."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.name = name
+        self._client = client
+        self._done: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+        self._dropped: set[Handle] = set()
+        self._workers, self._counted = 1, -LOOK_AGAIN
+
+    def workers(self) -> int:
+        """See `Cluster.workers`. While none is left, one is expected back."""
+        if time.monotonic() - self._counted >= LOOK_AGAIN:
+            with contextlib.suppress(OSError):  # a scheduler that has gone is noticed by its futures
+                self._workers = max(len(self._client.nthreads()), 1)
+            self._counted = time.monotonic()
+        return self._workers
+
+    def submit(self, batch: Batch) -> Handle:
+        """See `Cluster.submit`."""
+        with self._reached():
+            future = self._client.submit(_run_here, batch, pure=False)
+            future.add_done_callback(self._done.put)
+        return future
+
+    def next_reply(self) -> tuple[Handle, Reply]:
+        """See `Cluster.next_reply`."""
+        from distributed import KilledWorker
+
+        while True:
+            future = self._done.get()
+            if future in self._dropped:
+                self._dropped.remove(future)
+                continue
+            with self._reached():
+                error = future.exception()
+                reply: Reply | None = None if error else future.result()
+            if isinstance(error, KilledWorker):
+                raise ExecutorLost(
+                    f"{self.name}: a task ended {error.allowed_failures + 1} workers, perhaps for lack of memory"
+                )
+            if reply is None:
+                raise error or AssertionError("a future ended with neither a result nor an error")
+            return future, reply
+
+    def supply(self, worker: str, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin]) -> None:
+        """See `Cluster.supply`."""
+        with self._reached():
+            self._client.run(store_parts, dict(parts), plugins, workers=[worker], on_error="ignore")
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Say that the scheduler is gone, where a call of the client fails. Errors of tasks are values there."""
+        from distributed import CancelledError
+
+        try:
+            yield
+        except (OSError, CancelledError, RuntimeError):
+            raise ExecutorLost(f"{self.name}: the scheduler is gone") from None
+
+    def drop(self, handles: Iterable[Handle]) -> None:
+        """See `Cluster.drop`."""
+        known = list(handles)
+        if known and self._client.status == "running":
+            self._dropped.update(known)
+            with contextlib.suppress(OSError):
+                self._client.cancel(known)
+
+
+def _run_here(batch: Batch) -> Reply:
+    """Run a batch, in a thread of a worker."""
+    from distributed import get_worker
+
+    return run_batch(batch, get_worker().address)

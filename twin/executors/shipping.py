@@ -1,0 +1,214 @@
+"""Tasks as bytes for other machines, and what a worker does with them.
+
+Points of a sweep share traces and step-time tables, which may have many megabytes. A task's bytes name these parts by
+a digest of their content; a worker keeps the parts, and each travels to it once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import pickle
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from latency_models.step_time import StepTimeModel
+from scenarios.plugins import ImportedPlugin, import_again, imported_plugins
+from twin.executors.versions import versions
+from workloads.errors import TwinError
+from workloads.trace import Trace
+
+Task = TypeVar("Task")
+
+PROTOCOL = 5
+
+LARGE = 1 << 14
+"""Arrays of so many bytes are parts."""
+
+KEPT = 1 << 31
+"""Bytes of parts that a worker keeps; those that were not used for longest go first."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tasks on their way to a worker.
+
+    Attributes:
+        versions: of the sender. plugins: to import before the tasks are unpacked.
+        tasks: the pickle of a function and of its arguments. parts: digests of the parts that it names.
+    """
+
+    versions: str
+    plugins: tuple[ImportedPlugin, ...]
+    tasks: bytes
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The results of a batch, in the order of its tasks. `seconds`: of CPU time that it took."""
+
+    results: list[Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A batch that did not run, since its worker lacks these parts."""
+
+    parts: tuple[str, ...]
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A batch that did not run, since its worker cannot give the same results. `found`: in words."""
+
+    found: str
+
+
+Reply: TypeAlias = Done | Missing | Refused
+
+
+class Shipper:
+    """Packs tasks of one command.
+
+    Attributes:
+        parts: pickles of the parts named so far, by digest.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, bytes] = {}
+        self._digests: dict[int, tuple[object, str]] = {}  # the object is held, so that its id stays its own
+
+    def pack(self, work: Callable[[Task], Any], tasks: Iterable[Task]) -> Batch:
+        """Tasks as a batch."""
+        named: set[str] = set()
+        packed = self._pickle((work, list(tasks)), named)
+        return Batch(versions(), imported_plugins(), packed, tuple(sorted(named)))
+
+    def _pickle(self, content: object, named: set[str]) -> bytes:
+        """A pickle that has digests in place of parts, which are added to `named`."""
+
+        def name(part: object) -> str:
+            digest = self._digest(part)
+            named.add(digest)
+            return digest
+
+        buffer = io.BytesIO()
+        _Pickler(buffer, name).dump(content)
+        return buffer.getvalue()
+
+    def _digest(self, part: object) -> str:
+        """The digest of a part, which is kept."""
+        known = self._digests.get(id(part))
+        if known is not None:
+            return known[1]
+        content = pickle.dumps(part, PROTOCOL)
+        digest = hashlib.sha256(content).hexdigest()
+        self.parts.setdefault(digest, content)
+        self._digests[id(part)] = (part, digest)
+        return digest
+
+
+class _Pickler(pickle.Pickler):
+    """Has digests in place of parts. `name` gives the digest of a part."""
+
+    def __init__(self, buffer: io.BytesIO, name: Callable[[object], str]) -> None:
+        super().__init__(buffer, PROTOCOL)
+        self._name = name
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """The digest of a part; None for everything else."""
+        kind: type = type(obj)
+        is_part = _is_part_by_type(kind)
+        return self._name(obj) if is_part or (is_part is None and obj.nbytes >= LARGE) else None
+
+
+@functools.cache  # a point has some hundred objects of a few types
+def _is_part_by_type(kind: type) -> bool | None:
+    """True if objects of a type are parts; None where it depends on their size."""
+    return None if issubclass(kind, np.ndarray) else issubclass(kind, StepTimeModel | Trace)
+
+
+class Cabinet:
+    """The parts that a worker process keeps, unpacked."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._parts: OrderedDict[str, tuple[object, int]] = OrderedDict()
+
+    def store(self, parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin] = ()) -> None:
+        """Keep parts, all of these whatever their size."""
+        import_again(plugins)
+        for digest, content in parts.items():
+            self._parts[digest] = (pickle.loads(content), len(content))
+        total = sum(size for _, size in self._parts.values())
+        while total > self._kept and len(self._parts) > len(parts):
+            _, (_, size) = self._parts.popitem(last=False)
+            total -= size
+
+    def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
+        """Those that are not kept."""
+        return tuple(digest for digest in digests if digest not in self._parts)
+
+    def part(self, digest: str) -> object:
+        """One that is kept."""
+        self._parts.move_to_end(digest)
+        return self._parts[digest][0]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, cabinet: Cabinet) -> None:
+        super().__init__(io.BytesIO(content))
+        self._cabinet = cabinet
+
+    def persistent_load(self, pid: Any) -> object:
+        """The part of a digest."""
+        return self._cabinet.part(pid)
+
+
+CABINET = Cabinet()
+"""The parts of this worker process. A cluster calls functions, and offers no other place to keep something."""
+
+ONE_AT_A_TIME = threading.Lock()
+"""Workers may have several threads; a simulation pauses the garbage collector of the whole process."""
+
+
+def store_parts(parts: Mapping[str, bytes], plugins: Sequence[ImportedPlugin] = ()) -> None:
+    """Keep parts in this worker process."""
+    with ONE_AT_A_TIME:
+        CABINET.store(parts, plugins)
+
+
+def run_batch(batch: Batch, worker: str = "", fetch: Callable[[str], bytes] | None = None) -> Reply:
+    """Run a batch in this worker process.
+
+    Args:
+        worker: its address, for the reply. fetch: gets a part that is not here; None: the reply names it.
+
+    Raises:
+        Exception: what a task raised.
+    """
+    if batch.versions != versions():
+        return Refused(versions())
+    with ONE_AT_A_TIME:
+        try:
+            import_again(batch.plugins)
+        except (TwinError, ImportError) as error:
+            return Refused(str(error))
+        if missing := CABINET.missing(batch.parts):
+            if fetch is None:
+                return Missing(missing, worker)
+            CABINET.store({digest: fetch(digest) for digest in missing})
+        begin = time.thread_time()
+        work, tasks = _Unpickler(batch.tasks, CABINET).load()
+        results = [work(task) for task in tasks]
+        return Done(results, time.thread_time() - begin)
