@@ -39,6 +39,21 @@ class LinkSpec(Strict):
     shared: bool = False
 
 
+class FrontendSpec(Strict):
+    """The work between steps: what a frontend, messages and engines take for a request outside of steps. Seconds.
+
+    Attributes:
+        route: from a request's arrival until its engine may take it.
+        deliver: from the end of a step until clients have its tokens.
+        hand_over: where a cache is to be sent, from the end of the prompt's last step until it begins to leave. The
+            prefill engine begins no step meanwhile.
+    """
+
+    route: NonNegativeFloat = 0.0
+    deliver: NonNegativeFloat = 0.0
+    hand_over: NonNegativeFloat = 0.0
+
+
 class SystemSpec(Strict):
     """Base class of the forms that a `system` section may have.
 
@@ -51,6 +66,7 @@ class SystemSpec(Strict):
 
     layout: str
     routing: Routing = "least_loaded"
+    frontend: FrontendSpec = Field(default_factory=FrontendSpec)
     kv_events: KVEventsSpec | None = None
 
     @abstractmethod

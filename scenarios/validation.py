@@ -16,7 +16,7 @@ from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
 from scenarios.reading import check
-from scenarios.system import ColocatedSpec, DisaggregatedSpec
+from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from workloads.errors import BadInput
 
 ClockName = Literal["wall", "direct"]
@@ -61,6 +61,8 @@ class ProfilingSpec(Strict):
     Attributes:
         rounds: number of rounds; every fifth is held out for evaluation.
         max_steps, max_prompt_tokens, max_output_tokens: limits within a round.
+        in_turns: of several engines, profile them in turns with each replay, too, some milliseconds at a time, and
+            predict by that.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -73,6 +75,7 @@ class ProfilingSpec(Strict):
     max_steps: Probes = Field(default=100, ge=10)
     max_prompt_tokens: PositiveTokens
     max_output_tokens: PositiveTokens
+    in_turns: bool = False
 
 
 class MachineSpeedSpec(Strict):
@@ -148,8 +151,12 @@ class ValidationScenario(Strict):
 
     @model_validator(mode="after")
     def _one_engine(self) -> ValidationScenario:
+        if self.system.frontend != FrontendSpec():
+            raise BadInput("expected none: it is measured, or part of the steps", field="system.frontend")
         if isinstance(self.system, DisaggregatedSpec):
             return self._several_engines()
+        if self.profiling.in_turns:
+            raise BadInput("expected false with one engine", field="profiling.in_turns", value=True)
         models = self.workload.get("models")
         engines = {
             "engine.data_parallel_size": self.engine.data_parallel_size,
@@ -208,10 +215,16 @@ class ValidationScenario(Strict):
             raise BadInput("expected off with clock: direct, or clock: wall", field="machine_speed")
         return self.model_copy(update={"clock": clock})
 
-    def serving(self, calibration: Path, rate: float | None) -> dict[str, Any]:
-        """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request."""
+    def serving(self, calibration: Path, rate: float | None, frontend: Mapping[str, float]) -> dict[str, Any]:
+        """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request.
+
+        `frontend`: fields of `system.frontend`, of several engines.
+        """
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
-        return self._serving(step_time, rate)
+        scenario = self._serving(step_time, rate)
+        if frontend and isinstance(self.system, DisaggregatedSpec):
+            scenario["system"]["frontend"] = dict(frontend)
+        return scenario
 
     def serving_without_times(self) -> dict[str, Any]:
         """The scenario of kind serving for a live backend, which needs no step times."""

@@ -17,20 +17,23 @@ from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
-from live.topologies.direct_time import DirectTime
 from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.local_pools import LocalPools
 from live.topologies.pools.planned import kv_bytes, pools_layout
 from live.validation.backend import LiveBackend
-from live.validation.profiling import ProfilingResult
+from live.validation.pools_profiling import TURNS, PoolsProfile
+from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.prompts import materialise
+from live.validation.role_steps import RecordedTime, Span, role_steps, watch_into
 from scenarios.engine_pools import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
-from schedulers.batches import Batch
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 from workloads.request import Request
+
+BESIDE_SEED = 1001
+"""Seed of the profile that takes turns with replays: other requests than those of the profile before."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,19 +42,16 @@ class ReplayedPools:
     """A replayed workload. Times are seconds since the start, of each role's own clock.
 
     Attributes:
-        spans: every step of every engine: its batch, its begin and its end, in the order in which they ended in
-            real time. readings: none.
+        spans: every step of every engine, engine by engine: see `live.validation.role_steps`. readings: none.
+        profiled: what was profiled in turns with it; None if nothing was.
     """
 
     def __init__(self, generations: Sequence[Generation]) -> None:
-        self.spans: list[tuple[Batch, float, float]] = []
+        self.spans: list[Span] = []
         self.readings: list[Reading] = []
+        self.profiled: ProfilingResult | None = None
         self._generations = generations
         self._times: dict[int, list[float]] = {each.request.id: [] for each in generations}
-
-    def watch(self, batch: Batch, begin: float, end: float) -> None:
-        """Note a step."""
-        self.spans.append((batch, begin, end))
 
     def note(self, progress: Progress) -> None:
         """Note the tokens of a step."""
@@ -76,7 +76,7 @@ class ReplayedPools:
 
 
 class PoolsBackend:
-    """The pools of a scenario. Engines are profiled one at a time, as `LiveBackend` does.
+    """The pools of a scenario.
 
     Args:
         base: folder that paths in the scenario start from.
@@ -103,6 +103,8 @@ class PoolsBackend:
         self._layout, self._chunks = pools_layout(serving, pools)
         self._link = MessageLink(link.latency, link.bandwidth)
         self._decoder_of = self._load_modules(self._layout, base, scenario)
+        self._spec = scenario.profiling
+        self._beside: PoolsProfile | None = None
 
     @property
     def models(self) -> list[str]:
@@ -132,8 +134,27 @@ class PoolsBackend:
         return ()
 
     def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
-        """Time steps of one engine: see `LiveBackend.profile`."""
-        return self._single.profile(config, spec, seed)
+        """Time steps of random requests in this topology: see `live.validation.pools_profiling`.
+
+        Raises:
+            ValueError: lengths that the engines refuse.
+        """
+        return self._new_profile(config, spec, seed).run(spec.rounds)
+
+    def _new_profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> PoolsProfile:
+        limits = ProfilingLimits(
+            spec.max_prompt_tokens, spec.max_output_tokens, config.max_num_seqs, spec.rounds, spec.max_steps
+        )
+        decode_ranks = sorted({rank for ranks in self._layout.decode.values() for rank in ranks})
+        return PoolsProfile(
+            self._pools, RecordedTime(self._link), self.models, decode_ranks, limits, self._single.vocabulary, seed
+        )
+
+    def _pools(self, time: RecordedTime, on_progress: Callable[[Progress], None]) -> LocalPools:
+        return LocalPools(
+            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=on_progress,
+            chunks=self._chunks[0],
+        )  # fmt: skip
 
     def warm_up(
         self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
@@ -150,6 +171,8 @@ class PoolsBackend:
     ) -> ReplayedPools:
         """Send each request, paired with its number of output tokens, to the front at its arrival time.
 
+        With `profiling.in_turns` a profile takes turns with it, and goes on where it paused in the replay before.
+
         Raises:
             ValueError: a request that the engines refuse.
         """
@@ -158,17 +181,23 @@ class PoolsBackend:
             for request, answer in requests
         ]
         generations = sorted(made, key=lambda each: each.request.arrival)
-        replayed, time = ReplayedPools(generations), DirectTime(self._link)
-        pools = LocalPools(
-            self._layout, self._decoder_of, timekeeper=time, packed=True, on_progress=replayed.note,
-            chunks=self._chunks[0],
-        )  # fmt: skip
+        if self._spec.in_turns and self._beside is None:
+            self._beside = self._new_profile(config, self._spec, BESIDE_SEED)
+        replayed, time = ReplayedPools(generations), RecordedTime(self._link)
+        pools = self._pools(time, replayed.note)
         time.restart()
-        for worker in pools.workers:
-            worker.engine.watch = replayed.watch
+        steps: dict[int, list[Span]] = {}
+        for rank, worker in enumerate(pools.workers, start=1):
+            worker.engine.watch = watch_into(steps.setdefault(rank, []))
         for generation in generations:
             pools.frontend.check(generation)
             pools.network.at(FRONT, generation.request.arrival, partial(pools.submit, generation))
         with no_garbage_collection():
-            pools.network.run()
+            while not pools.network.run_some(TURNS):
+                if self._beside is not None:
+                    self._beside.go_on()
+        if self._beside is not None:
+            replayed.profiled = self._beside.take()
+        for rank, timed in steps.items():
+            replayed.spans += role_steps(time, rank, timed).spans
         return replayed

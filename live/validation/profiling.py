@@ -10,8 +10,8 @@ to be predicted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -54,10 +54,12 @@ class ProfilingResult:
     Attributes:
         rounds: of each round, its steps in order, each with the time at which it began.
         readings: of the speed probes, in order.
+        frontend: of several engines, the work between their steps: fields of `system.frontend`, seconds.
     """
 
     rounds: list[list[tuple[float, Step]]]
     readings: list[Reading]
+    frontend: Mapping[str, float] = field(default_factory=dict)
 
 
 class Round(NamedTuple):

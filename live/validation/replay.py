@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,10 @@ class ReplayResult:
         steps: in order.
         followed: of each step, whether the engine began the next one without waiting for an arrival.
         readings: of the speed probes, in order.
+        profiled: nothing is profiled in turns with a replay.
     """
+
+    profiled: ClassVar[None] = None
 
     generations: list[Generation]
     sent: list[Generation]

@@ -68,6 +68,8 @@ def headline(document: Document) -> list[str]:
 def _machine_speed(document: Document) -> list[str]:
     sections = [load["machine_speed"] for load in document["loads"] if load["machine_speed"]]
     if not sections:
+        if document.get("profiled") == "in turns":
+            return ["forecast by a profile of other requests, in turns with the replays"]
         return ["machine speed: not read; all errors are those of the forecast"]
     factors = [factor for section in sections for means in section["slowdown"] for factor in means.values()]
     return [

@@ -38,16 +38,15 @@ def allowed() -> dict[str, set[str]]:
 
 def imported(package: str) -> set[str]:
     """The other packages that a package's modules import. Commands that start the live backend are left out."""
-    commands = {
-        f"twin/cli/{name}.py" for name in ("adapt", "adapt_text", "calibrate", "quality_runs", "validate", "serve_live")
-    }
+    names = "adapt", "adapt_measure", "adapt_text", "calibrate", "quality_runs", "validate", "serve_live"
+    commands = {f"twin/cli/{name}.py" for name in names}
     found: set[str] = set()
     for file in sorted((ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
-            names = {module.partition(".")[0] for module in modules}
-            found |= names - {"live"} if str(file.relative_to(ROOT)) in commands else names
+            packages = {module.partition(".")[0] for module in modules}
+            found |= packages - {"live"} if str(file.relative_to(ROOT)) in commands else packages
     return found & set(PACKAGES) - {package}
 
 

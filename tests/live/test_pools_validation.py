@@ -55,6 +55,24 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     assert load["timeline"]["live"][-1] == 0
 
 
+def test_a_profile_in_turns_with_the_replays(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", "profiling.in_turns=true", "--set", "profiling.max_steps=10", "--set", "workload.requests=120"]
+    command = ["validate", str(scenario), "--json", "--tolerance", "1000", "--runs", str(tmp_path / "runs"), *settings]
+    assert run(command) in (0, 4)
+    document = json.loads(capsys.readouterr().out)
+    (load,) = document["loads"]
+    assert all("error_beforehand" in metric for metric in load["metrics"].values())
+    folder = Path(document["run"]["directory"])
+    before, beside = (read_yaml(folder / name) for name in ("engine-steps-beforehand.yaml", "engine-steps.yaml"))
+    assert document["calibration"]["overhead"] == beside["overhead"] != before["overhead"]
+    assert set(beside["frontend"]) == {"route", "deliver", "hand_over"}
+    assert sorted(each.name for each in (folder / "profiling").iterdir()) == [
+        "load-0.5-repeat-1", "load-0.5-repeat-2", "part-1",
+    ]  # fmt: skip
+
+
 def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
     backend = PoolsBackend(check_validation(read_yaml(scenario), {}, scenario).on_device("cpu"), scenario.parent)
     assert len(backend.models) == 2

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.records.columns import writing_columns
-from schedulers.routing import ROUTERS, RoundRobin
+from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row
 from tests.twin.serving.scenarios import records, reported, scenario
@@ -148,6 +148,7 @@ TOGETHER = [
     ({"failures": [{"engine": "engine-0", "at": 0.1, "duration": 0.1}]}, "failures: "),
     ({"system": {"layout": "disaggregated", "link": {"bandwidth": 1e9, "bytes_per_token": 1}}}, "system.layout: "),
     ({"system": {"replicas": 4, "routing": "round_robin", "kv_events": {"delay": 0.1}}}, "system.kv_events: "),
+    ({"system": {"replicas": 4, "routing": "round_robin", "frontend": {"route": 0.1}}}, "system.frontend: "),
     (
         {"system": {"replicas": 4, "routing": "round_robin"}, "measure": {"prefix_cache": True}},
         "measure.prefix_cache: ",
@@ -167,10 +168,14 @@ def test_engines_that_share_something_are_simulated_together(sections: dict[str,
 
 
 def test_a_router_that_inherits_its_turns_looks_at_all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Backwards(RoundRobin):
-        def choose(self, request: Request, engines: Many[Any]) -> Any:
-            return super().choose(request, engines[::-1])
+    class First:
+        def turn_of(self, number: int, size: int) -> int:
+            return 0
 
-    monkeypatch.setitem(ROUTERS, "backwards", lambda draw: Backwards())
-    system = {"layout": "colocated", "replicas": 4, "routing": "backwards"}
+    class Emptiest(First):
+        def choose(self, request: Request, engines: Many[Any]) -> Any:
+            return max(engines, key=lambda engine: engine.free_blocks)
+
+    monkeypatch.setitem(ROUTERS, "emptiest", lambda draw: Emptiest())
+    system = {"layout": "colocated", "replicas": 4, "routing": "emptiest"}
     assert why_together(plan_of(scenario(system=system))) is not None

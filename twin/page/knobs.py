@@ -193,7 +193,7 @@ def _system_settings(changed: Mapping[str, Value], choices: Choices, spec: Servi
         return settings
     apart = choices["layout"] == APART
     if "layout" in changed:
-        kept: Settings = {"routing": spec.system.routing}
+        kept: Settings = {"routing": spec.system.model_dump(mode="json", by_alias=True)["routing"]}
         if apart:
             counts = {"prefill_replicas": choices["prefill"], "decode_replicas": choices["engines"]}
             return settings | {"system": {"layout": "disaggregated", **kept, **counts, "link": _link(choices)}}

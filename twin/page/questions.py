@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ class Inquiry:
     path: Path
     requests: int = 2000
 
-    @property
+    @cached_property
     def spec(self) -> ServingScenario:
         """The scenario, checked."""
         return check_scenario(self.document, {}, self.path)
 
-    @property
+    @cached_property
     def knobs(self) -> list[Knob]:
         """Everything that can be changed."""
         return knobs_of(self.spec)
@@ -61,7 +62,7 @@ class Inquiry:
     def changed(self, choices: Choices) -> Document:
         """The scenario under these choices, as `twin simulate` reads it from the same folder."""
         spec = self.spec
-        document = apply(self.document, settings_of(knobs_of(spec), choices, spec))
+        document = apply(self.document, settings_of(self.knobs, choices, spec))
         check_scenario(document, {}, self.path)
         written: Document = _plain(document)
         return written
@@ -88,7 +89,7 @@ def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
     try:
         spec, knobs = inquiry.spec, inquiry.knobs
         settings = settings_of(knobs, choices, spec)
-        requests = min(inquiry.requests, spec.workload.requests or inquiry.requests)
+        requests = min(inquiry.requests, _requests(spec, inquiry.path))
         if requests > DRAFT_REQUESTS:
             tell("draft", _simulated(inquiry, settings, DRAFT_REQUESTS))
         tell("full", _simulated(inquiry, settings, requests))
@@ -98,6 +99,15 @@ def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
     tell("afd", _afd(inquiry, knobs, choices))
     for name, degree, load in _pareto_points(choices):
         tell("pareto", _pareto_point(inquiry, settings, name, degree, load, choices))
+
+
+def _requests(spec: ServingScenario, path: Path) -> int:
+    """The requests of a scenario: those that it states, or the rows of its trace."""
+    if spec.workload.requests is not None:
+        return spec.workload.requests
+    trace = spec.workload.read_trace(path.parent)
+    assert trace is not None, "a workload without a trace states its requests"
+    return len(trace)
 
 
 def _simulated(inquiry: Inquiry, settings: Settings, requests: int) -> Document:
@@ -129,7 +139,7 @@ def _pareto_point(
     field, rate = _load_field(choices)
     point: Document = {"name": name, "load": load, "user": None, "gpu": None, "rate": None}
     if field is None:
-        return point
+        return point | {"reason": "no other loads: arrivals are recorded"}
     ratio = 1.0 if degree is None else int(degree) / int(choices["tp"])
     value: float = load * ratio * rate
     value = max(1, round(value)) if field.endswith("concurrency") else value

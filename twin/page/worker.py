@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from twin.page.knobs import Choices
@@ -41,8 +42,9 @@ class Worker:
         context = multiprocessing.get_context("spawn")  # a server has threads, which a fork would not copy
         self._newest = context.Value("q", 0)
         self._connection, theirs = context.Pipe()
+        # A copy without what it has computed: the process reads the scenario, and its plug-ins, itself.
         self._process = context.Process(
-            target=_serve, args=(inquiry, theirs, self._newest), daemon=True, name="what-if"
+            target=_serve, args=(replace(inquiry), theirs, self._newest), daemon=True, name="what-if"
         )
         self._ready = False
         self._process.start()

@@ -60,6 +60,7 @@ class Engine:
         speculation: which draft tokens are right; None for a scheduler that does not speculate.
         view: what routers know of its prefix cache; None: the cache itself.
         tier_links: to the tiers below its device, if its scheduler has some.
+        deliver: seconds from the end of a step until clients have its tokens.
 
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
@@ -87,6 +88,7 @@ class Engine:
         speculation: SimulatedSpeculation | None = None,
         view: CacheView | None = None,
         tier_links: TierLinks | None = None,
+        deliver: float = 0.0,
     ) -> None:
         self.name, self.index = name, index
         self.speculation = speculation
@@ -99,6 +101,8 @@ class Engine:
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
+        self._deliver = deliver
+        self._free_at = 0.0
         self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
         self._inbox: list[Submission] = []
@@ -179,6 +183,8 @@ class Engine:
             self._note_load()
         elif finished:
             self._note_load()
+        if finished and now < self._free_at:
+            return self._while_held(now)
         self._begin_steps(now)
         if self.tier_links is not None:
             self._begin_copies(computed=False)
@@ -190,6 +196,14 @@ class Engine:
         if log.detail:
             log.state(now, core.num_running, core.num_waiting, self.free_blocks)
         return self._running[0][2] if self._running else None
+
+    def _while_held(self, now: float) -> float:
+        """Begin no step (see `hold`). Returns the next visit: the end of a step that runs, or of the hold."""
+        log, core = self.log, self.core
+        log.running_seqs.set(now, core.num_running_seqs)
+        if log.detail:
+            log.state(now, core.num_running, core.num_waiting, self.free_blocks)
+        return self._running[0][2] if self._running else self._free_at
 
     def _notice(self, late: bool) -> None:
         """Have the engine notice new work at the next step end, or now if it is idle."""
@@ -230,6 +244,11 @@ class Engine:
         self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
         self._note_load()
         self._notice(late)
+
+    def hold(self, seconds: float) -> float:
+        """Begin no step for some time; for `on_finish`. Returns the end of this time; calls add up."""
+        self._free_at = max(self._free_at, self._env.now) + seconds
+        return self._free_at
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence submitted with `hold_blocks`; noticed at the next step end, or now if idle."""
@@ -299,12 +318,12 @@ class Engine:
 
     def _allocate_one_by_one(self, window: Window, steps: int) -> None:
         """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
-        begin = window.opened
-        for step in range(steps):
+        for step in range(window.allocated, steps):
+            begin = window.ends[step - 1] if step else window.opened
             for observer in self._observers:
                 observer.now = begin
             self.core.allocate_ahead(step + 1)
-            begin = window.ends[step]
+        window.allocated = max(window.allocated, steps)
 
     def _observe_cache(self) -> None:
         """Let the view see the cache of the scheduler, which is new and empty."""
@@ -436,20 +455,20 @@ class Engine:
                 self._first_token(chunk.sequence, end)
         for sequence in batch.transferred:
             record: RequestRecord = sequence.payload  # type: ignore[assignment]
-            log.odd_gaps.append(end - record.first_token)
+            log.odd_gaps.append(end + self._deliver - record.first_token)
         return finished
 
     def _first_token(self, sequence: Sequence, end: float) -> None:
         """Note the first token after a prompt was computed, for the first time or again after a preemption."""
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
         if record.first_token == UNSET:
-            record.first_token = end
+            record.first_token = end + self._deliver
         elif sequence.preempted_step:
             self.log.odd_gaps.append(end - self.log.end_of(self._lost_steps + sequence.preempted_step - 1))
 
     def _finish(self, sequence: Sequence, end: float) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        record.last_token = end
+        record.last_token = end + self._deliver
         record.output_tokens = min(record.delivered + sequence.num_output_tokens, record.answer_tokens)
         record.preemptions += sequence.preemptions
         record.replica = self.name

@@ -41,6 +41,7 @@ class Window:
             the first entry is the end of that step, and one more entry than `num_steps` is known.
         num_steps: steps that end by the window's end. end: when the last of them ends, seconds.
         finishes: whether a sequence finishes with the last step.
+        allocated: first steps whose blocks were allocated one step after the other, for observers of the cache.
     """
 
     opened: float
@@ -48,6 +49,7 @@ class Window:
     num_steps: int
     end: float
     finishes: bool
+    allocated: int = 0
 
     def num_ended(self, now: float) -> int:
         """Steps that have ended before `now`."""

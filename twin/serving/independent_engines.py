@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from scenarios.routing import make_router, router_name
 from scenarios.serving_workload import ClosedLoopSpec
+from scenarios.system import FrontendSpec
 from schedulers.routing import Router, own_method
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
@@ -65,6 +66,7 @@ def _shared(plan: ServingPlan) -> Iterator[tuple[bool, str, str]]:
     yield drafts, "engine.speculative_config", "outcomes of drafts are reported of all engines"
     yield scenario.measure.prefix_cache, "measure.prefix_cache", "prompts of all engines are followed"
     yield system.kv_events is not None, "system.kv_events", "routers follow all caches"
+    yield system.frontend != FrontendSpec(), "system.frontend", "requests take time on their way to engines and back"
     router, name = _router(plan), router_name(system.routing)
     by_loads, by_turns = own_method(router, "requests_elsewhere"), own_method(router, "turn_of")
     yield len(groups) > 1 and by_loads is None, "system.routing", f"{name} may look at more than the loads of its pool"

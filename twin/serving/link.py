@@ -55,6 +55,11 @@ class Link:
         self.sent += 1
         self.waited += start - requested
 
+    @property
+    def latency(self) -> float:
+        """Seconds from the last byte's departure to its arrival."""
+        return self._speed.latency
+
     def arrival(self) -> Event:
         """When a cache arrives whose last byte leaves now."""
         return self._env.at(self._env.now + self._speed.latency, Priority.LATE)

@@ -240,11 +240,12 @@ def _clients(
 
 def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | OpenSessions | ClosedSessions) -> None:
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
-    and no request that follows an answer.
+    no request that follows an answer, and none that is still being routed.
 
     An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers.
     """
-    if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools:
+    routed_later = plan.scenario.system.frontend.route > 0
+    if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools or routed_later:
         return
     if any(engine.tier_links is not None for engine in system.engines()):
         return

@@ -69,6 +69,7 @@ class System:
             decode, too.
         decode_pools: the pool that decodes each model's requests, by model; empty in a colocated system.
         links: the link that leaves each prefill engine, by the engine's name.
+        route, deliver, hand_over: seconds of work between steps, as in a scenario's `system.frontend`.
 
     Attributes:
         on_arrival: called for every request that arrives. on_finish: called with the record of every finished request.
@@ -80,10 +81,14 @@ class System:
         prefill_pools: dict[str, Pool],
         decode_pools: dict[str, Pool],
         links: dict[str, Link],
+        route: float = 0.0,
+        deliver: float = 0.0,
+        hand_over: float = 0.0,
     ) -> None:
         self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
         self.on_arrival: Callable[[], None] = lambda: None
         self.on_finish: Callable[[RequestRecord], None] = lambda record: None
+        self._route_seconds, self._deliver, self._hand_over = route, deliver, hand_over
         self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
         self._outages: Counter[str] = Counter()
@@ -106,7 +111,15 @@ class System:
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
         """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
         self.on_arrival()
-        self._route(record, late=late)
+        if self._route_seconds:
+            self.env.process(self._routed(record))
+        else:
+            self._route(record, late=late)
+
+    def _routed(self, record: RequestRecord) -> Generator[Event, object, None]:
+        """Route a request after the frontend's work."""
+        yield self.env.at(self.env.now + self._route_seconds, Priority.ARRIVAL)
+        self._route(record)
 
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
         engine = self.prefill_pools[record.request.model].choose(record.request)
@@ -118,6 +131,17 @@ class System:
             engine.submit(record, late=late)
 
     def _finished(self, record: RequestRecord, sequence: Sequence) -> None:
+        self._answer(record)
+
+    def _answer(self, record: RequestRecord) -> None:
+        """A request is finished; its client knows when the last token has been delivered."""
+        if self._deliver:
+            self.env.process(self._delivered(record))
+        else:
+            self.on_finish(record)
+
+    def _delivered(self, record: RequestRecord) -> Generator[Event, object, None]:
+        yield self.env.at(self.env.now + self._deliver, Priority.LATE)
         self.on_finish(record)
 
     # -- transfers ---------------------------------------------------------------------------------------------------
@@ -129,22 +153,34 @@ class System:
         def finished(record: RequestRecord, sequence: Sequence) -> None:
             if record.request.one_shot or record.answer_tokens <= 1:
                 engine.release(sequence)
-                self.on_finish(record)
+                self._answer(record)
             else:
                 record.delivered = 0
-                sending[record] = env.process(self._transfer(engine, record, sequence))
+                leaves = engine.hold(self._hand_over) if self._hand_over else 0.0
+                sending[record] = env.process(self._transfer(engine, record, sequence, leaves))
 
         return finished
 
-    def _transfer(self, engine: Engine, record: RequestRecord, sequence: Sequence) -> Generator[Event, object, None]:
-        """Send a request's cache from its prefill engine to a decode engine, and the request with it."""
-        link, core, request = self.links[engine.name], engine.core, record.request
+    def _transfer(
+        self, engine: Engine, record: RequestRecord, sequence: Sequence, leaves: float
+    ) -> Generator[Event, object, None]:
+        """Send a request's cache from its prefill engine to a decode engine, and the request with it.
+
+        `leaves`: when the cache begins to leave, if that is later than now. The decode engine is then told by the
+        frontend, which is routed like a new request.
+        """
+        env, link, core, request = self.env, self.links[engine.name], engine.core, record.request
         try:
+            if leaves > env.now:
+                yield env.at(leaves)
+            announced = env.now + link.latency + self._route_seconds if self._route_seconds else 0.0
             yield from link.send(request.prompt_tokens)
         except simpy.Interrupt:
             return  # the engine has failed, and `fail` resumes the request
         del self._sending[engine.name][record]
         yield link.arrival()
+        if announced > env.now:
+            yield env.at(announced, Priority.LATE)
         if engine.core is core:  # it has not failed since
             engine.release(sequence)
         target = self.decode_pools[request.model].choose(request)

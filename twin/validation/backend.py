@@ -35,9 +35,17 @@ class ProfiledRounds(Timed, Protocol):
     def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
         """The steps of each round in order, each with the time at which it began."""
 
+    @property
+    def frontend(self) -> Mapping[str, float]:
+        """The work between steps of several engines: fields of `system.frontend`, seconds."""
+
 
 class ReplayedRun(Timed, Protocol):
     """A workload that was replayed."""
+
+    @property
+    def profiled(self) -> ProfiledRounds | None:
+        """What was profiled in turns with it; None if nothing was."""
 
     @property
     def spans(self) -> Sequence[tuple[Batch, float, float]]:

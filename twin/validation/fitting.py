@@ -20,7 +20,7 @@ from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
-from twin.validation.backend import Backend
+from twin.validation.backend import Backend, ProfiledRounds
 from twin.validation.machine_speed import normalised_steps, reference_seconds
 from twin.validation.recordings import ProfilingRecording
 
@@ -51,6 +51,7 @@ class ProfiledStepModel:
         parts = 1 if scenario.machine_speed is None else scenario.repeats
         self._rounds = rounds_per_part(scenario.profiling.rounds, parts)
         self._parts: list[ProfilingRecording] = []
+        self._beside: list[ProfilingRecording] = []
 
     def profile_next_part(self) -> None:
         """Profile the next part, if one is left.
@@ -64,27 +65,52 @@ class ProfiledStepModel:
             return
         name = f"profiling-{number}"
         folder = self._run.path / "profiling" / f"part-{number}"
-        if name in self._run.points():
-            self._parts.append(ProfilingRecording.read(folder))
+        kept = self._run.points().get(name)
+        if kept is not None:
+            self._parts.append(ProfilingRecording.read(folder, kept.get("frontend", {})))
             return
         rounds = self._rounds[number - 1]
         self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
         spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
         profiled = self._backend.profile(self._config, spec, PROFILING_SEED + number - 1)
-        part = ProfilingRecording(profiled.rounds, profiled.readings)
+        part = ProfilingRecording(profiled.rounds, profiled.readings, profiled.frontend)
         part.write(folder)
-        self._run.add_point(name, {"rounds": rounds, "steps": sum(map(len, part.rounds))})
+        steps = sum(map(len, part.rounds))
+        self._run.add_point(name, {"rounds": rounds, "steps": steps, "frontend": dict(part.frontend)})
         self._parts.append(part)
 
-    def fitted_file(self, name: str) -> Path:
+    def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:
+        """Keep what was profiled in turns with a repeat, or take it from the run folder; nothing if there is none.
+
+        Raises:
+            OSError: a part that cannot be written, or a kept one that cannot be read.
+        """
+        name = f"profiling-{repeat}"
+        folder, kept = self._run.path / "profiling" / repeat, self._run.points().get(name)
+        if kept is not None:
+            self._beside.append(ProfilingRecording.read(folder, kept["frontend"]))
+        elif profiled is not None and any(profiled.rounds):
+            part = ProfilingRecording(profiled.rounds, (), profiled.frontend)
+            part.write(folder)
+            self._run.add_point(name, {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)})
+            self._beside.append(part)
+
+    @property
+    def profiled_beside(self) -> bool:
+        """True if enough was profiled in turns with the repeats for a model of its own."""
+        return sum(len(part.rounds) for part in self._beside) >= 2 * HELD_OUT_EVERY
+
+    def fitted_file(self, name: str, *, beside: bool = False) -> Path:
         """Fit the model to the parts so far, and write it into the run folder: `twin.engine-steps/2`.
+
+        `beside`: to what was profiled in turns with the repeats.
 
         Raises:
             OSError: a file that cannot be written.
         """
         backend = self._backend.describe()
         document = fitted_document(
-            self._parts,
+            self._beside if beside else self._parts,
             self._config.block_size,
             self._scenario.clock or "wall",
             {
@@ -108,7 +134,12 @@ class FixedStepModel:
     def profile_next_part(self) -> None:
         """Do nothing: the model is complete."""
 
-    def fitted_file(self, name: str) -> Path:
+    def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:
+        """Do nothing: the model is complete."""
+
+    profiled_beside = False
+
+    def fitted_file(self, name: str, *, beside: bool = False) -> Path:
         """The given file, for any name."""
         return self._file
 
@@ -138,6 +169,7 @@ def fitted_document(
         repeat_spread=repeat_spread(rounds),
         clock=clock,
         speed_probes=speed_probes,
+        frontend=mean_times([part.frontend for part in parts]),
         provenance={
             "method": "measured",
             "source": f"{sum(map(len, rounds))} timed steps of the live engine in {len(rounds)} rounds",
@@ -145,6 +177,11 @@ def fitted_document(
             **provenance,
         },
     )
+
+
+def mean_times(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means of times by name over parts; empty without any."""
+    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
 
 
 def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:

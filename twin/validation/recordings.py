@@ -12,8 +12,9 @@ Files of readings exist only where the machine's speed was read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -123,10 +124,12 @@ class ProfilingRecording:
     Attributes:
         rounds: of each round, its steps in order, each with the time at which it began.
         readings: of the speed probes, in order.
+        frontend: of several engines, the work between their steps; the run folder keeps it with its points.
     """
 
     rounds: Sequence[Sequence[tuple[float, Step]]]
     readings: Sequence[Reading]
+    frontend: Mapping[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write the files of a part.
@@ -141,8 +144,8 @@ class ProfilingRecording:
         _write_readings(folder, self.readings)
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the files that `write` wrote.
+    def read(cls, folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> Self:
+        """Read the files that `write` wrote. `frontend`: as of the class.
 
         Raises:
             OSError: a file that cannot be read.
@@ -152,7 +155,7 @@ class ProfilingRecording:
         rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
         for number, begin, step in zip(numbers, begins, _steps(columns), strict=True):
             rounds[number].append((begin, step))
-        return cls(rounds, _read_readings(folder))
+        return cls(rounds, _read_readings(folder), frontend)
 
 
 def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """Runs a validation: profiles the engine, replays every load on it, predicts the same requests, writes the document.
 
-The prediction is a forecast: it uses nothing that was measured after the first replay began.
+The prediction is a forecast: it uses nothing that was measured after the first replay began. With
+`profiling.in_turns` it uses a profile that takes turns with the replays, of other requests.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def run_validation(
     with blamed_on("profiling"):
         model.profile_next_part()
     speed_is_read = scenario.machine_speed is not None
-    beforehand = model.fitted_file(FITTED_BEFOREHAND if speed_is_read else FITTED)
+    again = speed_is_read or scenario.profiling.in_turns
+    beforehand = model.fitted_file(FITTED_BEFOREHAND if again else FITTED)
     require_speed_probes(beforehand, backend)
     clock = scenario.clock or "wall"
     _require_clock(beforehand, clock)
@@ -71,12 +73,22 @@ def run_validation(
     recordings = _replay_all(backend, scenario, plans, run, model, note)
     corrections: dict[float, Correction] = {}
     fitted = beforehand
+    forecast = plans
+    if model.profiled_beside:
+        fitted = beforehand = model.fitted_file(FITTED, beside=True)
+        plans = _plans(scenario, base, fitted, capacity)
+    elif scenario.profiling.in_turns:
+        note("too few rounds were profiled in turns with the replays: predicted by those before them")
     if speed_is_read:
         fitted = model.fitted_file(FITTED)
         corrections = _corrections(_plans(scenario, base, fitted, capacity), recordings, fitted)
-    file = read_engine_regression_file(beforehand)
+    file, in_turns = read_engine_regression_file(beforehand), model.profiled_beside
     loads = [
-        {"load": load, "rate": load * capacity, **_load(plan, recordings[load], file, corrections.get(load))}
+        {
+            "load": load,
+            "rate": load * capacity,
+            **_load(plan, recordings[load], file, corrections.get(load), forecast[load] if in_turns else None),
+        }
         for load, plan in plans.items()
     ]
     return {
@@ -84,6 +96,7 @@ def run_validation(
         "name": scenario.name,
         "note": "Measured on the live engine; predicted by simulating the same requests.",
         "clock": clock,
+        "profiled": "in turns" if in_turns else "beforehand",
         "scenario": scenario.model_dump(mode="json", by_alias=True),
         "backend": backend.describe(),
         "calibration": read_yaml(beforehand),
@@ -137,7 +150,8 @@ def _plans(scenario: ValidationScenario, base: Path, steps: Path, capacity: floa
 
 
 def _plan(scenario: ValidationScenario, base: Path, steps: Path, rate: float | None) -> ServingPlan:
-    return prepare(scenario.serving(steps, rate), base / "scenario").cases[0].plan
+    frontend = read_engine_regression_file(steps).frontend
+    return prepare(scenario.serving(steps, rate, frontend), base / "scenario").cases[0].plan
 
 
 def _replay_all(
@@ -169,8 +183,9 @@ def _replay_all(
             name = _name(load, repeat)
             if name in done:
                 recordings[load].append(Recording.read(run.path / "live" / name))
+                model.keep_beside(name, None)
                 continue
-            recordings[load].append(_replay(backend, plan, repeat, run, name))
+            recordings[load].append(_replay(backend, plan, repeat, run, name, model))
             note(f"repeat {repeat + 1} of {scenario.repeats}, load {load:g}: {plan.requests} requests replayed")
     return recordings
 
@@ -180,7 +195,9 @@ def _name(load: float, repeat: int) -> str:
     return f"load-{load}-repeat-{repeat + 1}"
 
 
-def _replay(backend: Backend, plan: ServingPlan, repeat: int, run: RunDirectory, name: str) -> Recording:
+def _replay(
+    backend: Backend, plan: ServingPlan, repeat: int, run: RunDirectory, name: str, model: StepModel
+) -> Recording:
     """Replay one repeat, and keep it in the run folder."""
     scheduler = plan.scheduler
     with blamed_on("workload"):
@@ -188,6 +205,7 @@ def _replay(backend: Backend, plan: ServingPlan, repeat: int, run: RunDirectory,
         replayed = backend.replay(scheduler.config, scheduler.chunk_policy(), requests)
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
+    model.keep_beside(name, replayed.profiled)
     run.add_point(name, {"requests": len(requests), "steps": len(recording.steps)})
     return recording
 
@@ -200,12 +218,17 @@ def _corrections(
 
 
 def _load(
-    plan: ServingPlan, recordings: Sequence[Recording], file: EngineRegressionFile, correction: Correction | None
+    plan: ServingPlan,
+    recordings: Sequence[Recording],
+    file: EngineRegressionFile,
+    correction: Correction | None,
+    beforehand: ServingPlan | None,
 ) -> dict[str, Any]:
     """The document's section of one load: metrics and steps over its repeats, curves, and a timeline of the first.
 
     Args:
         plan: built on the step-time model in `file`.
+        beforehand: built on what was profiled before the first replay, where `plan` is on what was in turns with them.
     """
     measure, model = plan.scenario.measure, EngineRegression.from_file(file)
     columns = [recording.columns() for recording in recordings]
@@ -214,11 +237,14 @@ def _load(
     predicted = [summarise(run, measure) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan))
     over_time = timeline(columns[0], simulated[0].columns)
+    others = dict(correction.errors()) if correction else {}
+    if beforehand is not None:
+        runs = [Simulation(beforehand, i).run() for i in range(len(recordings))]
+        others["error_beforehand"] = [summarise(run, measure) for run in runs]
     return {
         "requests": plan.requests,
         "metrics": {
-            name: entry | intervals.get(name, {})
-            for name, entry in compare_load(measured, predicted, correction.errors() if correction else {}).items()
+            name: entry | intervals.get(name, {}) for name, entry in compare_load(measured, predicted, others).items()
         },
         "measured": measured,
         "predicted": predicted,

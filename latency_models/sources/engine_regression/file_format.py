@@ -29,6 +29,7 @@ class EngineRegressionFile(Strict):
         clock: of the timing (`wall`, or `direct`: CPU time of one thread).
         speed_probes: seconds of the speed probes, by their rows, at the machine speed that the model describes; empty
             where the speed was not read.
+        frontend: work between steps, where several engines were measured: fields of `system.frontend`, seconds.
     """
 
     schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
@@ -45,6 +46,7 @@ class EngineRegressionFile(Strict):
     speed_probes: dict[PositiveInt, PositiveFloat] = Field(
         default_factory=dict, validation_alias=AliasChoices("speed_probes", "yardsticks")
     )
+    frontend: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     provenance: Provenance
 
 

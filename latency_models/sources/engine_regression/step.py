@@ -18,6 +18,7 @@ class Step:
         decodes, chunks: numbers of them.
         outputs: rows of the LM head.
         seconds: the measured duration; 0 where it is to be predicted.
+        transfers: decodes that were admitted with a cache from a prefill engine. received: prompt tokens of them.
     """
 
     rows: int
@@ -27,11 +28,15 @@ class Step:
     chunks: int
     outputs: int
     seconds: float = 0.0
+    transfers: int = 0
+    received: int = 0
 
 
 def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
     """Features of a batch."""
-    seen = 0
+    seen = received = 0
+    for sequence in batch.transferred:
+        received += sequence.request.prompt_tokens
     for chunk in batch.chunks:
         seen += chunk.tokens * (chunk.context + chunk.tokens)
     return Step(
@@ -42,6 +47,8 @@ def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
         chunks=len(batch.chunks),
         outputs=batch.outputs,
         seconds=seconds,
+        transfers=len(batch.transferred),
+        received=received,
     )
 
 

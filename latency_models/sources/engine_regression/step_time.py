@@ -2,11 +2,13 @@
 
     t = β + δ·decodes + κ·chunks + ω·outputs
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
+          + τ·transfers + ρ·received
 
 Each f is a broken line through 0 whose knots follow the data, so that knees are kept: a cache that overflows, a product
 that changes its algorithm. The lines never fall, with one exception: f₁ has a level of its own for each small number of
 rows, since CPUs compute products of few rows in different ways, and 3 rows may take longer than 4. `longest` is a
-feature because attention over decodes of unequal lengths is padded to the longest, in whole blocks.
+feature because attention over decodes of unequal lengths is padded to the longest, in whole blocks. A decode engine
+takes the caches of `transfers` sequences, with `received` tokens, before its step; other engines have none.
 
 The model includes the host's time. It is valid for the engine, the model and the machine that were measured.
 """
@@ -34,7 +36,7 @@ from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
 LINES = ("rows", "decode_attention", "chunk_attention")
-SLOPES = ("decodes", "chunks", "outputs")
+SLOPES = ("decodes", "chunks", "outputs", "transfers", "received")
 
 DENSE_ROWS = 32
 """Largest number of rows with a level of its own, for numbers that were timed often enough."""
@@ -178,7 +180,7 @@ class EngineRegression(Estimator, StepTimeModel):
 
     def _at(self, step: Step) -> float:
         slopes, lines = self.slopes_, self.lines_
-        return (
+        seconds = (
             self.overhead_
             + slopes["decodes"] * step.decodes
             + slopes["chunks"] * step.chunks
@@ -187,6 +189,9 @@ class EngineRegression(Estimator, StepTimeModel):
             + lines["decode_attention"].at(step.decode_attention)
             + lines["chunk_attention"].at(step.chunk_attention)
         )
+        if step.transfers:  # files of earlier versions have no slopes for it
+            seconds += slopes.get("transfers", 0.0) * step.transfers + slopes.get("received", 0.0) * step.received
+        return seconds
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
@@ -198,12 +203,13 @@ class EngineRegression(Estimator, StepTimeModel):
         provenance: dict[str, Any],
         clock: Literal["wall", "direct"] = "wall",
         speed_probes: Mapping[int, float] = MappingProxyType({}),
+        frontend: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         """Content of the file, for `config_io.write_yaml`. `read_engine_regression` reads it as an equal model.
 
         Args:
             errors: predicted / measured − 1 of held-out steps, shape (n,).
-            repeat_spread, clock, speed_probes: as in the file.
+            repeat_spread, clock, speed_probes, frontend: as in the file.
 
         Raises:
             NotFitted: before `fit`.
@@ -223,6 +229,7 @@ class EngineRegression(Estimator, StepTimeModel):
             "repeat_spread": repeat_spread,
             "clock": clock,
             "speed_probes": dict(speed_probes),
+            **({"frontend": dict(frontend)} if frontend else {}),
             "provenance": provenance,
         }
 

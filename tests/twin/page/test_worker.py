@@ -120,3 +120,14 @@ def test_a_closed_worker_ends_its_process(worker: tuple[Worker, queue.Queue[Answ
     at_work, _ = worker
     at_work.close()
     assert not at_work.alive
+
+
+def test_a_replayed_trace_is_answered_with_its_own_requests(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 4},100,{5 + i % 3}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n" + rows)
+    workload = {"trace": {"path": "t.csv"}, "arrivals": {"process": "replay"}}
+    told = all_told(Inquiry(roofline(workload=workload), tmp_path / "s.yaml"), {})
+    (full,) = [document for kind, document in told if kind == "full"]
+    assert full["summary"]["requests"] == 40
+    reasons = {document.get("reason") for kind, document in told if kind == "pareto"}
+    assert reasons == {"no other loads: arrivals are recorded"}

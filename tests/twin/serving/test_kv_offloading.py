@@ -48,6 +48,8 @@ def chats(engine: dict[str, Any], **sections: Any) -> dict[str, Any]:
     return {**scenario(engine=base | engine, **sections), "workload": SESSIONS}
 
 
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "acceptance": 0.6}
+
 FAILURES = [{"engine": "engine-1", "at": 1.0, "duration": 0.7}, {"engine": "engine-0", "at": 2.5, "duration": 0.3}]
 
 
@@ -141,14 +143,15 @@ def test_the_disk_takes_what_the_host_gives_up(tmp_path: Path) -> None:
 
 
 documents = st.builds(
-    lambda blocks, host, disk, policy, eviction, shared, routing, delay, outage, depth, blocks_on, seed: chats(
+    lambda blocks, host, disk, policy, eviction, shared, routing, delay, outage, mode, blocks_on, seed: chats(
         {
             "num_gpu_blocks": blocks,
             "kv_offloading": {
                 **offloading(host, disk, write_policy=policy, engines_per_host=shared),
                 "host": tier(host, 3e5, eviction=eviction),
             },
-            "async_scheduling": depth,
+            "async_scheduling": mode == "ahead",
+            "speculative_config": SPECULATIVE if mode == "speculative" else None,
             "cache_blocks_on": blocks_on,
         },
         system={"replicas": 3, "routing": routing, "kv_events": {"delay": delay}},
@@ -160,7 +163,8 @@ documents = st.builds(
     st.sampled_from(["lru", "cost_aware"]), st.integers(1, 3),
     st.sampled_from(["least_loaded", "prefix_aware", "session_affinity", "consistent_hashing"]),
     st.sampled_from([0.0, 0.05, 2.0]), st.lists(st.tuples(st.integers(0, 2), st.floats(0, 8)), max_size=5),
-    st.booleans(), st.sampled_from(["scheduled", "computed"]), st.integers(0, 1000),
+    st.sampled_from(["plain", "ahead", "speculative"]), st.sampled_from(["scheduled", "computed"]),
+    st.integers(0, 1000),
 )  # fmt: skip
 
 

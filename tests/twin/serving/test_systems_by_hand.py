@@ -12,7 +12,7 @@ import pytest
 
 from scenarios.measure import MeasureSpec
 from tests.twin.serving.by_hand import STEP, TICK, play, requests
-from tests.twin.serving.scenarios import run, scenario
+from tests.twin.serving.scenarios import records, run, scenario
 from twin.serving.overload import Overload, describe_overload
 from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, link_summaries, outages, summarise
@@ -138,6 +138,29 @@ def test_caches_stand_in_line_for_a_link(fast: bool) -> None:
     itl = summarise(result, MeasureSpec())["itl"]
     assert itl["mean"] == pytest.approx((37 + 53 + 21 + 1) / 4 * TICK)
     assert itl["p50"] == pytest.approx((21 + 37) / 2 * TICK)
+
+
+@both_modes
+def test_work_between_steps(fast: bool) -> None:
+    """Eight ticks to an engine, two from a step's end to the client, and sixteen before a cache leaves.
+
+    Both prompts are at their engine at 8 and computed at 56. Their caches leave at 72 and 88, and the engine is held
+    until then: the third prompt, there at 68, runs from 88 to 104. The first cache is sent until 104, the second until
+    120, and the third, which may leave at 120, until 136. The fourth is sent and there at 330, but its decode engine
+    hears of it at 325 + 4 + 8.
+    """
+    frontend = {"route": 8 * TICK, "deliver": 2 * TICK, "hand_over": 16 * TICK}
+    system = {"layout": "disaggregated", "link": LINK, "frontend": frontend}
+    rows = [(0, 32, 3), (0, 16, 2), (60, 16, 2), (300, 1, 2), (400, 16, 1)]
+    result = play(rows, system=system, fast_forward=fast)
+    found = requests(result)
+    assert found["queued"] == [8, 8, 88, 308, 408]
+    assert found["first_token"] == [58, 58, 106, 311, 426]
+    assert found["last_token"] == [108 + 2 + 2, 124 + 1 + 2, 140 + 1 + 2, 337 + 1 + 2, 426]
+    itl = summarise(result, MeasureSpec())["itl"]
+    assert itl["mean"] == pytest.approx((53 + 1 + 69 + 37 + 29) / 5 * TICK)
+    alone = play(rows, system={"layout": "disaggregated", "link": LINK}, fast_forward=fast)
+    assert result.population > alone.population
 
 
 def test_a_shared_link_and_links_apart() -> None:
@@ -306,3 +329,17 @@ def test_what_a_document_says_of_overload() -> None:
         "arrivals_end": 10.0,
         "drain": 8.5,
     }
+
+
+@pytest.mark.parametrize("layout", ["colocated", "disaggregated"])
+def test_work_between_steps_at_any_speed(layout: str) -> None:
+    """Random requests to several engines: the same records with and without fast-forwarding and foresight."""
+    link = {"bandwidth": 1e6, "latency": 0.001, "bytes_per_token": 100.0}
+    engines = {"replicas": 3} if layout == "colocated" else {"prefill_replicas": 2, "decode_replicas": 3, "link": link}
+    frontend = {"route": 0.0021, "deliver": 0.0007, "hand_over": 0.0033}
+    systems = [{"layout": layout, **engines, "frontend": each} for each in (frontend, {})]
+    found = [records(run(scenario(system=system, fast_forward=fast))) for system in systems for fast in (True, False)]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    first, later = (min(each["first_token"]) for each in (found[2], found[0]))
+    assert later == pytest.approx(first + 0.0021 + 0.0007)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ class TimedRun:
     spans: list[tuple[Batch, float, float]]
     records: list[RequestRecord]
     token_times: list[list[float]]
+    frontend: dict[str, float] = field(default_factory=dict)
+    profiled: None = None
 
     def columns(self) -> dict[str, Any]:
         records = self.records

@@ -9,4 +9,5 @@ from twin.serving.topologies.parts import Parts
 def build(parts: Parts) -> System:
     """A system whose engines compute each request from its prompt to its last token."""
     parts.make_engines()
-    return System(parts.env, parts.make_pools(parts.plan.prefill_engines), {}, {})
+    pools = parts.make_pools(parts.plan.prefill_engines)
+    return System(parts.env, pools, {}, {}, **parts.plan.scenario.system.frontend.model_dump())

@@ -53,7 +53,7 @@ class EngineParts:
             env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
             depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
             detail=self.scenario.detail is True, watch=watch, machine_speed=machine_speed, view=view,
-            tier_links=tier_links, speculation=speculation,
+            tier_links=tier_links, speculation=speculation, deliver=self.scenario.system.frontend.deliver,
         )  # fmt: skip
 
 

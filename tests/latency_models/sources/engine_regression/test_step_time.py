@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from latency_models.fitting.broken_line import BrokenLine
 from latency_models.fitting.estimator import CannotFit, NotFitted
 from latency_models.io.config_io import write_yaml
+from latency_models.sources.engine_regression.file_format import read_engine_regression_file
 from latency_models.sources.engine_regression.step import Step, describe
 from latency_models.sources.engine_regression.step_time import EngineRegression, read_engine_regression
 from schedulers.batches import Chunk, DecodeBatch, MixedBatch
@@ -42,7 +44,7 @@ def drawn(count: int, seed: int, noise: float) -> list[Step]:
             outputs=decodes + chunks,
         )
         seconds = truth(bare) * float(rng.lognormal(0, noise))
-        steps.append(Step(*(getattr(bare, name) for name in Step.__slots__[:-1]), seconds=seconds))
+        steps.append(replace(bare, seconds=seconds))
     return steps
 
 
@@ -93,10 +95,7 @@ def test_noise_does_not_make_it_too_fast(noise: float) -> None:
 
 def test_stalls_do_not_bend_it() -> None:
     steps = drawn(4000, 3, 0.02)
-    stalled = [
-        Step(*(getattr(step, name) for name in Step.__slots__[:-1]), seconds=step.seconds * (20 if i % 20 == 0 else 1))
-        for i, step in enumerate(steps)
-    ]
+    stalled = [replace(step, seconds=step.seconds * (20 if i % 20 == 0 else 1)) for i, step in enumerate(steps)]
     errors = EngineRegression().fit(stalled).errors(drawn(500, 4, 0.0))
     assert abs(float(np.median(errors))) < 0.02
 
@@ -113,6 +112,31 @@ def test_a_batch_is_seen_with_its_chunks() -> None:
     chunks = [Chunk(sequences[0], 10, 20, False), Chunk(sequences[1], 5, 0, True)]
     batch = MixedBatch(chunks, sequences[2:], 33, 33)
     assert describe(batch, 16, 0.5) == Step(16, 48, 10 * 30 + 5 * 5, 1, 2, 2, 0.5)
+
+
+def test_caches_that_a_step_takes_cost_time(tmp_path: Path) -> None:
+    """Half a millisecond for each, and 2 µs a token; a file without them reads as it did, and they cost nothing."""
+    sequences = [Sequence(Request(i, 0.0, 100 * (i + 1), 5), i, one_shot=False) for i in range(3)]
+    batch = DecodeBatch((), sequences, 603, 301, sequences[1:])
+    assert (describe(batch, 16).transfers, describe(batch, 16).received) == (2, 500)
+    rng = np.random.default_rng(8)
+    steps = [
+        replace(step, transfers=taken, received=(tokens := taken * int(rng.integers(1, 300))),
+                seconds=step.seconds + 5e-4 * taken + 2e-6 * tokens)
+        for step, taken in zip(drawn(2000, 9, 0.01), rng.integers(0, 3, size=2000).tolist(), strict=True)
+    ]  # fmt: skip
+    model = EngineRegression().fit(steps)
+    assert model.slopes_["transfers"] == pytest.approx(5e-4, rel=0.1)
+    assert model.slopes_["received"] == pytest.approx(2e-6, rel=0.1)
+    document = model.document(errors=np.zeros(1), repeat_spread=0.0, provenance=PROVENANCE, frontend={"route": 1e-4})
+    file = tmp_path / "steps.yaml"
+    file.write_text(write_yaml(document))
+    assert read_engine_regression_file(file).frontend == {"route": 1e-4}
+    assert read_engine_regression(file).seconds(batch) == model.seconds(batch)
+    for name in ("transfers", "received"):
+        del document["slopes"][name]
+    file.write_text(write_yaml(document))
+    assert read_engine_regression(file).seconds(batch) < model.seconds(batch) - 1.5e-3
 
 
 def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Recommendations by luck: how often candidates near a goal pass the windows that choose, and new ones that confirm.
+
+    python -m benchmarks.plan_selection [--windows 100] [--trials 200] [--out FILE]
+
+Windows of four candidates of the space of `benchmarks.plan`, all cheaper than its optimum and close to a goal, are
+simulated. Trials draw from them, with replacement: 20 for the race, and new ones for the confirmation. This shows the
+effect of the confirmation at a hundredth of the simulation that many whole plans take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.plan import small_space
+from benchmarks.provenance import provenance
+from twin.planning.confidence import probability
+from twin.planning.confirming import PROMISING, Confirmer
+from twin.planning.judging import Judge, Verdict
+from twin.planning.prospects import horizon, prospects
+from twin.planning.question import read_question
+from twin.planning.space import Candidate
+
+NEAR = (
+    "disaggregated small+small max_num_batched_tokens=1024 least_loaded 3+1",
+    "disaggregated small+small max_num_batched_tokens=512 least_loaded 3+1",
+    "disaggregated large+small max_num_batched_tokens=1024 least_loaded 1+2",
+    "colocated small max_num_batched_tokens=256 least_loaded 4",
+)
+RACE = 20
+
+
+class Resampled:
+    """Stands in for a judge: its windows are drawn from simulated ones."""
+
+    def __init__(self, judge: Judge, windows: list[dict[str, Any]], rng: np.random.Generator) -> None:
+        self.goals, self._rng, self._windows = judge.goals, rng, windows
+        self._span = judge.span_of(windows)
+        spec = SimpleNamespace(confidence=judge.question.spec.confidence, replications=RACE)
+        self.question = SimpleNamespace(seed=0, spec=spec)
+        self._drawn: list[dict[str, Any]] = []
+
+    def random(self, candidates: list[Candidate]) -> bool:
+        """True: windows differ."""
+        return True
+
+    def with_draws(self, verdict: Verdict) -> Verdict:
+        """The verdict: linear step times have no draws."""
+        return verdict
+
+    def look(self, candidates: list[Candidate], count: int) -> list[Verdict]:
+        """The verdict of so many windows; the first ones are those of earlier looks."""
+        while len(self._drawn) < count:
+            self._drawn.append(self._windows[self._rng.integers(len(self._windows))])
+        excess: NDArray[np.float64] = np.array([window["excess"] for window in self._drawn[:count]])
+        chance = probability(excess, self._span)
+        meets = chance >= self.question.spec.confidence
+        return [Verdict(candidates[0], chance, self._drawn[:count], False, True, meets, "" if meets else "misses")]
+
+
+def trials(judge: Judge, verdict: Verdict, count: int) -> dict[str, Any]:
+    """Shares of trials in which one candidate passes the race, is tested by new windows, and is confirmed."""
+    rng, shares = np.random.default_rng(0), Counter[str]()
+    for _ in range(count):
+        (raced,) = Resampled(judge, verdict.windows, rng).look([verdict.candidate], RACE)
+        shares["race"] += raced.meets
+        if raced.probability >= PROMISING:
+            last = Confirmer(cast(Judge, Resampled(judge, verdict.windows, rng))).confirm(raced)
+            shares["tested"] += 1
+            shares["confirmed"] += last.meets
+            shares["new_windows"] += len(last.windows)
+    excess = np.array([window["excess"] for window in verdict.windows])
+    return {
+        "candidate": verdict.candidate.name,
+        "mean_excess": excess.mean(axis=0).tolist(),
+        "standard_error": (excess.std(axis=0, ddof=1) / np.sqrt(len(excess))).tolist(),
+        **{name: shares[name] / count for name in ("race", "tested", "confirmed", "new_windows")},
+    }
+
+
+def main() -> int:
+    """Run, print and write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--windows", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    question = read_question(small_space(1000, 1500, arguments.windows), {}, Path("benchmark.yaml"))
+    found, _ = prospects(question)
+    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, arguments.jobs)
+    near = [each for prospect in found for each in prospect.candidates if each.name in NEAR]
+    verdicts = judge.look(near, arguments.windows)
+    rows = [trials(judge, each, arguments.trials) for each in verdicts]
+    result = {"provenance": provenance("twin.benchmark-plan-selection/1"), "trials": arguments.trials, "rows": rows}
+    print(json.dumps(result, indent=1))
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
