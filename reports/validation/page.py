@@ -71,7 +71,7 @@ def _over_time(load: Document) -> list[Any]:
     charts = [curves("Requests in the system", found, "time, s", "requests")]
     if load["machine_speed"]:
         slowdown = load["machine_speed"]["slowdown_over_time"]
-        each = [Curve(name, line["time"], factors) for name, factors in slowdown.items()]
+        each = [Curve(f"{rows} rows", line["time"], factors) for rows, factors in slowdown.items()]
         charts.append(curves("Slowdown of the machine", each, "time, s", "times its median", x_range=charts[0].x_range))
     return charts
 

@@ -15,7 +15,7 @@ FLAGS = (
 LOCAL_SCHEMES = ("file", "data", "blob")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while the driver runs, no other test may start an event loop
 def chromium() -> Iterator[Any]:
     """The running browser."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
