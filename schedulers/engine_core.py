@@ -188,7 +188,10 @@ class EngineCore:
 
     def observe_cache(self, observer: CacheObserver) -> None:
         """Report to `observer` every block that enters or leaves the prefix cache, lower tiers included."""
-        (self.kv_cache.observers if self.kv_tiers is None else self.kv_tiers.listeners).append(observer)
+        if self.kv_tiers is None:
+            self.kv_cache.observers.append(observer)
+        else:
+            self.kv_tiers.listeners.append(observer)
 
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 

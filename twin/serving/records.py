@@ -120,7 +120,7 @@ class StepIntegral:
             self.since, self.value = now, value
 
 
-_LOGGED: Final = (
+_LOGGED: Final[tuple[str, ...]] = (
     "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
     "outages", "events", "_busy", "_span_start", "_span_end", "_stored", "_num_stored",
 )  # fmt: skip
@@ -305,10 +305,10 @@ class StepKeeper:
                 log.store(self._file)
 
 
-KEPT_COLUMNS: Final = ("arrival", "queued", "first_token", "last_token", "output_tokens", "one_shot")
+KEPT_COLUMNS: Final[tuple[str, ...]] = ("arrival", "queued", "first_token", "last_token", "output_tokens", "one_shot")
 """Columns that the summary needs."""
 
-DETAILS: Final = (
+DETAILS: Final[tuple[str, ...]] = (
     "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "kind", "replica",
 )  # fmt: skip
 """The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
