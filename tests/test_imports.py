@@ -1,4 +1,4 @@
-"""What loads when: quick help, and folders that stay light."""
+"""Imports: quick help, and folders that stay light."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from twin.api.frames import UNITS
 PAGE = "python.md"
 TEXT = " ".join((REFERENCE / PAGE).read_text().split())
 INTERNAL = {"write"}
-"""Of `Result`, for the command line."""
+"""The methods of `Result` that serve the command line alone."""
 
 
 def table(heading: str) -> dict[str, list[str]]:

@@ -164,7 +164,7 @@ def _probabilities(decoder: Decoder, tokens: list[int]) -> np.ndarray[Any, Any]:
 
 
 def proposed(tokens: list[int], shortest: int, longest: int, most: int) -> list[int]:
-    """What followed the first earlier occurrence of the longest n-gram at the end, found by looking everywhere."""
+    """The tokens after the first earlier occurrence of the longest n-gram at the end, found by looking everywhere."""
     for size in range(longest, shortest - 1, -1):
         end = tokens[len(tokens) - size :]
         for begin in range(len(tokens) - size):

@@ -25,7 +25,7 @@ PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 
 MILLISECONDS = 0.01
-"""That each thing the device has to do takes, by its own clock: something must."""
+"""Each piece of the device's work takes this long by its own clock, which has to move."""
 
 PINNED = "pretended_pinned"
 READS = frozenset({"cpu", "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"})
@@ -91,7 +91,7 @@ class PretendedGPU:
         graph.held, self.done = self.done - before, before
 
     def _stand_ins(self) -> dict[str, Any]:
-        """Of `torch.cuda`."""
+        """Functions of `torch.cuda`."""
         gpu = self
 
         class Stream:
@@ -183,7 +183,7 @@ class Border(TorchFunctionMode):
         return made
 
     def read(self, tensor: torch.Tensor, name: str) -> Any:
-        """What the host reads: zeros."""
+        """The host reads zeros."""
         if name == "numpy":
             raise Refused("numpy() of a tensor on the device")
         self.gpu.wait(f"{name} of {list(tensor.shape)}")
@@ -260,7 +260,7 @@ class Border(TorchFunctionMode):
 
 
 def _to_gpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether arguments name the device, or a tensor on it."""
+    """Returns True if arguments name the device, or a tensor on it."""
     named = [*args, kwargs.get("device"), kwargs.get("other")]
     devices = [torch.device(each) for each in named if isinstance(each, str | torch.device)]
     return any(each.type == "cuda" for each in devices) or any(isinstance(each, FakeTensor) for each in named)

@@ -1,4 +1,4 @@
-"""What is rehearsed: engines as they serve, and the commands that wait for a GPU."""
+"""The pieces rehearsed: engines as they serve, and the commands that wait for a GPU."""
 
 from __future__ import annotations
 

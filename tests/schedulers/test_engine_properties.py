@@ -162,7 +162,7 @@ def test_blocks_that_only_others_would_profit_from_keep_nobody_out() -> None:
 def test_first_come_first_served(
     config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]
 ) -> None:
-    """Whoever came first begins first, and a burst of later requests cannot put it off.
+    """The sequence that came first begins first, and a burst of later requests cannot put it off.
 
     Without tiers: later requests overtake one that waits for its prefix.
     """

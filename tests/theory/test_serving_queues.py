@@ -28,7 +28,7 @@ from workloads.pairs import Independent
 
 STEP = 1e-3
 STEPS = 200
-"""Of a service, on average: geometric is then exponential to a quarter of a per cent of the wait."""
+"""Tokens of a service, on average: geometric is then exponential to a quarter of a per cent of the wait."""
 
 SERVICE = STEP * STEPS
 REPLICATIONS = 10
@@ -38,7 +38,7 @@ CUSTOMERS = {0.5: 2200, 0.8: 1500, 0.95: 5_000}
 
 
 def present(rng: np.random.Generator, load: float, seats: int) -> int:
-    """How many customers a stationary M/M/c queue of load λ/μ holds at a random instant."""
+    """The number of customers that a stationary M/M/c queue of load λ/μ holds at a random instant."""
     if rng.random() < erlang_c(seats, load):
         return seats + int(rng.geometric(1 - load / seats)) - 1
     weights = np.cumprod([1.0, *(load / k for k in range(1, seats))])

@@ -41,7 +41,7 @@ CHATS = trace((0, 32, 17), (1, 40, 9), (5, 64, 17), (9, 20, 5), (12, 96, 3), ses
 
 
 def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
-    """Of the first session the second prompt, 64, holds the 49 tokens before it; the third, 20, is a new context."""
+    """The second prompt of the first session, 64, holds the 49 tokens before it; the third, 20, is a new context."""
     (first, rounds), (second, _), (third, alone) = made(RecordedSessions(CHATS, "session_ids"))
     prompts = [round.prompts[0] for round in rounds]
     assert [(prompt.tokens, prompt.resent_tokens, prompt.answer_tokens) for prompt in prompts] == [

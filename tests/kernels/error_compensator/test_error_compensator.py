@@ -11,7 +11,7 @@ from kernels.error_compensator import Compensator, compensator, from_int8, refer
 from kernels.w4_gemm import PackedWeight, dequantise, quantise
 
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-"""Of the result; bfloat16 has a whole unit in the last place, because the interpreter cuts where a GPU rounds."""
+"""Relative to the result; bfloat16 has a whole unit in the last place: the interpreter cuts where a GPU rounds."""
 
 
 def sample(
@@ -38,7 +38,7 @@ def sample(
 
 
 def allowed(x: torch.Tensor, weight: PackedWeight, made: Compensator, latent_rounding: float) -> torch.Tensor:
-    """What rounding may add up to.
+    """The most that rounding may add up to.
 
     The result's own; those of float32 sums (as for the W4 product: three times the root of their length); the gated
     latent, stored with `latent_rounding`; and the gate's argument, whose two products see 11 bits.

@@ -49,7 +49,7 @@ class Ranks:
         os.kill(self.pids[rank], number)
 
     def gone(self) -> bool:
-        """Whether all processes have ended."""
+        """Returns True if all processes have ended."""
         alive = []
         for rank, pid in self.pids.items():
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a page holds: its tables, what a browser would load, and the models of its charts."""
+"""The contents of a page: its tables, what a browser would load, and the models of its charts."""
 
 from __future__ import annotations
 

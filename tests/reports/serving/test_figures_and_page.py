@@ -35,7 +35,7 @@ def curves(svg: str, colour: str) -> list[list[tuple[float, float]]]:
 
 
 def shares(values: list[float]) -> list[float]:
-    """Where each value lies between the first and the last."""
+    """The place of each value between the first and the last."""
     return [(value - values[0]) / (values[-1] - values[0]) for value in values]
 
 
@@ -278,7 +278,7 @@ def test_a_page_of_a_sweep_has_every_point_to_explore() -> None:
 
 
 def test_points_of_two_fields_are_drawn_over_the_one_that_spreads_them() -> None:
-    """Of fields with two and with three values the second makes the axis; a field with one value is none at all."""
+    """A field with three values makes the axis rather than one with two; a field with one value makes none."""
     points = []
     for policy in ("fcfs", "priority"):
         for rate in (2, 4, 8):

@@ -25,7 +25,7 @@ def shown(table: RenderableType) -> list[list[str]]:
 
 
 def line(lines: list[list[str]], *start: str) -> str:
-    """What follows in the one line that starts so."""
+    """The rest of the one line that starts so."""
     (found,) = [each for each in lines if each[: len(start)] == list(start)]
     return " ".join(found[len(start) :])
 

@@ -79,7 +79,7 @@ def finished_points(runs: Path) -> int:
 
 
 def results(runs: Path) -> dict[str, Any]:
-    """What the only run folder holds that must not depend on the executor: each file's bytes by name.
+    """The files of the only run folder that must not depend on the executor: each one's bytes by name.
 
     The summary is without the folder's own name, and the points are sorted, since they come in order of completion.
     """

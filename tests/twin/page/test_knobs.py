@@ -1,4 +1,4 @@
-"""What can be changed of a scenario, what it sets, and how links say it."""
+"""The knobs of a scenario, the fields that they set, and the links that hold them."""
 
 from __future__ import annotations
 

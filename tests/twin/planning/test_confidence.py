@@ -20,7 +20,7 @@ def test_windows_without_variation_leave_no_doubt() -> None:
 
 @pytest.mark.parametrize("goals", [1, 2])
 def test_the_claim_is_the_frequency(goals: int) -> None:
-    """Of new spans whose deployments are said to meet their goals with chance p, the share p does."""
+    """A share p of new spans meets the goals where a deployment is said to meet them with chance p."""
     rng = np.random.default_rng(7)
     spread, windows, count = 4.0, 6, 8
     claims, came = [], []

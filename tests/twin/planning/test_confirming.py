@@ -1,4 +1,4 @@
-"""What new windows confirm keeps its goals, however many candidates had a chance to be lucky."""
+"""A deployment that new windows confirm keeps its goals, however many candidates had a chance to be lucky."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def search(means: list[float], rng: np.random.Generator) -> tuple[Candidate, Ver
 
 
 def test_candidates_that_miss_by_little_are_seldom_confirmed() -> None:
-    """Of searches among ten candidates that all miss, at most 5 % recommend one; the race alone lets many pass."""
+    """At most 5 % of searches among ten candidates that all miss recommend one; the race alone lets many pass."""
     rng = np.random.default_rng(5)
     trials = 400
     raced = sum(

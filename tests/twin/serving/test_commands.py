@@ -171,7 +171,7 @@ def test_bad_scenarios_are_told_in_one_line(
 
 @pytest.mark.skipif(not RUN.exists(), reason="the measured run is not here")
 def test_a_real_engine_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As close as the best published simulator of this run, LLMServingSim 2.0, in each of four metrics."""
+    """Each of four metrics is as close as the best published simulator of this run, LLMServingSim 2.0."""
     example = str(EXAMPLES / "vllm-rtxpro6000-llama31-8b.yaml")
     assert run(["simulate", example, "--json", "--no-figures", "--runs", str(tmp_path)]) == 0
     document = printed(capsys)

@@ -1,4 +1,4 @@
-"""What differs between replications is a property of the plan, and intervals are given only where something does."""
+"""Differences between replications are a property of the plan, and intervals are given only where something does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernel tables leave out, learnt from points that are made up, and from those that were measured."""
+"""The regression of what kernel tables leave out, on points that are made up and on those that were measured."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def points(library: Path, corrections: Corrections = TRUE, width: int = 1) -> list[SiliconRow]:
-    """What an engine with these corrections would have been measured at."""
+    """The time that an engine with these corrections would have been measured at."""
     model, rows = load_model("llama-3.1-8b"), []
     for isl in (512, 2048, 8000):
         for osl in (64, 512):
@@ -141,7 +141,7 @@ def test_too_few_rows_and_missing_tables_are_told(library: Path) -> None:
 
 
 def test_measured_tpot_is_predicted_for_points_that_were_not_fitted(real_rows: Path, real_tables: Path) -> None:
-    """Of the dev rows, in the median: 2.3 % when this was written."""
+    """The median error of the dev rows was 2.3 % when this was written."""
     rows = read_silicon_rows(real_rows)
     model = SiliconRegression(tables=real_tables).fit([row for row in rows if row.split == "calib"])
     dev = [row for row in rows if row.split == "dev"]

@@ -38,7 +38,7 @@ def flat_skew(pure: float = ALPHA, mixed: float = ALPHA) -> SkewFit:
 
 
 class Told:
-    """What was flagged."""
+    """The flags raised."""
 
     def __init__(self) -> None:
         self.axes: dict[str, float] = {}

@@ -70,7 +70,7 @@ def test_the_file_holds_all_of_it(real_tables: KernelTables) -> None:
 
 
 def test_steps_of_a_loaded_server(real_folder: Path) -> None:
-    """What vLLM 0.19 was seen to take on this GPU: 128 decodes of 1,142 tokens 27.3 ms, a single one 12 to 13."""
+    """The times of vLLM 0.19 on this GPU: 128 decodes of 1,142 tokens 27.3 ms, a single one 12 to 13."""
     model = load_kernel_tables(real_folder, SETTINGS)
     assert model.decode_seconds(128, 128 * 1142, 3922, 1)[0] == pytest.approx(27.3e-3, rel=0.05)
     assert model.seconds(batch(lengths=[2400])) == pytest.approx(12.6e-3, rel=0.05)

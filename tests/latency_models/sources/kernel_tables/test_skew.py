@@ -63,7 +63,7 @@ def test_the_median_minimises_relative_errors_of_the_time() -> None:
 
 
 def test_two_shots_are_too_few() -> None:
-    """Where fewer than three are near a knot, α is that of the knots around it."""
+    """A knot with fewer than three points near it takes α from the knots around it."""
     part = shots(0.2, shorts=(100,))
     keep = np.arange(18) != 6
     part.time[6:9] = part.at_longest[6:9]

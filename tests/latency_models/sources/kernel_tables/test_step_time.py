@@ -168,7 +168,7 @@ def test_ring_collectives() -> None:
 
 @pytest.mark.parametrize(("tokens", "ranks", "expected"), [(1, 1, 2.0), (1, 4, 0.5), (2, 1, 3.5), (1000, 2, 4.0)])
 def test_distinct_experts(tokens: int, ranks: int, expected: float) -> None:
-    """Of 8 experts, 2 a token."""
+    """A model of 8 experts, 2 a token."""
     assert distinct_experts(8, 2, tokens, ranks) == pytest.approx(expected)
 
 
