@@ -16,6 +16,7 @@ from scenarios.kv_memory import KVMemorySpec
 from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, Sequences, StepTokens
 from scenarios.registered import registered
+from scenarios.scheduling import Scheduling, scheduling_settings
 from scenarios.speculation import SpeculativeSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
@@ -23,7 +24,6 @@ from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
 
@@ -107,7 +107,7 @@ class EngineSpec(Strict):
     enable_prefix_caching: bool = True
     cache_blocks_on: CacheBlocksOn = "scheduled"
     in_batch_prefix_caching: bool = False
-    scheduling_policy: Annotated[str, registered(SCHEDULING_POLICIES)] = "fcfs"
+    scheduling_policy: Scheduling = "fcfs"
     preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
     kv_reservation: KVReservation = "chunk"
     data_parallel_size: Engines = 1
@@ -164,6 +164,7 @@ class EngineSpec(Strict):
             "num_gpu_blocks", "one_shot", "kv_offloading",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
+        settings |= scheduling_settings(self.scheduling_policy)
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size

@@ -175,7 +175,7 @@ class IndependentEngines:
 
 def empty_columns(plan: ServingPlan, *, detail: bool, sink: Sink | None = None) -> Columns:
     """Columns for the finished requests of a plan that number models and engines alike in all processes."""
-    columns = Columns(detail=detail, sink=sink)
+    columns = Columns(detail=detail, sink=sink, clients=plan.clients)
     columns.kinds = {kind: i for i, kind in enumerate(product(plan.prefill_engines, TASKS))}
     columns.replicas = {name: i for i, name in enumerate(name for pool in plan.pools for name in pool.names)}
     return columns

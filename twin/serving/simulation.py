@@ -136,7 +136,9 @@ class Simulation:
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.prefix_reuse: PrefixReuse | None = None
-        self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
+        self.columns = Columns(
+            detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps, clients=plan.clients
+        )
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         parts = Parts(plan, env, for_routing, draw, watch, machine_speed)

@@ -19,6 +19,7 @@ from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
 from twin.serving.simulation import Run
+from twin.serving.client_summary import summarise_clients
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import make_run
@@ -189,7 +190,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
-    summary = summarise(run, plan.scenario.measure)
+    summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
     cost = cost_per_million_tokens(devices, throughput)
     if devices is not None and throughput is not None:
