@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import TypeAlias
 
-from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
+from schedulers.batches import Batch, Chunk, DecodeBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
 from schedulers.draft_policies import DraftPolicy
@@ -158,12 +158,7 @@ class SpeculativeEngineCore(EngineCore):
             longest = max(longest, sequence.num_computed_tokens + 1 + drafted)
         decode_set.begin_step()
         finishing: list[Sequence] = []
-        kind: type[Batch] = DecodeBatch
-        if chunks:
-            for chunk in chunks:
-                if chunk.last:
-                    self._complete_prefill(chunk.sequence, finishing)
-            kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
+        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index, draft_tokens)
 
     def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:
