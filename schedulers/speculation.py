@@ -71,12 +71,14 @@ class SpeculativeDecodeSet(DecodeSet):
         self.kv_tokens += sequence.num_computed_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """See `DecodeSet.remove`. A sequence that joined in the running step has that step's token counted already."""
-        counted = not self.in_step or sequence.joined_step == self.step_index
-        sequence.joined_step, sequence.left_step = -1, self.step_index if counted else self.step_index - 1
+        """See `DecodeSet.remove`. A sequence that leaves in a running step keeps the one token that it computes."""
+        self.kv_tokens -= sequence.num_computed_tokens
+        if self.in_step and sequence.joined_step != self.step_index:
+            sequence.num_computed_tokens += 1
+            sequence.num_output_tokens += 1
+        sequence.joined_step, sequence.left_step = -1, self.step_index
         del self.sequences[sequence]
         self.size -= 1
-        self.kv_tokens -= sequence.num_computed_tokens
 
     def num_computed_tokens(self, sequence: Sequence) -> int:
         """See `DecodeSet.num_computed_tokens`."""
