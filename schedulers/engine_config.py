@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from schedulers import fair_sharing  # noqa: F401  # which registers its policy
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
 from schedulers.waiting_queue import SCHEDULING_POLICIES

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from schedulers.sequence import Sequence
-from schedulers.waiting_queue import KeyQueue, priority
+from schedulers.waiting_queue import SCHEDULING_POLICIES, KeyQueue, priority
 
 
 class Account:
@@ -188,3 +188,6 @@ class FairQueue:
     def sequences(self) -> Iterable[Sequence]:
         """All waiting sequences, in no particular order."""
         return [sequence for line in self._lines.values() for sequence in line.sequences()]
+
+
+SCHEDULING_POLICIES.register("fair")(FairSharing)

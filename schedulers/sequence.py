@@ -40,7 +40,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step", "kv_offset", "left_step", "max_tokens",
+        "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step", "kv_offset", "left_step",
+        "max_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens_to_compute", "one_shot", "payload",
         "preempted_step", "preemptions", "prefix_loaded", "request", "seq_id", "state",
     )  # fmt: skip

@@ -1,12 +1,13 @@
 """Scheduling policies: the order in which waiting sequences are admitted.
 
 An engine has one `SchedulingPolicy`, which makes its waiting queues. A fixed order needs only a sort key: see
-`KeyOrder`. An order that depends on what was scheduled, such as `schedulers.fair_sharing`, implements the two protocols.
+`KeyOrder`. An order that depends on what was scheduled implements the two protocols, as `schedulers.fair_sharing`
+does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -164,20 +165,10 @@ class KeyQueue:
         return [sequence for _, sequence in self._heap if sequence.state == WAITING]
 
 
-def fair(
-    prompt_weight: float = 1.0, output_weight: float = 2.0, weights: Mapping[str, float] | None = None
-) -> SchedulingPolicy:
-    """Fair sharing among tenants; see `schedulers.fair_sharing.FairSharing`."""
-    from schedulers.fair_sharing import FairSharing
-
-    return FairSharing(prompt_weight, output_weight, weights)
-
-
 SCHEDULING_POLICIES: Registry[Callable[..., SchedulingPolicy]] = Registry(
     fcfs=lambda: KeyOrder(fcfs),
     priority=lambda: KeyOrder(priority),
     shortest_prompt=lambda: KeyOrder(shortest_prompt),
     deadline=lambda: KeyOrder(deadline),
-    fair=fair,
 )
-"""Makes the policy of one engine, from the parameters that a configuration gives it."""
+"""Makes the policy of one engine, from parameters that a configuration gives it. `schedulers.fair_sharing` adds one."""

@@ -106,8 +106,8 @@ class TaskShare:
 
     `lengths` are pairs, prompt and answer, for "generate"; every other task has no answer, and `lengths` are
     those of the prompt. `priority`, `tenant`, `service_class` and `ttft_goal` are those of the requests; see `Request`.
-    Raises `BadInput` for an unknown task, a weight that is negative or no number, a priority that is not whole, and lengths of the other
-    kind.
+    Raises `BadInput` for an unknown task, a weight that is negative or no number, a priority that is not whole, and
+    lengths of the other kind.
     """
 
     task: str

@@ -80,7 +80,7 @@ def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float]) -> di
 
 
 def _weights(engine: EngineSpec) -> tuple[float, float, dict[str, float]]:
-    """Service of a prompt token and of an output token, and the weights of tenants, as the order of waiting has them."""
+    """Service of a prompt token and of an output token, and the weights of tenants, as in the order of waiting."""
     scheduling = engine.scheduling_policy
     given = scheduling.parameters if isinstance(scheduling, SchedulingSpec) else {}
     return (
@@ -119,7 +119,9 @@ def _fairness(
     return {"jain_index": jain_index(ratios) if len(ratios) > 1 else None, "contested": float(contested.mean())}
 
 
-def _service(columns: Columns, mask: Mask, edges: Floats, prompt_weight: float, output_weight: float) -> Iterator[Floats]:
+def _service(
+    columns: Columns, mask: Mask, edges: Floats, prompt_weight: float, output_weight: float
+) -> Iterator[Floats]:
     """Service of prompts and of answers until each edge."""
     started, first = np.frombuffer(columns.started)[mask], np.frombuffer(columns.first_token)[mask]
     tokens = _tokens(columns)[:, mask]
@@ -128,7 +130,7 @@ def _service(columns: Columns, mask: Mask, edges: Floats, prompt_weight: float, 
 
 
 def _evenly(begin: Floats, end: Floats, amounts: Floats, edges: Floats) -> Floats:
-    """The sum of amounts that come evenly between their begin and end, until each edge; at once where these are equal."""
+    """The sum until each edge of amounts that come evenly between begin and end, at once where these are equal."""
     at_once = end <= begin
     slopes = np.where(at_once, 0.0, amounts / np.where(at_once, 1.0, end - begin))
     return _steps(end[at_once], amounts[at_once], edges) + _ramps(begin, slopes, edges) - _ramps(end, slopes, edges)
@@ -144,7 +146,8 @@ def _steps(times: Floats, amounts: Floats, edges: Floats) -> Floats:
 def _ramps(times: Floats, slopes: Floats, edges: Floats) -> Floats:
     """Σ slope · max(edge - time, 0)."""
     origin = edges[0]  # near the times, so that little is lost in the difference
-    return (edges - origin) * _steps(times, slopes, edges) - _steps(times, slopes * (times - origin), edges)
+    found: Floats = (edges - origin) * _steps(times, slopes, edges) - _steps(times, slopes * (times - origin), edges)
+    return found
 
 
 def _backlogged(queued: Floats, started: Floats, edges: Floats) -> Mask:
@@ -156,6 +159,8 @@ def _backlogged(queued: Floats, started: Floats, edges: Floats) -> Mask:
     begins, until = queued[order], np.maximum.accumulate(started[order])
     fresh = np.concatenate(([True], begins[1:] > until[:-1]))  # a backlog begins
     last = np.concatenate((np.flatnonzero(fresh)[1:] - 1, [len(order) - 1]))
-    for begin, end in zip(np.searchsorted(edges, begins[fresh]), np.searchsorted(edges, until[last], side="right"), strict=True):
+    for begin, end in zip(
+        np.searchsorted(edges, begins[fresh]), np.searchsorted(edges, until[last], side="right"), strict=True
+    ):
         waits[begin : max(end - 1, begin)] = True
     return waits

@@ -15,11 +15,11 @@ from scenarios.plugins import plugin_digest
 from scenarios.reading import present_settings
 from scenarios.serving import ServingScenario, check_scenario
 from twin.executors.executor import Executor
+from twin.serving.client_summary import summarise_clients
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
 from twin.serving.simulation import Run
-from twin.serving.client_summary import summarise_clients
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
 from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import make_run

@@ -39,6 +39,11 @@ def tenants(**sections: Any) -> dict[str, Any]:
     return document
 
 
+LENGTHS = {"prefill": {"distribution": "fixed", "mean": 9}, "decode": {"distribution": "fixed", "mean": 9}}
+PLAIN = {"workload": {"requests": 9, **LENGTHS, "arrivals": {"process": "poisson", "rate": 9.0}}}
+"""A workload without classes and tenants."""
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", ["deadline", "fair", "priority"])
 def test_fast_forwarding_changes_nothing(policy: str, asynchronous: bool) -> None:
@@ -70,6 +75,7 @@ def test_classes_and_tenants_are_reported(tmp_path: Path) -> None:
     service = modest["prompt_tokens"].sum() + 2 * modest["output_tokens"].sum()
     assert summary["tenants"]["modest"]["service"] == service
     assert result.summary.loc["service_classes.chat.ttft.p99", "unit"] == "s"
+    assert set(requests) - set(twin.simulate(tmp_path / "s.yaml", PLAIN).requests) == {"service_class", "tenant"}
     assert set(result.document["series"]["classes"]) == {"batch flood", "chat modest"}
 
 
