@@ -63,6 +63,9 @@ class EngineAtEnd(Protocol):
     @property
     def tier_links(self) -> TierLinks | None: ...
 
+    @property
+    def stage_busy(self) -> list[float]: ...
+
 
 @dataclass(frozen=True)
 class Run:
