@@ -29,6 +29,10 @@ def simulation_table(document: Document) -> RenderableType:
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
+    if summary.get("autoscaling") or summary.get("outages"):
+        from reports.serving.scaling import scaling_lines
+
+        parts += [Text(text) for text in scaling_lines(summary)]
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -79,9 +83,10 @@ def fairness(summary: Document) -> list[str]:
 def devices(document: Document) -> str:
     """The number of devices of each type, and their price."""
     found = document["devices"]
-    text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
+    most = "at most " if document["summary"].get("autoscaling") else ""
+    text = most + ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
     if found["cost_per_hour"] is not None:
-        text += f": {found['cost_per_hour']:,.2f} an hour"
+        text += f": {most}{found['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
     return text

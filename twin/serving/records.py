@@ -119,6 +119,10 @@ class StepIntegral:
             self.area += self.value * (now - self.since)
             self.since, self.value = now, value
 
+    def until(self, now: float) -> float:
+        """The integral up to now, which is not before `since`."""
+        return self.area + self.value * (now - self.since)
+
 
 _LOGGED: Final[tuple[str, ...]] = (
     "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
@@ -238,6 +242,12 @@ class EngineLog:
     def busy(self) -> float:
         """The time in which steps ran, seconds."""
         return self._busy + (self._span_end - self._span_start)
+
+    def busy_until(self, start: float, now: float) -> float:
+        """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
+        if start == self._span_end:
+            return self._busy + (now - self._span_start)
+        return self.busy + (now - start)
 
     def ran(self, start: float, end: float) -> None:
         """Count steps that ran without a break from `start` to `end`.
