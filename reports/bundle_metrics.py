@@ -13,13 +13,19 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Transfers:
     """Messages from some roles to others: how many, the bytes of their tensors, and seconds on the link together."""
 
     messages: int = 0
     size: int = 0
     seconds: float = 0.0
+
+    def add(self, size: int, seconds: float) -> None:
+        """Count a message."""
+        self.messages += 1
+        self.size += size
+        self.seconds += seconds
 
 
 @dataclass(frozen=True)

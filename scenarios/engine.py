@@ -175,5 +175,7 @@ class EngineSpec(Strict):
             raise BadInput(str(error), field="engine") from None
         depth = 2 if self.async_scheduling else 1
         plan = SchedulerPlan(config, self.chunking, step_time, depth, self.speculative_config)
-        plan.make_core()  # whose policies may refuse their parameters
+        plan.chunk_policy()  # whose parameters may be refused
+        if self.speculative_config is not None:
+            self.speculative_config.policy(step_time)
         return plan

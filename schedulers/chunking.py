@@ -19,6 +19,15 @@ def interpolate(x: Many[int], y: Many[float], tokens: int) -> float:
     return y[i - 1] + (y[i] - y[i - 1]) * (tokens - x[i - 1]) / (x[i] - x[i - 1])
 
 
+def check_table(tokens: Many[int], seconds: Many[float]) -> None:
+    """Raise ValueError for columns that `interpolate` cannot use: too short, of two lengths, or not increasing."""
+    if len(tokens) != len(seconds) or len(tokens) < 2:
+        raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
+    for column in (tokens, seconds):
+        if any(later <= earlier for earlier, later in pairwise(column)):
+            raise ValueError(f"expected a table that increases, found {list(column)}")
+
+
 class ChunkPolicy(Protocol):
     """Limits the prompt tokens of a step, given its decodes."""
 
@@ -70,11 +79,7 @@ class SloChunks:
         max_tokens: int = 2048,
         granularity: int = 1,
     ) -> None:
-        if len(tokens) != len(seconds) or len(tokens) < 2:
-            raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
-        for column in (tokens, seconds):
-            if any(later <= earlier for earlier, later in pairwise(column)):
-                raise ValueError(f"expected a table that increases, found {list(column)}")
+        check_table(tokens, seconds)
         if not 1 <= min_tokens <= max_tokens:
             raise ValueError(f"expected 1 <= smallest <= largest, found {min_tokens} and {max_tokens}")
         if granularity < 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from itertools import pairwise
 from typing import Final, Protocol
 
-from schedulers.chunking import interpolate
+from schedulers.chunking import check_table, interpolate
 from schedulers.registry import Registry
 
 MEMORY: Final = 0.99
@@ -98,11 +98,7 @@ class GoodputDrafts:
         prior: float = 10.0,
         explore: int = 50,
     ) -> None:
-        if len(tokens) != len(seconds) or len(tokens) < 2:
-            raise ValueError(f"expected two columns of at least 2 rows, found {len(tokens)} and {len(seconds)}")
-        for column in (tokens, seconds):
-            if any(later <= earlier for earlier, later in pairwise(column)):
-                raise ValueError(f"expected a table that increases, found {list(column)}")
+        check_table(tokens, seconds)
         self.num_speculative_tokens, self.explore = num_speculative_tokens, explore
         self._tokens, self._seconds = list(tokens), list(seconds)
         self._accepted, self._tried = acceptance * prior, prior

@@ -139,12 +139,7 @@ class EngineCore:
         if finishing:
             for sequence in finishing:
                 self._sync_blocks(sequence)
-        kind: type[Batch] = DecodeBatch
-        if chunks:
-            for chunk in chunks:
-                if chunk.last:
-                    self._complete_prefill(chunk.sequence, finishing)
-            kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
+        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
@@ -404,6 +399,15 @@ class EngineCore:
             self.scheduling_policy.on_scheduled(sequence, num_tokens)
         self.prefill_tokens += num_tokens
         return num_tokens
+
+    def _complete_prefills(
+        self, chunks: list[Chunk], decodes: tuple[Sequence, ...], finishing: list[Sequence]
+    ) -> type[Batch]:
+        """Complete the prompts whose last chunks these are, in the step just begun. Returns the step's kind."""
+        for chunk in chunks:
+            if chunk.last:
+                self._complete_prefill(chunk.sequence, finishing)
+        return OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
 
     def _complete_prefill(self, sequence: Sequence, finishing: list[Sequence]) -> None:
         """Count the first output token of a prompt that the step just begun completes; it decodes or finishes next."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import TypeAlias
 
-from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
+from schedulers.batches import Batch, Chunk, DecodeBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
 from schedulers.draft_policies import DraftPolicy
@@ -71,12 +71,14 @@ class SpeculativeDecodeSet(DecodeSet):
         self.kv_tokens += sequence.num_computed_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """See `DecodeSet.remove`. A sequence that joined in the running step has that step's token counted already."""
-        counted = not self.in_step or sequence.joined_step == self.step_index
-        sequence.joined_step, sequence.left_step = -1, self.step_index if counted else self.step_index - 1
+        """See `DecodeSet.remove`. A sequence that leaves in a running step keeps the one token that it computes."""
+        self.kv_tokens -= sequence.num_computed_tokens
+        if self.in_step and sequence.joined_step != self.step_index:
+            sequence.num_computed_tokens += 1
+            sequence.num_output_tokens += 1
+        sequence.joined_step, sequence.left_step = -1, self.step_index
         del self.sequences[sequence]
         self.size -= 1
-        self.kv_tokens -= sequence.num_computed_tokens
 
     def num_computed_tokens(self, sequence: Sequence) -> int:
         """See `DecodeSet.num_computed_tokens`."""
@@ -158,12 +160,7 @@ class SpeculativeEngineCore(EngineCore):
             longest = max(longest, sequence.num_computed_tokens + 1 + drafted)
         decode_set.begin_step()
         finishing: list[Sequence] = []
-        kind: type[Batch] = DecodeBatch
-        if chunks:
-            for chunk in chunks:
-                if chunk.last:
-                    self._complete_prefill(chunk.sequence, finishing)
-            kind = OneShotBatch if not decodes and all(chunk.sequence.one_shot for chunk in chunks) else MixedBatch
+        kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index, draft_tokens)
 
     def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:

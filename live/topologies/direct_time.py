@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from latency_models.message_link import MessageLink
 from live.clock import ClockName
+from reports.bundle_metrics import Transfers
 
 
 @dataclass(slots=True)
@@ -27,15 +28,6 @@ class RoleTime:
     now: float = 0.0
     busy: float = 0.0
     waiting: float = 0.0
-
-
-@dataclass(slots=True)
-class Transfers:
-    """Messages from one role to another: how many, the bytes of their tensors, and seconds on the link together."""
-
-    messages: int = 0
-    size: int = 0
-    seconds: float = 0.0
 
 
 class DirectTime:
@@ -89,10 +81,7 @@ class DirectTime:
     def arrival(self, source: int, destination: int, size: int) -> float:
         """See `Timekeeper.arrival`."""
         seconds = self.link.seconds(size)
-        transfers = self.transfers.setdefault((source, destination), Transfers())
-        transfers.messages += 1
-        transfers.size += size
-        transfers.seconds += seconds
+        self.transfers.setdefault((source, destination), Transfers()).add(size, seconds)
         if source == self._running:
             self._end_stretch(source)
         role = self._role(source)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schedulers.batches import Batch
@@ -133,6 +133,11 @@ def _end(
 
 @settings(max_examples=150, deadline=None)
 @given(CONFIGS, visits(), st.none() | st.integers(4, 12))
+@example(
+    EngineConfig(13, block_size=4, max_num_batched_tokens=4, max_num_seqs=1, prefix_id_tokens=4),
+    [Visit(0, 1, 4, 4, (0,), abort=3, in_step=True), Visit(0, 5, 0, 1, (0,))],  # the last step completes a block
+    None,
+)
 def test_without_drafts_it_decides_as_the_plain_scheduler(
     config: EngineConfig, story: list[Visit], limit: int | None
 ) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from latency_models.message_link import MessageLink
+from reports.bundle_metrics import Transfers
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 from twin.afd.bundle import Supply
 
@@ -140,15 +141,6 @@ class SimulatedRole:
 
 
 @dataclass(slots=True)
-class MessageCount:
-    """Messages from some roles to others: how many, their bytes, and their seconds on the link together."""
-
-    messages: int = 0
-    size: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class RoleRecords:
     """The records of one run.
 
@@ -164,8 +156,8 @@ class RoleRecords:
     roles: list[SimulatedRole]
     finished: list[int] = field(default_factory=list)
     steps: list[tuple[float, int]] = field(default_factory=list)
-    attention_to_ffn: MessageCount = field(default_factory=MessageCount)
-    ffn_to_attention: MessageCount = field(default_factory=MessageCount)
+    attention_to_ffn: Transfers = field(default_factory=Transfers)
+    ffn_to_attention: Transfers = field(default_factory=Transfers)
 
 
 @dataclass(slots=True)
@@ -335,15 +327,13 @@ class RoleBundle:
         self._do(rank, stretch)
         self._roles[rank].paused = True
 
-    def _send(self, rank: int, stretch: Stretch, size: int, counted: MessageCount | None = None) -> float:
+    def _send(self, rank: int, stretch: Stretch, size: int, counted: Transfers | None = None) -> float:
         """Do a stretch of work that ends with a message; returns when it arrives."""
         self._do(rank, stretch)
         role, seconds = self._roles[rank], self._link.seconds(size)
         role.work(self._link.overhead)
         if counted is not None:
-            counted.messages += 1
-            counted.size += size
-            counted.seconds += seconds
+            counted.add(size, seconds)
         return role.now + seconds
 
     def _receive(self, rank: int, arrival: float, before: Stretch) -> None:

@@ -139,8 +139,8 @@ class Simulation:
         self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
-        parts = Parts(plan, env, for_routing, draw, watch, machine_speed)
-        parts.speculation_seed = (scenario.seed << 20) + replication
+        seed = (scenario.seed << 20) + replication
+        parts = Parts(plan, env, for_routing, draw, watch, machine_speed, speculation_seed=seed)
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.bundle_metrics import BundleMetrics, BundleTimes, Transfers, bundle_metrics
+from reports.bundle_metrics import BundleMetrics, BundleTimes, bundle_metrics
 from reports.records.run_directory import RunDirectory
 from scenarios.bundle_validation import BundleValidationScenario
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import Supply
 from twin.afd.plan import mid_life
-from twin.afd.role_bundle import MessageCount, MessageSizes, RoleBundle, RoleBundleConfig, RoleRecords, RoleWork
+from twin.afd.role_bundle import MessageSizes, RoleBundle, RoleBundleConfig, RoleRecords, RoleWork
 from twin.afd.role_times import Part, RecordedWork, RoleTimes, SampledWork, TimedStretch
 from twin.validation.bundle_compare import compare_ratios
 from twin.validation.bundle_recordings import read_stretches, read_times, write_stretches, write_times
@@ -196,17 +196,13 @@ def simulated_times(config: RoleBundleConfig, supply: Supply, work: RoleWork) ->
         step_tokens=np.array(tokens, dtype=np.int64),
         attention=_busy_and_elapsed(records, slice(1, -1)),
         ffn=_busy_and_elapsed(records, slice(-1, None)),
-        attention_to_ffn=_transfers(records.attention_to_ffn),
-        ffn_to_attention=_transfers(records.ffn_to_attention),
+        attention_to_ffn=records.attention_to_ffn,
+        ffn_to_attention=records.ffn_to_attention,
     )
 
 
 def _busy_and_elapsed(records: RoleRecords, ranks: slice) -> NDArray[np.float64]:
     return np.array([(role.busy, role.now) for role in records.roles[ranks]])
-
-
-def _transfers(count: MessageCount) -> Transfers:
-    return Transfers(count.messages, count.size, count.seconds)
 
 
 def mean_metrics(runs: Sequence[BundleMetrics]) -> BundleMetrics:

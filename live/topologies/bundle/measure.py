@@ -28,7 +28,6 @@ from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.direct_time import DirectTime, RoleTime
-from live.topologies.direct_time import Transfers as RoleTransfers
 from reports.bundle_metrics import BundleMetrics, BundleTimes, Transfers, bundle_metrics
 from schedulers.bundle_slots import Refill, refill_fcfs
 
@@ -60,7 +59,7 @@ class _Watch:
         self.finished: list[Generation] = []
         self.steps: list[tuple[float, int]] = []  # end, tokens
         self.roles: dict[int, RoleTime] = {}  # when the last of the completions has finished
-        self.transfers: dict[tuple[int, int], RoleTransfers] = {}
+        self.transfers: dict[tuple[int, int], Transfers] = {}
         self.work: dict[int, list[float]] = {}
         self._coordinator: Coordinator | None = None
 
@@ -251,7 +250,7 @@ def _busy_and_elapsed(roles: Mapping[int, RoleTime], ranks: range) -> NDArray[np
     return np.array([(roles[rank].busy, roles[rank].now) for rank in ranks])
 
 
-def _between(transfers: Mapping[tuple[int, int], RoleTransfers], sources: range, destinations: range) -> Transfers:
+def _between(transfers: Mapping[tuple[int, int], Transfers], sources: range, destinations: range) -> Transfers:
     """The messages from some roles to others."""
     found = [transfers[pair] for pair in transfers if pair[0] in sources and pair[1] in destinations]
     return Transfers(

@@ -15,7 +15,7 @@ from latency_models.message_link import MessageLink  # noqa: E402
 from live.topologies.bundle.layout import BundleLayout  # noqa: E402
 from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.bundle.measure import measure_bundle  # noqa: E402
-from live.topologies.direct_time import DirectTime, RoleTime, Transfers  # noqa: E402
+from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
 from live.topologies.transport import (  # noqa: E402
     Form,
@@ -26,6 +26,7 @@ from live.topologies.transport import (  # noqa: E402
     Role,
     received,
 )
+from reports.bundle_metrics import Transfers  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, make_decoder, requests, settings  # noqa: E402
 
 DATA = 2
