@@ -21,6 +21,8 @@ def simulation_table(document: Document) -> RenderableType:
     """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
+    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants") if summary.get(name)]
+    parts += [Text(text) for text in fairness(summary)]
     if document.get("comparison"):
         parts.append(_comparison(document))
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
@@ -89,6 +91,19 @@ def _around(part: str, around: Document) -> str:
     name = {"during": "during outages", "after": "after them"}.get(part, part)
     text = f"{name} {milliseconds(ttft['p99']) if ttft else 'of no request'}"
     return text + (f" ({share:.1%} of {requests:g} requests within goals)" if share is not None else "")
+
+
+def fairness(summary: Document) -> list[str]:
+    """Jain's index of service by tenant, and how much of the time it is about; a line, or none."""
+    found = summary.get("fairness")
+    if not found:
+        return []
+    if found["jain_index"] is None:
+        return ["tenants did not compete: no two had requests waiting for long"]
+    return [
+        f"Jain's index of service by tenant {found['jain_index']:.3f}, over the {found['contested']:.1%} of the time "
+        f"in which several had requests waiting"
+    ]
 
 
 def devices(document: Document) -> str:
@@ -283,6 +298,24 @@ def _latencies(document: Document) -> Table:
             table.add_row("  expectation", *(_range(each, "confidence") for each in intervals), style="dim")
             table.add_row("  another run", *(_range(each, "prediction") for each in intervals), style="dim")
     return table
+
+
+def _clients(found: Document, name: str) -> Table:
+    """Mean and 99th percentile of latencies by service class or tenant, and the shares that met their goals."""
+    table = Table(box=None, header_style="bold", title=f"by {TITLES[name]}", title_justify="left")
+    latencies = [latency for latency in LATENCIES if latency != "itl"]
+    heads = ("", "requests", *(f"{LATENCIES[each]} {point}" for each in latencies for point in ("mean", "p99")))
+    goals = any("goals_met" in row for row in found.values())
+    for header in (*heads, *(["goals met"] if goals else [])):
+        table.add_column(header, justify="right" if header else "left")
+    for each, row in found.items():
+        values = [milliseconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
+        met = row.get("goals_met")
+        table.add_row(each, f"{row['requests']:g}", *values, *(["–" if met is None else f"{met:.1%}"] if goals else []))
+    return table
+
+
+TITLES = {"service_classes": "service class", "tenants": "tenant"}
 
 
 def _comparison(document: Document) -> Table:

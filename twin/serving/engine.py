@@ -69,6 +69,7 @@ class Engine:
         foresight: until when no request comes to it; None if that is not known.
         speculation: see above.
         tier_links: as given.
+        stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
     """
 
@@ -98,6 +99,7 @@ class Engine:
         self.on_finish: Finished = lambda record, sequence: None
         self.foresight: Foresight | None = None
         self.failed = False
+        self.stage_busy: list[float] = []
         self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time

@@ -64,6 +64,8 @@ def _shared(plan: ServingPlan) -> Iterator[tuple[bool, str, str]]:
     yield tiers, "engine.kv_offloading", "engines of a host share its tiers"
     drafts = any(pool.scheduler.speculation is not None for pool in plan.pools)
     yield drafts, "engine.speculative_config", "outcomes of drafts are reported of all engines"
+    pipelines = any(pool.scheduler.stages is not None for pool in plan.pools)
+    yield pipelines, "engine.pipeline_parallel_size", "work of stages is reported of all engines"
     yield scenario.measure.prefix_cache, "measure.prefix_cache", "prompts of all engines are followed"
     yield system.kv_events is not None, "system.kv_events", "routers follow all caches"
     yield bool(system.autoscaling), "system.autoscaling", "the number of engines follows the load of all"
@@ -176,7 +178,7 @@ class IndependentEngines:
 
 def empty_columns(plan: ServingPlan, *, detail: bool, sink: Sink | None = None) -> Columns:
     """Columns for the finished requests of a plan that number models and engines alike in all processes."""
-    columns = Columns(detail=detail, sink=sink)
+    columns = Columns(detail=detail, sink=sink, clients=plan.clients)
     columns.kinds = {kind: i for i, kind in enumerate(product(plan.prefill_engines, TASKS))}
     columns.replicas = {name: i for i, name in enumerate(name for pool in plan.pools for name in pool.names)}
     return columns

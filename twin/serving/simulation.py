@@ -66,6 +66,9 @@ class EngineAtEnd(Protocol):
     @property
     def tier_links(self) -> TierLinks | None: ...
 
+    @property
+    def stage_busy(self) -> list[float]: ...
+
 
 @dataclass(frozen=True)
 class Run:
@@ -148,7 +151,9 @@ class Simulation:
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.prefix_reuse: PrefixReuse | None = None
-        self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
+        self.columns = Columns(
+            detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps, clients=plan.clients
+        )
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         seed = (scenario.seed << 20) + replication

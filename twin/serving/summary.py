@@ -73,10 +73,25 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
             "load": log.running_seqs.area / (seconds * engine.max_num_seqs) if seconds else 0.0,
             "kv_used": _kv_used(run, [engine]),
             **asdict(engine.counters),
+            **_stages(engine, log, run.end),
         }
         for log, engine in zip(run.logs, run.engines, strict=True)
         for seconds in (run.engine_seconds(engine.name),)
     ]
+
+
+def _stages(engine: EngineAtEnd, log: EngineLog, end: float) -> dict[str, Any]:
+    """Shares of time that each stage of a pipeline computes, and its bubbles; empty for an engine without stages.
+
+    Bubbles are the share of the stages' time that none computes, while a batch is in flight.
+    """
+    if not engine.stage_busy or not end:
+        return {}
+    worked = log.busy * len(engine.stage_busy)
+    return {
+        "stages_busy": [busy / end for busy in engine.stage_busy],
+        "bubbles": 1.0 - sum(engine.stage_busy) / worked if worked else 0.0,
+    }
 
 
 def link_summaries(run: Run) -> list[dict[str, Any]]:
@@ -162,9 +177,9 @@ def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None
 
 def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
     """The gaps and weights that `pooled_gaps` brings together, in parts of one engine."""
-    for log in logs:
+    for log in [each for engine in logs for each in (*engine.micro_batches, engine)]:
         last = None
-        for ends, decodes, repeats in log.step_parts(STEPS_OF_PART):
+        for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
             weights = np.repeat(decodes.astype(np.int64), repeats)
             measured = ends >= measure.after
             if measure.before is not None:

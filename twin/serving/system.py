@@ -276,5 +276,8 @@ class System:
             request.task,
             request.priority,
             request.session,
+            request.tenant,
+            request.service_class,
+            request.ttft_goal,
         )
         engine.submit(record, rest)

@@ -62,22 +62,26 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
 def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     """Requests, spreads and quantiles of latencies of each class of requests; None where there is one class.
 
-    A class has one model and one task, and is named by what tells it from the others.
+    A class has one model, task, service class and tenant, and is named by what tells it from the others.
     """
     columns = run.columns
     kind = np.frombuffer(columns.kind, dtype=np.int32)
+    names: list[tuple[str, ...]] = list(columns.kinds)
+    if columns.clients:
+        kind = kind * len(columns.clients) + np.frombuffer(columns.client, dtype=np.int32)
+        names = [pair + client for pair in columns.kinds for client in columns.clients]
     present = set(np.unique(kind).tolist())
-    kinds = {index: pair for index, pair in enumerate(columns.kinds) if index in present}
+    kinds = {index: parts for index, parts in enumerate(names) if index in present}
     if len(kinds) < 2:
         return None
-    models, tasks = ({pair[part] for pair in kinds.values()} for part in (0, 1))
+    varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
     counted = in_measured_window(columns, measure)
     found: dict[str, Any] = {}
-    for index, (model, task) in sorted(kinds.items(), key=lambda each: each[1]):
+    for index, parts in sorted(kinds.items(), key=lambda each: each[1]):
         chosen = counted & (kind == index)
         values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
         values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]
-        name = " ".join(part for part, several in ((model, models), (task, tasks)) if len(several) > 1)
+        name = " ".join(part for part, several in zip(parts, varies, strict=True) if several)
         found[name] = {
             "requests": int(chosen.sum()),
             **{name: spread(each) for name, each in values.items()},

@@ -15,6 +15,7 @@ from scenarios.plugins import plugin_digest
 from scenarios.reading import present_settings
 from scenarios.serving import ServingScenario, check_scenario
 from twin.executors.executor import Executor
+from twin.serving.client_summary import summarise_clients
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
@@ -190,7 +191,7 @@ def run_task(task: Task) -> dict[str, Any]:
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
-    summary = summarise(run, plan.scenario.measure)
+    summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
     scaled: dict[str, Any] = {}
     if run.scaling is not None:
