@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from latency_models.io.builtin_files import builtin_names
 from latency_models.io.tables import Columns, read_columns
@@ -106,7 +106,7 @@ class Row:
             raise self.table.fault(f"expected one of {', '.join(known)}", 0, name)
         return known[text]
 
-    def known(self, name: str, folder: str) -> str:
+    def known(self, name: str, folder: Literal["hardware", "models"]) -> str:
         """The built-in file of a model or system, by the last part of its name."""
         text = self.table.text(name)[0]
         plain = plain_name(text.rsplit("/", 1)[-1])
