@@ -385,6 +385,12 @@ class Engine:
         return not (self.core.sequences or self._inbox or waits)
 
     @property
+    def records(self) -> list[RequestRecord]:
+        """Its unfinished requests."""
+        found: list[RequestRecord] = [each.payload for each in self.core.sequences.values()]  # type: ignore[misc]
+        return found + [record for record, *_ in self._inbox]
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         return self.core.num_waiting + len(self._inbox)

@@ -192,11 +192,8 @@ class Simulation:
     def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
         from twin.serving.autoscaling import Autoscaling
 
-        columns, requests = self.columns, self.plan.requests
         seed = (self.plan.scenario.seed << 20) + replication
-        return Autoscaling(
-            self.plan, self.environment, self.system, draw, seed, lambda: len(columns.arrival) == requests
-        )
+        return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
 
     def _arrived(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value + 1)
