@@ -18,6 +18,7 @@ from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
 from scenarios.pipeline import PipelineSpec
 from scenarios.registered import registered
+from scenarios.scheduling import Scheduling, scheduling_settings
 from scenarios.speculation import SpeculativeSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
@@ -26,7 +27,6 @@ from schedulers.kv_cache import KVCache
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
 
@@ -116,7 +116,7 @@ class EngineSpec(Strict):
     enable_prefix_caching: bool = True
     cache_blocks_on: CacheBlocksOn = "scheduled"
     in_batch_prefix_caching: bool = False
-    scheduling_policy: Annotated[str, registered(SCHEDULING_POLICIES)] = "fcfs"
+    scheduling_policy: Scheduling = "fcfs"
     preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
     kv_reservation: KVReservation = "chunk"
     data_parallel_size: Engines = 1
@@ -190,6 +190,7 @@ class EngineSpec(Strict):
             "num_gpu_blocks", "one_shot", "kv_offloading",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
+        settings |= scheduling_settings(self.scheduling_policy)
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size

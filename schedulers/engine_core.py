@@ -61,7 +61,7 @@ class EngineCore:
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
         self.decode_set = DecodeSet(config.block_size)
-        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)()
+        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
@@ -116,6 +116,8 @@ class EngineCore:
             sequence.num_output_tokens = 1
             self.waiting_for_remote_kv.append(sequence)
         else:
+            if self.scheduling_policy.follows_service:
+                self._note_outputs()
             self.queues[-1 if one_shot else 0].push(sequence)
         self.sequences[request.id] = sequence
         self._admission_blocked = False
@@ -370,12 +372,23 @@ class EngineCore:
                 self.kv_cache.allocate(sequence.blocks, new_blocks)
             budget -= self.schedule_chunk(chunks, sequence, num_tokens)
         if not preempted and self._has_queued():
-            if self.scheduling_policy.follows_service:
-                for sequence in self.decode_set.sequences:
-                    self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
-            lacks_space = admit(self, chunks, budget) and not self.scheduling_policy.follows_service
+            follows_service = self.scheduling_policy.follows_service
+            if follows_service:
+                self._note_outputs()
+            # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
+            lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
             # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
             self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
+
+    def _note_outputs(self) -> None:
+        """Tell the policy how many output tokens each decode has."""
+        for sequence in self.decode_set.sequences:
+            self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
+
+    def _all_lack_slots(self) -> bool:
+        """Tell whether every slot is taken and every waiting sequence needs one."""
+        only_queue = len(self.queues) == 1 or not self.queues[-1].count
+        return only_queue and len(self.running) >= self.config.max_num_seqs
 
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
         """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.

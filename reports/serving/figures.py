@@ -33,7 +33,14 @@ def simulation_figures(document: Document) -> dict[str, str]:
 
 def simulation_drawings(document: Document) -> dict[str, Draw]:
     """The functions that draw the figures of a run, by name; none for a run without detail."""
-    return {"latencies": _latencies, "over-time": _over_time} if document.get("series") else {}
+    if not document.get("series"):
+        return {}
+    drawings: dict[str, Draw] = {"latencies": _latencies, "over-time": _over_time}
+    if document.get("autoscaling"):
+        from reports.serving.scaling import scaling_figure
+
+        drawings["autoscaling"] = scaling_figure
+    return drawings
 
 
 def sweep_figures(document: Document) -> dict[str, str]:
@@ -48,7 +55,7 @@ def sweep_drawings(document: Document) -> dict[str, Draw]:
 
 
 def _latencies(document: Document) -> Figure:
-    figure, grid = _canvas(7.6, 5.2, 2, 2)
+    figure, grid = canvas(7.6, 5.2, 2, 2)
     curves, measured = document["series"]["quantiles"], document.get("measured")
     for axes, (name, label) in zip(grid, LABELS.items(), strict=True):
         _cdf(axes, curves, name, PREDICTED, "predicted")
@@ -78,7 +85,7 @@ def _cdf(axes: Axes, curves: Document, name: str, colour: str, label: str) -> No
 
 
 def _over_time(document: Document) -> Figure:
-    figure, (requests, memory) = _canvas(7.6, 4.6, 2, 1)
+    figure, (requests, memory) = canvas(7.6, 4.6, 2, 1)
     series, measured = document["series"], document.get("measured") or {}
     for name, colour in (("running", PREDICTED), ("waiting", WAITING)):
         requests.plot(series["time"], series[name], color=colour, lw=1.4, label=f"{name}, predicted")
@@ -86,7 +93,7 @@ def _over_time(document: Document) -> Figure:
             requests.plot(measured["time"], measured[name], "o", ms=2.5, mfc="none", color=colour,
                           label=f"{name}, measured")  # fmt: skip
     for axes in (requests, memory):
-        _shade_outages(axes, document.get("outages") or [], series["time"][-1])
+        shade_outages(axes, document.get("outages") or [], series["time"][-1])
     requests.set_ylabel("requests")
     requests.set_ylim(bottom=0)
     requests.set_title(f"{document['name']}: who ran and who waited", loc="left", fontsize=10)
@@ -98,7 +105,7 @@ def _over_time(document: Document) -> Figure:
     return figure
 
 
-def _shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
+def shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
     """Shade the time in which an engine was down, as far as it lies within the run."""
     shown = [each for each in outages if each["start"] < end]
     for i, outage in enumerate(shown):
@@ -108,7 +115,7 @@ def _shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
 
 def _sweep(document: Document, axis: str, others: list[str]) -> Figure:
     """Throughput, interactivity, TTFT and P99 ITL over one swept field; other fields make lines."""
-    figure, grid = _canvas(7.6, 5.2, 2, 2)
+    figure, grid = canvas(7.6, 5.2, 2, 2)
     drawn: list[tuple[str, Callable[[Document], float | None], str | None]] = [
         ("output tokens/s", lambda summary: summary["output_throughput"], "output_throughput"),
         ("interactivity, tokens/s", lambda summary: _inverse(summary["tpot"]), None),
@@ -190,7 +197,7 @@ def _ms(latency: Document | None, point: str) -> float | None:
     return 1e3 * latency[point] if latency else None
 
 
-def _canvas(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+def canvas(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     grid = figure.subplots(rows, columns, squeeze=False)

@@ -21,12 +21,18 @@ def simulation_table(document: Document) -> RenderableType:
     """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
+    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants") if summary.get(name)]
+    parts += [Text(text) for text in fairness(summary)]
     if document.get("comparison"):
         parts.append(_comparison(document))
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
+    if summary.get("autoscaling") or summary.get("outages"):
+        from reports.serving.scaling import scaling_lines
+
+        parts += [Text(text) for text in scaling_lines(summary)]
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -61,12 +67,26 @@ def caches(summary: Document) -> list[str]:
     return lines
 
 
+def fairness(summary: Document) -> list[str]:
+    """Jain's index of service by tenant, and how much of the time it is about; a line, or none."""
+    found = summary.get("fairness")
+    if not found:
+        return []
+    if found["jain_index"] is None:
+        return ["tenants did not compete: no two had requests waiting for long"]
+    return [
+        f"Jain's index of service by tenant {found['jain_index']:.3f}, over the {found['contested']:.1%} of the time "
+        f"in which several had requests waiting"
+    ]
+
+
 def devices(document: Document) -> str:
     """The number of devices of each type, and their price."""
     found = document["devices"]
-    text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
+    most = "at most " if document["summary"].get("autoscaling") else ""
+    text = most + ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
     if found["cost_per_hour"] is not None:
-        text += f": {found['cost_per_hour']:,.2f} an hour"
+        text += f": {most}{found['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
     return text
@@ -252,6 +272,24 @@ def _latencies(document: Document) -> Table:
             table.add_row("  expectation", *(_range(each, "confidence") for each in intervals), style="dim")
             table.add_row("  another run", *(_range(each, "prediction") for each in intervals), style="dim")
     return table
+
+
+def _clients(found: Document, name: str) -> Table:
+    """Mean and 99th percentile of latencies by service class or tenant, and the shares that met their goals."""
+    table = Table(box=None, header_style="bold", title=f"by {TITLES[name]}", title_justify="left")
+    latencies = [latency for latency in LATENCIES if latency != "itl"]
+    heads = ("", "requests", *(f"{LATENCIES[each]} {point}" for each in latencies for point in ("mean", "p99")))
+    goals = any("goals_met" in row for row in found.values())
+    for header in (*heads, *(["goals met"] if goals else [])):
+        table.add_column(header, justify="right" if header else "left")
+    for each, row in found.items():
+        values = [milliseconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
+        met = row.get("goals_met")
+        table.add_row(each, f"{row['requests']:g}", *values, *(["–" if met is None else f"{met:.1%}"] if goals else []))
+    return table
+
+
+TITLES = {"service_classes": "service class", "tenants": "tenant"}
 
 
 def _comparison(document: Document) -> Table:

@@ -108,7 +108,10 @@ class Plant:
         self._aborts(clock, in_flight=False)
 
     def _submit(self, id: int, visit: Visit) -> None:
-        request = Request(id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority)
+        request = Request(
+            id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority,
+            tenant=visit.model, ttft_goal=float(visit.priority),
+        )  # fmt: skip
         sent = visit.way == "sent"
         received = visit.way == "received"
         try:

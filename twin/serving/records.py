@@ -119,6 +119,10 @@ class StepIntegral:
             self.area += self.value * (now - self.since)
             self.since, self.value = now, value
 
+    def until(self, now: float) -> float:
+        """The integral up to now, which is not before `since`."""
+        return self.area + self.value * (now - self.since)
+
 
 _LOGGED: Final[tuple[str, ...]] = (
     "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
@@ -239,6 +243,12 @@ class EngineLog:
         """The time in which steps ran, seconds."""
         return self._busy + (self._span_end - self._span_start)
 
+    def busy_until(self, start: float, now: float) -> float:
+        """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
+        if start == self._span_end:
+            return self._busy + (now - self._span_start)
+        return self.busy + (now - start)
+
     def ran(self, start: float, end: float) -> None:
         """Count steps that ran without a break from `start` to `end`.
 
@@ -317,20 +327,30 @@ DETAILS: Final[tuple[str, ...]] = (
 )  # fmt: skip
 """The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
 
+CLIENT_COLUMNS: Final[tuple[str, ...]] = ("client", "started", "tokens")
+"""Columns of a run whose requests have classes or tenants, kept in memory: whose each is, when its first step began,
+and its prompt tokens."""
+
 
 class Columns:
     """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
     Without `detail` only the columns that the summary needs are filled. With a `sink` the others leave memory in parts.
-    `kind` and `replica` hold indices into `kinds`, pairs of model and task, and `replicas`.
+    `kind`, `replica` and `client` hold indices into `kinds`, pairs of model and task, `replicas`, and `clients`.
 
     Args:
+        clients: pairs of service class and tenant that requests are of; empty if they have neither.
         sink: called with the `table` of every `PART` finished requests, and with the rest by `flush`.
         after_part: called after every `PART` finished requests.
     """
 
     def __init__(
-        self, *, detail: bool, sink: Sink | None = None, after_part: Callable[[], None] = lambda: None
+        self,
+        *,
+        detail: bool,
+        sink: Sink | None = None,
+        after_part: Callable[[], None] = lambda: None,
+        clients: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.detail, self.sink = detail, sink
         self._after_part, self._room = after_part, PART
@@ -341,6 +361,8 @@ class Columns:
         self.kind, self.replica, self.one_shot = array("i"), array("i"), array("b")
         self.kinds: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, int] = {}
+        self.clients = {client: i for i, client in enumerate(clients)}
+        self.client, self.started, self.tokens = array("i"), array("d"), array("q")
 
     def add(self, record: RequestRecord) -> None:
         """Add a finished request."""
@@ -360,9 +382,18 @@ class Columns:
             self.attempts.append(record.attempts)
             self.kind.append(self.kinds.setdefault((request.model, request.task), len(self.kinds)))
             self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
+        if self.clients:
+            self.client.append(self.clients[request.service_class, request.tenant])
+            self.started.append(record.scheduled)
+            self.tokens.append(request.prompt_tokens)
         self._room -= 1
         if not self._room:
             self._end_part()
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        """Columns that stay in memory."""
+        return KEPT_COLUMNS + CLIENT_COLUMNS if self.clients else KEPT_COLUMNS
 
     def _end_part(self) -> None:
         self._room = PART
@@ -371,7 +402,7 @@ class Columns:
 
     def take(self) -> dict[str, NDArray[Any]]:
         """Move all rows out, as arrays by the names of the columns. Needs detail, and no sink."""
-        rows = {name: numbers(getattr(self, name)) for name in KEPT_COLUMNS + DETAILS}
+        rows = {name: numbers(getattr(self, name)) for name in self._kept + DETAILS}
         for name in rows:
             del getattr(self, name)[:]
         return rows
@@ -381,7 +412,7 @@ class Columns:
         first, after = 0, len(rows["arrival"])
         while first < after:
             last = min(first + self._room, after)
-            for name in KEPT_COLUMNS + DETAILS if self.detail else KEPT_COLUMNS:
+            for name in self._kept + DETAILS if self.detail else self._kept:
                 getattr(self, name).frombytes(rows[name][first:last].tobytes())
             self._room -= last - first
             first = last
@@ -414,8 +445,18 @@ class Columns:
             "cached_tokens", "preemptions", "attempts",
         )  # fmt: skip
         models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
-        return {name: column(getattr(self, name)) for name in plain} | {
+        found = {name: column(getattr(self, name)) for name in plain} | {
             "one_shot": column(self.one_shot).astype(bool),
             "model": models[column(self.kind)],
             "replica": replicas[column(self.replica)],
         }
+        return found | self.client_table(rows)
+
+    def client_table(self, rows: int | None = None) -> dict[str, Any]:
+        """Service class and tenant of the last `rows` requests, or of all; empty if they have neither."""
+        if not self.clients:
+            return {}
+        classes, tenants = (np.array(names) for names in zip(*self.clients, strict=True))
+        client = np.frombuffer(self.client, dtype=self.client.typecode)
+        client = client if rows is None else client[len(client) - rows :]
+        return {"service_class": classes[client], "tenant": tenants[client]}
