@@ -113,7 +113,9 @@ class Predictor:
         chosen = again[-self._spec.max_requests :]
         begin = max(now - self._spec.window, 0.0)
         start = begin if len(chosen) == len(again) else chosen[0][0]
-        growth = growth_until([time for time, _ in again], begin, now, now + self._lead) if self._lead else 1.0
+        growth = 1.0
+        if self._lead and now >= self._spec.window:  # a part of a window says little about growth
+            growth = growth_until([time for time, _ in again], begin, now, now + self._lead)
         for time, record in chosen:
             tokens = answer(record)
             if not decodes or tokens > 1:
