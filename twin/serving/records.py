@@ -247,7 +247,7 @@ class EngineLog:
 
     def busy_until(self, start: float, now: float) -> float:
         """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
-        if start == self._span_end:
+        if start <= self._span_end:
             return self._busy + (now - self._span_start)
         return self.busy + (now - start)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.test_service_classes import tenants
 from twin.environment import Alarm, Priority
 from twin.serving.autoscaling import ScalingLog
 from twin.serving.prediction import growth_until
@@ -288,6 +289,38 @@ def test_prefill_and_decode_engines_that_are_scaled_and_fail(
             failures=failures,
         )
     )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1, 2]), st.sampled_from([None, {"max_waiting": 2}, {"max_waiting_tokens": 300}]), st.booleans(),
+)  # fmt: skip
+def test_pipelines_that_shed_are_scaled_and_fail(
+    policy: dict[str, Any], failures: list[dict[str, Any]], warm_up: float, stages: int,
+    limits: dict[str, Any] | None, retries: bool,
+) -> None:  # fmt: skip
+    """Classes, tenants and stages: a request is finished once or shed once."""
+    section = {"max_replicas": 3, "sync_period": 0.1, "start_up": {"warm_up": warm_up}, **QUICK, **policy}
+    document = tenants(
+        engine={
+            "scheduling_policy": "fair", "max_num_seqs": 3, "admission_control": limits,
+            "pipeline_parallel_size": stages,
+            "pipeline": {"link": {"bandwidth": 1e9, "bytes_per_token": 100.0}} if stages > 1 else None,
+        },
+        workload={"requests": 80, "retries": {"attempts": 2} if retries and limits else None},
+        system={"replicas": 2, "autoscaling": {"engine": section}},
+        failures=failures,
+    )  # fmt: skip
+    result = run(document)
+    gone = 0 if result.shed is None else len(result.shed.ended)
+    assert len(set(records(result)["id"])) + gone == 80
+    assert all(engine.is_idle for engine in result.engines)
+    check_seconds(result)
+    slow = run({**document, "fast_forward": False})
+    assert records(slow) == records(result)
+    assert [log.changes for log in slow.scaling or ()] == [log.changes for log in result.scaling or ()]
+    assert reported(slow, document) == reported(result, document)
 
 
 @settings(max_examples=25, deadline=None)
