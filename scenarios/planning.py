@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from latency_models.io.config_io import Strict
+from latency_models.io.paths import NameOrFile
+from scenarios.afd import ratio_text
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines
+from scenarios.limits import Engines, Microbatches
 from scenarios.pools import DeviceSpec, Role
 from scenarios.routing import RouterName
 from scenarios.system import LinkSpec
 from workloads.errors import BadInput
 
-Layout = Literal["colocated", "disaggregated"]
+Layout = Literal["colocated", "disaggregated", "afd"]
 Sharing = Literal["isolated", "shared"]
 TOGETHER: Layout = "colocated"
 ISOLATED: Sharing = "isolated"
@@ -37,6 +47,34 @@ class EngineKindSpec(Strict):
     step_time: dict[str, Any] | None = None
     roles: list[Role] = Field(default_factory=lambda: list(ROLES), min_length=1)
 
+    @property
+    def is_bundle(self) -> bool:
+        """True for an AFD bundle, which decodes."""
+        return (self.step_time or {}).get("source") == "afd_bundle"
+
+
+class BundleSpec(Strict):
+    """AFD bundles that a plan may use as decode engines, one kind for each ratio and size of FFN instances.
+
+    Attributes:
+        model, hardware: as of the step-time source `afd_bundle`.
+        ratios: attention to FFN instances, `1,2,4,8` or `7/2`.
+        ffn_gpus: sizes of an FFN instance; None: the fewest GPUs, a power of two, whose memory holds its weights.
+        microbatches: in flight. weights, cache: formats. link: network between instances.
+        device: the type of all of its GPUs; None: the name of the hardware. price_per_hour: of one of them.
+    """
+
+    model: NameOrFile
+    hardware: NameOrFile
+    ratios: Annotated[str, BeforeValidator(ratio_text)] = "1,2,4,8"
+    ffn_gpus: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
+    microbatches: Microbatches = 2
+    weights: Literal["bf16", "fp8"] = "bf16"
+    cache: Literal["bf16", "fp8"] = "bf16"
+    link: Literal["intra_node", "inter_node"] | None = None
+    device: str | None = None
+    price_per_hour: NonNegativeFloat | None = None
+
 
 class PlanLimits(Strict):
     """The most devices, and the highest price per hour, of a deployment; the most engines of one pool."""
@@ -54,7 +92,8 @@ class PlanSpec(Strict):
         objective: what to make small, or `throughput`: the highest rate on the devices within the limits. None: the
             price per hour where every device has a price, else the number of devices.
         engines: kinds of engines; none where the only candidates are given ones.
-        layouts: prefill and decode together, or apart with a `link`.
+        bundles: AFD bundles, for the layout `afd`.
+        layouts: prefill and decode together, or apart with a `link`: on engines, or with AFD bundles that decode.
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
         prices: of one device per hour, by type.
@@ -67,6 +106,7 @@ class PlanSpec(Strict):
     goals: Annotated[dict[str, float | str], Field(min_length=1)]
     objective: Objective | None = None
     engines: Annotated[list[EngineKindSpec], Field(max_length=1000)] = Field(default_factory=list)
+    bundles: Annotated[list[BundleSpec], Field(max_length=100)] = Field(default_factory=list)
     layouts: list[Layout] = Field(default_factory=lambda: [TOGETHER], min_length=1)
     decode: list[Sharing] = Field(default_factory=lambda: [ISOLATED], min_length=1)
     link: LinkSpec | None = None
@@ -87,9 +127,14 @@ class PlanSpec(Strict):
 
     @model_validator(mode="after")
     def _agrees(self) -> PlanSpec:
-        if "disaggregated" in self.layouts and self.link is None:
-            expected = "expected a link from prefill to decode engines, since layouts has disaggregated"
+        apart = next((layout for layout in self.layouts if layout != TOGETHER), None)
+        if apart is not None and self.link is None:
+            expected = f"expected a link from prefill to decode engines, since layouts has {apart}"
             raise BadInput(expected, field="link")
+        bundles = bool(self.bundles) or any(kind.is_bundle for kind in self.engines)
+        if ("afd" in self.layouts) != bundles:
+            expected = "expected some, since layouts has afd" if not bundles else "expected none, or afd in layouts"
+            raise BadInput(expected, field="bundles")
         names = [kind.name for kind in self.engines]
         for i, name in enumerate(names):
             if name in names[:i]:

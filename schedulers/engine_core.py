@@ -360,7 +360,7 @@ class EngineCore:
             kv_cache.allocate_unassigned(new_blocks)
             return False
         running = self._by_importance(self.running)
-        for sequence in [s for s in running if s.state == DECODING and decode_set.needs_block(s)]:
+        for sequence in [s for s in running if s in decode_set.sequences and decode_set.needs_block(s)]:
             while sequence.state == DECODING and not kv_cache.num_free_blocks:
                 running = self._by_importance(self.running)
                 self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
@@ -499,7 +499,7 @@ class EngineCore:
         sequence.blocks_reserved = sequence.prefix_loaded = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self._queue_of(sequence).requeue(sequence)
+        self._requeue(sequence)
 
     def _finish_all(self, finishing: Iterable[Sequence], stopped: Iterable[Sequence], step: int) -> list[Sequence]:
         """Finish the sequences that reached `max_tokens` in step number `step`, then those that stopped with it."""
@@ -533,6 +533,10 @@ class EngineCore:
         else:
             self.kv_cache.free(sequence.blocks)
         self._admission_blocked = False
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Queue a preempted sequence again."""
+        self._queue_of(sequence).requeue(sequence)
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         """The queue that a sequence waits in."""

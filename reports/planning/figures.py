@@ -36,7 +36,7 @@ def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
 def _pareto(panels: list[Any], document: Document) -> None:
     (axes,) = panels
     rows = document["rows"]
-    for layout, marker in (("colocated", "o"), ("disaggregated", "s")):
+    for layout, marker in (("colocated", "o"), ("disaggregated", "s"), ("afd", "^")):
         for meets in (True, False):
             shown = [
                 row for row in rows if (row["layout"], row["meets"]) == (layout, meets) and None not in _place(row)

@@ -33,6 +33,7 @@ def simulation_table(document: Document) -> RenderableType:
         found = summary["shed"]
         told = f"{found['requests']:g} requests shed ({found['share']:.1%}); {found['retries']:g} were sent again"
         parts.append(Text(told))
+    parts += [Text(text) for text in scaling_lines(summary)]
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -67,6 +68,35 @@ def caches(summary: Document) -> list[str]:
     return lines
 
 
+def scaling_lines(summary: Document) -> list[str]:
+    """GPU-hours, what they cost, and the minutes in which goals were missed; and latencies around outages."""
+    lines: list[str] = []
+    found = summary.get("autoscaling")
+    if found:
+        hours, cost = found["gpu_hours"], found["cost"]
+        text = f"{found['engine_hours']:,.4g} engine-hours" if hours is None else f"{hours:,.4g} GPU-hours"
+        text += "" if cost is None else f" for {cost:,.2f}"
+        text += "".join(
+            f"; {name}: {pool['mean_engines']:.3g} engines on average, {pool['most_engines']:.0f} at most"
+            for name, pool in found["pools"].items()
+        )
+        text += f"; {found['started']:.0f} started, {found['stopped']:.0f} stopped"
+        if found["missed_minutes"] is not None:
+            text += f"; {found['missed_minutes']:.1%} of minutes missed"
+        lines.append(text)
+    around = summary.get("outages")
+    if around:
+        lines.append("P99 TTFT " + ", ".join(f"{_around(part, around)}" for part in around))
+    return lines
+
+
+def _around(part: str, around: Document) -> str:
+    requests, ttft, share = around[part]["requests"], around[part]["ttft"], around[part].get("goodput_share")
+    name = {"during": "during outages", "after": "after them"}.get(part, part)
+    text = f"{name} {milliseconds(ttft['p99']) if ttft else 'of no request'}"
+    return text + (f" ({share:.1%} of {requests:g} requests within goals)" if share is not None else "")
+
+
 def fairness(summary: Document) -> list[str]:
     """Jain's index of service by tenant, and how much of the time it is about; a line, or none."""
     found = summary.get("fairness")
@@ -83,9 +113,10 @@ def fairness(summary: Document) -> list[str]:
 def devices(document: Document) -> str:
     """The number of devices of each type, and their price."""
     found = document["devices"]
-    text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
+    most = "at most " if document["summary"].get("autoscaling") else ""
+    text = most + ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
     if found["cost_per_hour"] is not None:
-        text += f": {found['cost_per_hour']:,.2f} an hour"
+        text += f": {most}{found['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
     return text

@@ -85,7 +85,8 @@ def plan(
     tensor_parallel
         Without a scenario: GPUs of an engine to try.
     layout
-        Without a scenario: colocated, disaggregated (prefill and decode apart), or both.
+        Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
+        that decode), with commas between.
     weights, cache
         Without a scenario: formats of weights to try (bf16, fp8, …), and the format of the KV cache.
     chunk

@@ -120,7 +120,8 @@ def sentence(question: Question, best: Document | None, headroom: Document | Non
     )
     if best is None:
         return f"No candidate meets {goals}."
-    where = best["parallelism"] if best["layout"] == "colocated" else f"{best['parallelism']}, prefill and decode apart"
+    how = {"colocated": "", "afd": ", decode on AFD bundles"}.get(best["layout"], ", prefill and decode apart")
+    where = best["parallelism"] + how
     varied = "".join(f", {key} {value}" for key, value in best["settings"].items())
     price = "" if best["cost_per_hour"] is None else f", {best['cost_per_hour']:.4g} an hour"
     count = min(math.floor(HOURS * best["probability"]), HOURS)

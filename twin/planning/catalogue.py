@@ -81,7 +81,9 @@ def scenario_of(asked: CatalogueQuestion) -> Document:
     }
     if asked.objective is not None:
         plan["objective"] = asked.objective
-    if "disaggregated" in asked.layouts:
+    if "afd" in asked.layouts:
+        plan["bundles"] = [_bundle(asked, key, weights) for _, key, _ in found for weights in asked.weights]
+    if set(asked.layouts) & {"disaggregated", "afd"}:
         slowest = min(hardware.network.inter_node for _, _, hardware in found)
         cached = model.kv_bytes(CACHE_BYTES.get(asked.cache, 2.0)) * model.layers
         plan["link"] = {"bandwidth": slowest * min(asked.degrees), "bytes_per_token": cached}
@@ -131,6 +133,16 @@ def _kind(
             "weights": weights,
             "cache": asked.cache,
         },
+    }
+
+
+def _bundle(asked: CatalogueQuestion, key: str, weights: str) -> Document:
+    """AFD bundles of a GPU; their ratios and sizes are the plan's defaults."""
+    return {
+        "model": str(Path(asked.model).absolute()) if is_path(asked.model) else asked.model,
+        "hardware": key,
+        "weights": weights,
+        "cache": asked.cache,
     }
 
 

@@ -101,6 +101,9 @@ def _vllm(pool: Document, *, apart: bool) -> str:
     """The command of one engine."""
     engine, memory = pool["engine"], pool["engine"].get("kv_memory") or {}
     step_time = pool["step_time"]
+    if step_time.get("source") == "afd_bundle":
+        attention, ffn = (step_time.get(f"{side}_instances", 1) for side in ("attention", "ffn"))
+        return f"# vLLM has no command for a bundle of {attention} attention and {ffn} FFN instances."
     degree = memory.get("tensor_parallel_size") or step_time.get("tensor_parallel") or pool["device"]["count"]
     ranks = engine.get("data_parallel_size", 1)
     words = ["vllm", "serve", str(memory.get("model") or step_time.get("model") or "MODEL")]

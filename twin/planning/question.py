@@ -188,7 +188,15 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     if any(goal.metric == "goodput" for goal in goals) and not (base.get("measure") or {}).get("slo"):
         raise BadInput("expected limits of ttft, tpot or e2e, for the goal goodput", field="measure.slo", file=path)
     peak = peak_of(workload.arrivals.build()) if isinstance(workload.arrivals, OpenLoopSpec) else 1.0
-    return Question(base, path, spec, read, StepTimes(path.parent), goals, peak=peak)
+    question = Question(base, path, spec, read, StepTimes(path.parent), goals, peak=peak)
+    if spec.bundles:
+        from twin.planning.bundles import with_bundles  # slow to import, and few plans have some
+
+        step_time = {"source": "linear", "overhead": 1.0}  # drawn do not depend on the engine
+        drawn = question.sample(question.plan({**base, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
+        spec = with_bundles(spec, drawn.prompts, drawn.answers, base.get("engine") or {}, path)
+        return replace(question, spec=spec)
+    return question
 
 
 def _workload(document: Document, path: Path) -> Any:

@@ -286,7 +286,9 @@ class Search:
 
 
 def _group(family: Family) -> tuple[str, ...]:
-    """Families that share a row of the table; a given deployment has one of its own."""
+    """Families that share a row of the table, as all with AFD bundles do; a given deployment has one of its own."""
     if family.given is not None:
         return "given", family.given.name
+    if family.layout == "afd":
+        return ("afd",)
     return family.layout, *(kind.name for kind in family.kinds)

@@ -91,15 +91,28 @@ class Candidate:
 
     @property
     def devices(self) -> str:
-        """The devices in words: `10 = 3×2 P + 2×2 D`."""
+        """The devices in words: `10 = 3×2 P + 2×2 D`, and with an AFD bundle `16 = 2×2 P + (8A+1×4F) D`."""
         kinds, engines = self.family.kinds, self.family.engines(self.sizes)
         roles = ("",) if len(kinds) == 1 else (" P", " D")
-        parts = [f"{count}×{kind.device.count}{role}" for count, kind, role in zip(engines, kinds, roles, strict=True)]
+        parts = [
+            f"{count}×{instances_of(kind) or kind.device.count}{role}" if count > 1 or not kind.is_bundle
+            else f"{instances_of(kind)}{role}"
+            for count, kind, role in zip(engines, kinds, roles, strict=True)
+        ]  # fmt: skip
         return f"{self.gpus} = {' + '.join(parts)}"
 
     def within(self, other: Candidate) -> bool:
         """True for a candidate of the same family none of whose pools is larger than the other's."""
         return self.family is other.family and all(own <= its for own, its in zip(self.sizes, other.sizes, strict=True))
+
+
+def instances_of(kind: EngineKindSpec) -> str:
+    """The instances of an AFD bundle and the GPUs of those that have several; "" for other engines."""
+    if not kind.is_bundle:
+        return ""
+    section = kind.step_time or {}
+    attention, ffn, gpus = (int(section.get(key, 1)) for key in ("attention_instances", "ffn_instances", "ffn_gpus"))
+    return f"({attention}A+{ffn}{f'×{gpus}' if gpus > 1 else ''}F)"
 
 
 def families(question: Question) -> list[Family]:
@@ -110,7 +123,7 @@ def families(question: Question) -> list[Family]:
     found = []
     for layout in spec.layouts:
         for kinds in _kinds(spec, layout):
-            shares = [how == "shared" for how in spec.decode] if layout == "disaggregated" and models > 1 else [False]
+            shares = [how == "shared" for how in spec.decode] if layout != "colocated" and models > 1 else [False]
             found += [
                 Family(layout, kinds, each, routing, shared, models)
                 for each, routing, shared in itertools.product(settings, spec.routing, shares)
@@ -122,10 +135,10 @@ def families(question: Question) -> list[Family]:
 
 def _kinds(spec: PlanSpec, layout: Layout) -> Iterator[tuple[EngineKindSpec, ...]]:
     if layout == "colocated":
-        yield from ((kind,) for kind in spec.engines if "both" in kind.roles)
+        yield from ((kind,) for kind in spec.engines if "both" in kind.roles and not kind.is_bundle)
         return
-    prefill = [kind for kind in spec.engines if "prefill" in kind.roles]
-    decode = [kind for kind in spec.engines if "decode" in kind.roles]
+    prefill = [kind for kind in spec.engines if "prefill" in kind.roles and not kind.is_bundle]
+    decode = [kind for kind in spec.engines if "decode" in kind.roles and kind.is_bundle == (layout == "afd")]
     yield from itertools.product(prefill, decode)
 
 
@@ -189,7 +202,7 @@ def document(question: Question, family: Family, sizes: tuple[int, ...]) -> Docu
         return {**base, **_resized(family.given.sections, sizes)}
     pools = [_pool(question, family, pool, size) for pool, size in enumerate(sizes)]
     system: Document = {"layout": "pools", "routing": family.routing, "pools": pools}
-    if family.layout == "disaggregated":
+    if family.layout != "colocated":
         assert spec.link is not None
         system["link"] = spec.link.model_dump(mode="json")
     first = pools[0]
@@ -204,7 +217,7 @@ def _resized(sections: Document, sizes: tuple[int, ...]) -> Document:
 
 
 def _pool(question: Question, family: Family, index: int, size: int) -> Document:
-    kind, apart = family.kinds[index], family.layout == "disaggregated"
+    kind, apart = family.kinds[index], family.layout != "colocated"
     common = {name: question.document[name] for name in ("engine", "step_time") if name in question.document}
     own: Document = {"engine": dict(kind.engine)} | ({"step_time": kind.step_time} if kind.step_time else {})
     (filled,) = fill_pools({**common, "system": {"pools": [own]}})["system"]["pools"]

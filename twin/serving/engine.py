@@ -68,10 +68,11 @@ class Engine:
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. backlog: requests that wait for their first step.
-        failed: whether it is down.
+        failed: whether it is down. in_service: whether routers may choose it while it has not failed.
         foresight: until when no request comes to it; None if that is not known.
         speculation: see above.
         tier_links: as given.
+        stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
         on_shed: called with the record of each request that its scheduler sheds, and why.
     """
@@ -104,6 +105,8 @@ class Engine:
         self._sheds = any(core.admission_control is not None for core in self.cores)
         self.foresight: Foresight | None = None
         self.failed = False
+        self.stage_busy: list[float] = []
+        self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
@@ -369,12 +372,38 @@ class Engine:
 
     def recover(self) -> None:
         """Work again, with an empty cache."""
+        self.restart()
+        self.log.outages.append((self._failed_at, self._env.now))
+        self.failed = False
+
+    def restart(self) -> None:
+        """Have a new scheduler, with an empty cache. The engine has no requests."""
+        self._running.clear()  # with async scheduling, a step may have begun before the last answer ended
+        self._answer_ends.clear()
+        self._alarm.unset()
         self._lost_counters = self.counters
         self.core = self._new_core()
         self._lost_steps = self.log.num_steps
         self._observe_cache()
-        self.log.outages.append((self._failed_at, self._env.now))
-        self.failed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has no requests, and no cache that is still to be sent."""
+        waits = any(core.awaiting_transfer for core in self.cores)
+        return not (self.core.sequences or self._inbox or waits)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission."""
+        return self.core.num_waiting + len(self._inbox)
+
+    def busy_until(self, now: float) -> float:
+        """The time in which steps have run, up to now and with the step that runs; seconds."""
+        if self._running:
+            return self.log.busy_until(self._running[0][1], now)
+        if self._window is not None:
+            return self.log.busy_until(self._window.opened, now)
+        return self.log.busy
 
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""

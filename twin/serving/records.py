@@ -121,6 +121,10 @@ class StepIntegral:
             self.area += self.value * (now - self.since)
             self.since, self.value = now, value
 
+    def until(self, now: float) -> float:
+        """The integral up to now, which is not before `since`."""
+        return self.area + self.value * (now - self.since)
+
 
 _LOGGED: Final[tuple[str, ...]] = (
     "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
@@ -139,6 +143,8 @@ class EngineLog:
         index, starts, prefill_tokens, kinds: index, start (seconds), prompt tokens and kind of the steps that were not
             fast-forwarded.
         changes: flat rows (time, running, waiting, free blocks): the state from `time` on.
+        micro_batches: of an engine that is a pipeline, the steps of each micro-batch: inter-token latencies are gaps
+            between them, not between successive steps of the engine.
         running_seqs: the integral of running sequences that count towards `max_num_seqs`.
         outages: start and end of each, seconds. events: how often the engine's process has been at a step end.
 
@@ -156,6 +162,7 @@ class EngineLog:
         self.prefill_tokens, self.kinds = array("q"), array("b")
         self.running_seqs = StepIntegral()
         self.outages: list[tuple[float, float]] = []
+        self.micro_batches: list[EngineLog] = []
         self.events = 0
         self._busy = self._span_start = self._span_end = 0.0
         self._file: StepFile | None = None
@@ -238,12 +245,19 @@ class EngineLog:
         """The time in which steps ran, seconds."""
         return self._busy + (self._span_end - self._span_start)
 
+    def busy_until(self, start: float, now: float) -> float:
+        """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
+        if start == self._span_end:
+            return self._busy + (now - self._span_start)
+        return self.busy + (now - start)
+
     def ran(self, start: float, end: float) -> None:
         """Count steps that ran without a break from `start` to `end`.
 
-        Adjacent steps are summed as one span, so the sum does not depend on how many are counted at a time.
+        Adjacent steps are summed as one span, so the sum does not depend on how many are counted at a time. Those that
+        overlap, in a pipeline, are one span too.
         """
-        if start != self._span_end:
+        if start > self._span_end:
             self._busy += self._span_end - self._span_start
             self._span_start = start
         self._span_end = end
@@ -300,7 +314,7 @@ class StepKeeper:
 
     def __call__(self, logs: Iterable[EngineLog]) -> None:
         """Move steps of these logs."""
-        for log in logs:
+        for log in [each for engine in logs for each in (engine, *engine.micro_batches)]:
             if not log.detail and len(log.ends) >= WORTH_A_PART:
                 if self._file is None:
                     self._file = self._make_file()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.request import Request
 
+if TYPE_CHECKING:
+    from twin.serving.autoscaling import Autoscaling, ScalingLog
+
 
 class EngineAtEnd(Protocol):
     """The part of an engine that a report reads when its run is over; see `Engine` for all of it."""
@@ -65,6 +68,9 @@ class EngineAtEnd(Protocol):
     @property
     def tier_links(self) -> TierLinks | None: ...
 
+    @property
+    def stage_busy(self) -> list[float]: ...
+
 
 @dataclass(frozen=True)
 class Run:
@@ -77,6 +83,7 @@ class Run:
         sessions: the finished sessions; None for a workload without sessions.
         prefix_reuse: the prompts, if the scenario measures prefix caches.
         shed: the requests that were shed; None without admission control.
+        scaling: the engines over time of each group that is autoscaled.
     """
 
     columns: Columns
@@ -87,6 +94,7 @@ class Run:
     sessions: SessionLog | None = None
     prefix_reuse: PrefixReuse | None = None
     shed: ShedLog | None = None
+    scaling: list[ScalingLog] | None = None
 
     @property
     def logs(self) -> list[EngineLog]:
@@ -98,6 +106,13 @@ class Run:
         """When the last answer was complete and the last step had ended, seconds."""
         last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
         return max([max(self.columns.last_token, default=0.0), *last_steps])
+
+    def engine_seconds(self, name: str) -> float:
+        """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
+        for log in self.scaling or ():
+            if name in log.engines:
+                return log.engine_seconds(self.end).get(name, 0.0)
+        return self.end
 
     def request_table(self) -> dict[str, Any]:
         """All columns of the requests by name, in the order in which they finished. Needs detail."""
@@ -120,7 +135,7 @@ class Simulation:
     Attributes:
         environment: the SimPy environment. system: engines, pools and links. clients: the senders of requests.
         columns: the finished requests so far. population: the integral of requests in the system.
-        outages: the processes that let engines fail.
+        outages: the processes that let engines fail. autoscaling: the processes that change their number, if any do.
     """
 
     def __init__(
@@ -163,6 +178,7 @@ class Simulation:
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
             for failure in scenario.failures
         ]
+        self.autoscaling = self._autoscaling(draw, replication) if scenario.system.autoscaling else None
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
         if watch is None and (self.shed is None or not self._retries.attempts):
             _foresee(plan, self.system, self.clients)
@@ -181,10 +197,26 @@ class Simulation:
         system, area = self.system, self.population.area
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
         links, reuse = _named_links(system), self.prefix_reuse
-        return Run(self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, self.shed)
+        scaling = None if self.autoscaling is None else self.autoscaling.logs
+        return Run(
+            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, self.shed, scaling
+        )
 
-    def _arrived(self) -> None:
+    def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
+        from twin.serving.autoscaling import Autoscaling
+
+        columns, shed, requests = self.columns, self.shed, self.plan.requests
+        seed = (self.plan.scenario.seed << 20) + replication
+
+        def ended() -> bool:
+            return len(columns.arrival) + (0 if shed is None else len(shed.ended)) == requests
+
+        return Autoscaling(self.plan, self.environment, self.system, draw, seed, ended)
+
+    def _arrived(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value + 1)
+        if self.autoscaling is not None:
+            self.autoscaling.arrived(record)
 
     def _finished(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value - 1)
@@ -269,12 +301,13 @@ def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop |
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
     no request that follows an answer or is sent again, and none that is still being routed.
 
-    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers.
+    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers. An autoscaler
+    looks at engines at any time.
     """
     routed_later = plan.scenario.system.frontend.route > 0
     if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools or routed_later:
         return
-    if any(engine.tier_links is not None for engine in system.engines()):
+    if plan.scenario.system.autoscaling or any(engine.tier_links is not None for engine in system.engines()):
         return
     pools = system.pools()
     if sum(len(pool.engines) for pool in pools) == len(system.engines()):

@@ -21,7 +21,10 @@ from workloads.request import Request
 
 
 class Pool:
-    """Engines that serve the same models, and the router that chooses among them. Failed engines get no requests."""
+    """Engines that serve the same models, and the router that chooses among them.
+
+    Engines that have failed, or are not in service, get no requests.
+    """
 
     def __init__(self, engines: list[Engine], router: Router) -> None:
         self.engines = engines
@@ -35,8 +38,8 @@ class Pool:
         return self._router.choose(request, self._up) if self._up else None
 
     def refresh(self) -> None:
-        """Look again which engines are up, after one has failed or recovered."""
-        self._up = [engine for engine in self.engines if not engine.failed]
+        """Look again which engines are up, after one has failed or recovered, or came into or went out of service."""
+        self._up = [engine for engine in self.engines if engine.in_service and not engine.failed]
         self._follow_loads()
 
     def foresee(self, arrivals: Arrivals) -> None:
@@ -73,7 +76,9 @@ class System:
         route, deliver, hand_over: seconds of work between steps, as in a scenario's `system.frontend`.
 
     Attributes:
-        on_arrival: called for every request that arrives. on_finish: called with the record of every finished request.
+        on_arrival, on_finish: called with the record of every request that arrives, and of every finished one.
+        on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
+            transfer.
         on_shed: called with the record of every request that an engine sheds, and why.
     """
 
@@ -88,9 +93,11 @@ class System:
         hand_over: float = 0.0,
     ) -> None:
         self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
-        self.on_arrival: Callable[[], None] = lambda: None
+        self.on_arrival: Callable[[RequestRecord], None] = lambda record: None
         self.on_finish: Callable[[RequestRecord], None] = lambda record: None
         self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
+        self.on_outage: Callable[[Engine], None] = lambda engine: None
+        self.on_release: Callable[[Engine], None] = lambda engine: None
         self._route_seconds, self._deliver, self._hand_over = route, deliver, hand_over
         self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
@@ -114,7 +121,7 @@ class System:
 
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
         """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
-        self.on_arrival()
+        self.on_arrival(record)
         if self._route_seconds:
             self.env.process(self._routed(record))
         else:
@@ -194,6 +201,7 @@ class System:
             yield env.at(announced, Priority.LATE)
         if engine.core is core:  # it has not failed since
             engine.release(sequence)
+            self.on_release(engine)
         target = self.decode_pools[request.model].choose(request)
         if target is None:
             record.delivered = 1
@@ -225,6 +233,7 @@ class System:
         for record in lost:
             record.attempts += 1
             self._resume(record)
+        self.on_outage(engine)
 
     def recover(self, engine: Engine) -> None:
         """End an outage of an engine. After the last one the engine is up, with an empty cache."""
@@ -232,6 +241,16 @@ class System:
         if self._outages[engine.name]:
             return
         engine.recover()
+        self.refresh()
+        self.on_outage(engine)
+
+    @property
+    def stranded(self) -> list[RequestRecord]:
+        """Requests that wait because no engine is up."""
+        return self._stranded
+
+    def refresh(self) -> None:
+        """Look again which engines are up, and route the requests that waited for one."""
         for pool in self.pools():
             pool.refresh()
         stranded, self._stranded = self._stranded, []

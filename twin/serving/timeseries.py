@@ -24,8 +24,8 @@ SAMPLES = 400
 def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """Quantiles of every latency, seconds, also by class, and time series over all engines at even instants.
 
-    The series are `running` and `waiting` requests, and `kv_used`, the share of KV blocks in use. Needs a run with
-    detail.
+    The series are `running` and `waiting` requests, `kv_used`, the share of KV blocks in use, and, of an autoscaled
+    run, `engines` in each state. Needs a run with detail.
     """
     of_requests = latencies(run.columns, measure)
     gaps, weights = pooled_gaps(run.logs, measure)
@@ -43,7 +43,7 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         running += np.where(known, changes[at, 1], 0)
         waiting += np.where(known, changes[at, 2], 0)
         used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
-    return {
+    series: dict[str, Any] = {
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
         "classes": _classes(run, measure),
         "time": instants.tolist(),
@@ -51,6 +51,12 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         "waiting": waiting.tolist(),
         "kv_used": used.tolist(),
     }
+    if run.scaling is not None:
+        from twin.serving.scaling_summary import STATES, states_at
+
+        states = sum(states_at(log, instants) for log in run.scaling)
+        series["engines"] = dict(zip(STATES[1:], np.asarray(states).T.tolist(), strict=True))
+    return series
 
 
 def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:

@@ -153,6 +153,7 @@ class ServingSweep:
             "outside": first["outside"],
             "saturated": 2 * len(overloads) >= len(runs) > 0,
             "overload": overloads[0] if overloads else None,
+            **({"autoscaling": first["autoscaling"]} if "autoscaling" in first else {}),
         }
 
     def _assumptions(self, case: Case, points: dict[Draw, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -192,6 +193,17 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
     summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
+    scaled: dict[str, Any] = {}
+    if run.scaling is not None:
+        from twin.serving.scaling_summary import mean_devices, scaling_document, scaling_summary
+
+        devices = mean_devices(run, plan.pools)
+        summary["autoscaling"] = scaling_summary(run, plan)
+        scaled = {"autoscaling": scaling_document(run, plan)}
+    if plan.scenario.failures:
+        from twin.serving.scaling_summary import around_outages
+
+        summary["outages"] = around_outages(run, plan.scenario.measure)
     cost = cost_per_million_tokens(devices, throughput)
     if devices is not None and throughput is not None:
         summary |= {"output_throughput_per_device": throughput / devices["total"]}
@@ -202,6 +214,7 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
         "outages": outages(run),
         "overload": overload(run, plan),
         "outside": run.outside,
+        **scaled,
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from latency_models.fitting.broken_line import BrokenLine
 from latency_models.interpolation import Curve, Surface
 from latency_models.io.config_io import checked
+from latency_models.sources.afd_bundle.spec import AfdBundleSpec
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
 from latency_models.sources.ec_tables.step_time import EcTables
@@ -58,6 +59,11 @@ def roofline(name: str, **section: object) -> StepTime:
     return checked(RooflineSpec, given, None).build(Path())
 
 
+def afd_bundle() -> StepTime:
+    given = {"source": "afd_bundle", "model": "qwen3-30b-a3b", "hardware": "h100-sxm", "attention_instances": 3}
+    return checked(AfdBundleSpec, {**given, "context_cv": 0.5}, None).build(Path())
+
+
 def refined(prior: StepTime) -> StepTime:
     """Two unknowns of which a run has told the sum."""
     covariance = np.array([[0.5, -0.4], [-0.4, 0.6]])
@@ -73,6 +79,7 @@ MODELS: dict[str, Callable[[Path], StepTime]] = {
     "aiconfigurator": lambda folder: aiconfigurator(),
     "roofline": lambda folder: roofline("llama-3.1-8b", tensor_parallel=1),
     "refined": lambda folder: refined(load(make_tables(folder), overhead=1e-4, kernel_gap=1e-6)),
+    "afd_bundle": lambda folder: afd_bundle(),
     "roofline of experts": lambda folder: roofline("qwen3-30b-a3b", tensor_parallel=2),
 }
 

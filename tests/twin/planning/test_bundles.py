@@ -1,0 +1,127 @@
+"""AFD bundles as candidates of a plan: their slots, names, refusals, and the scenario that is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import twin
+from tests.twin.planning.scenarios import SMALL, planner, question
+from twin.cli import run
+from twin.theory.load import load_quantile
+from workloads.pairs import JointEmpirical
+
+PREFILL = {
+    "name": "tp1",
+    "device": {"type": "h200-sxm", "count": 1, "price_per_hour": 3.0},
+    "step_time": {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h200-sxm"},
+}
+BUNDLE = {"model": "llama-3.1-8b", "hardware": "h200-sxm", "ratios": "1,2,3/2", "price_per_hour": 3.0}
+
+
+def asked(*, bundles: dict[str, Any] | None = None, **plan: Any) -> dict[str, Any]:
+    """Prefill engines and bundles that decode."""
+    section = {
+        "goals": {"ttft_p99": "300ms", "tpot_p99": "60ms"},
+        "layouts": ["afd"],
+        "link": {"bandwidth": 1e11, "bytes_per_token": 1e5},
+        "engines": [PREFILL],
+        "bundles": [{**BUNDLE, **(bundles or {})}],
+        "limits": {"engines": 2},
+        "replications": 4,
+        "window": 600,
+        **plan,
+    }
+    workload = {**SMALL["workload"], "decode": {"distribution": "geometric", "mean": 60}}
+    engine = {"max_num_seqs": 64, "enable_prefix_caching": False}
+    return {**SMALL, "workload": workload, "engine": engine, "plan": section}
+
+
+def test_a_plan_of_bundles_and_the_scenario_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(asked()))
+    assert run(["plan", "plan.yaml", "--write", "out", "--json", "--no-figures", "--brief", "--jobs", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    best = answer["recommendation"]
+    # One attention and one FFN instance suffice, beside one GPU that prefills.
+    assert (best["layout"], best["devices"], best["gpus"]) == ("afd", "3 = 1×1 P + (1A+1F) D", 3)
+    assert best["cost_per_hour"] == 9.0
+    assert "decode on AFD bundles" in answer["answer"]
+    again = twin.simulate("out/scenario.yaml", replications=best["windows"], jobs=1)
+    assert again.document["summary"]["tpot"] == best["summary"]["tpot"]
+    launch = (tmp_path / "out" / "launch.sh").read_text()
+    assert "vLLM has no command for a bundle of 1 attention and 1 FFN instances" in launch
+    assert launch.count("vllm serve") == 1
+
+
+def test_slots_are_those_whose_caches_fit() -> None:
+    made = question(asked(bundles={"model": "llama-3.1-8b", "weights": "fp8"}))
+    (kind,) = [each for each in made.spec.engines if each.name == "2A1F"]
+    assert kind.engine["max_num_seqs"] == 2 * 64  # `max_num_seqs` of the scenario, for each attention instance
+    long = asked()
+    long["workload"]["prefill"] = {"distribution": "lognormal", "mean": 40_000, "cv": 0.5}
+    few = {each.name: each.engine["max_num_seqs"] for each in question(long).spec.engines if each.is_bundle}
+    slots = few["2A1F"] // 2
+    assert 0 < slots < 64
+    assert few == {"1A1F": slots, "2A1F": 2 * slots, "3A2F": 3 * slots}
+    # One sequence more would exceed the memory of an attention instance with a probability above 0.1 %.
+    made = question(long)
+    lengths = made.sample(made.plan({**made.document, "step_time": PREFILL["step_time"]}))
+    pairs = JointEmpirical(lengths.prompts, np.maximum(lengths.answers, 1))
+    pool = next(each for each in question(long).spec.engines if each.name == "1A1F")
+    capacity = question(long).step_times.build(_source(pool.step_time)).instance_tokens()  # type: ignore[attr-defined]
+    assert load_quantile(pairs, slots, 0.999, in_step=False) <= capacity
+    assert load_quantile(pairs, slots + 1, 0.999, in_step=False) > capacity
+
+
+def _source(section: Any) -> Any:
+    from latency_models.sources.afd_bundle.spec import AfdBundleSpec
+
+    return AfdBundleSpec.model_validate(section)
+
+
+def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
+    answer = planner(asked(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"})).run()
+    bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
+    assert bundles
+    assert {entry["status"] for entry in bundles} == {"out of memory"}
+    assert all("leave room" in entry["reason"] for entry in bundles)
+
+
+def test_models_without_stages_are_unsupported() -> None:
+    made = asked(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"])
+    answer = planner(made).run()
+    bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
+    assert {entry["status"] for entry in bundles} == {"unsupported"}
+    assert all("sliding windows" in entry["reason"] for entry in bundles)
+    assert answer["recommendation"]["layout"] == "colocated"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"layouts": ["colocated"]}, "expected none, or afd in layouts"),
+        ({"bundles": []}, "expected some, since layouts has afd"),
+        ({"link": None}, "since layouts has afd"),
+        ({"bundles": [{**BUNDLE, "ratios": "0"}]}, "expected a ratio above 0"),
+        ({"bundles": [{**BUNDLE, "hardware": "h300"}]}, "h300"),
+    ],
+)
+def test_bad_input_is_one_line(
+    change: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    made = asked()
+    made["plan"] |= change
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(made))
+    assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
+    (told,) = capsys.readouterr().err.strip().splitlines()
+    assert expected in told
