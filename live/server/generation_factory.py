@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kernels.sampling import SamplingParams
 from live.generation import Generation, make_generation
+from live.server.contracts import Contract
 from live.server.errors import bad_request
 from live.server.protocol import GenerationRequest
 from live.server.served_model import ServedModel
@@ -42,6 +43,7 @@ class GenerationFactory:
         stop_check: Callable[[int], bool] | None,
         logprobs: int,
         prompt_logprobs: int,
+        contract: Contract,
     ) -> Generation:
         """One output of a request; the keyword arguments are as in `Generation`."""
         return make_generation(
@@ -58,6 +60,7 @@ class GenerationFactory:
             prompt_logprobs=prompt_logprobs,
             cache_salt=(request.cache_salt or "").encode(),
             model=self._model(request),
+            **vars(contract),
         )
 
     def _model(self, request: GenerationRequest) -> str:
@@ -72,9 +75,10 @@ class GenerationFactory:
             raise bad_request("model", f"expected {' or '.join(self.model.models[:10])}")
         return request.model
 
-    def pool(self, prompt: list[int], task: str) -> Generation:
+    def pool(self, prompt: list[int], task: str, contract: Contract) -> Generation:
         """A pooling request, which produces no tokens."""
-        return make_generation(next(self.request_ids), prompt, 0, block_size=self.model.prefix_block_size, task=task)
+        block_size = self.model.prefix_block_size
+        return make_generation(next(self.request_ids), prompt, 0, block_size=block_size, task=task, **vars(contract))
 
     def stop_conditions(self, request: GenerationRequest) -> StopConditions:
         """The stop strings and stop tokens of a request, built once for all of its outputs.
