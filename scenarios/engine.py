@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from latency_models.stages import Stages
 from latency_models.step_time import StepTime
+from scenarios.admission_control import AdmissionControlSpec
 from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.kv_offloading import KVOffloadingSpec
@@ -93,6 +94,7 @@ class EngineSpec(Strict):
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
         speculative_config: speculative decoding; none without it.
+        admission_control: which arriving requests are shed; none without it.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -127,6 +129,7 @@ class EngineSpec(Strict):
     one_shot: OneShotSpec | None = None
     speculative_config: SpeculativeSpec | None = None
     kv_offloading: KVOffloadingSpec | None = None
+    admission_control: AdmissionControlSpec | None = None
 
     @model_validator(mode="after")
     def _speculates_step_by_step(self) -> EngineSpec:
@@ -187,7 +190,7 @@ class EngineSpec(Strict):
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
-            "num_gpu_blocks", "one_shot", "kv_offloading",
+            "num_gpu_blocks", "one_shot", "kv_offloading", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
         settings |= scheduling_settings(self.scheduling_policy)
@@ -196,8 +199,9 @@ class EngineSpec(Strict):
             ids = prefix_id_tokens or self.block_size
             offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
             config = EngineConfig(
-                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading, **settings
-            )
+                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading,
+                admission_control=self.admission_control.build() if self.admission_control else None, **settings
+            )  # fmt: skip
         except ValueError as error:
             raise BadInput(str(error), field="engine") from None
         stages = None

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from reports.serving.scaling import STATES, requests_per_second, shown_latency
 from reports.settings import axis_and_lines, in_words, is_number
 from reports.svg import svg_text
 
@@ -37,9 +38,7 @@ def simulation_drawings(document: Document) -> dict[str, Draw]:
         return {}
     drawings: dict[str, Draw] = {"latencies": _latencies, "over-time": _over_time}
     if document.get("autoscaling"):
-        from reports.serving.scaling import scaling_figure
-
-        drawings["autoscaling"] = scaling_figure
+        drawings["autoscaling"] = _autoscaling
     return drawings
 
 
@@ -55,7 +54,7 @@ def sweep_drawings(document: Document) -> dict[str, Draw]:
 
 
 def _latencies(document: Document) -> Figure:
-    figure, grid = canvas(7.6, 5.2, 2, 2)
+    figure, grid = _canvas(7.6, 5.2, 2, 2)
     curves, measured = document["series"]["quantiles"], document.get("measured")
     for axes, (name, label) in zip(grid, LABELS.items(), strict=True):
         _cdf(axes, curves, name, PREDICTED, "predicted")
@@ -85,7 +84,7 @@ def _cdf(axes: Axes, curves: Document, name: str, colour: str, label: str) -> No
 
 
 def _over_time(document: Document) -> Figure:
-    figure, (requests, memory) = canvas(7.6, 4.6, 2, 1)
+    figure, (requests, memory) = _canvas(7.6, 4.6, 2, 1)
     series, measured = document["series"], document.get("measured") or {}
     for name, colour in (("running", PREDICTED), ("waiting", WAITING)):
         requests.plot(series["time"], series[name], color=colour, lw=1.4, label=f"{name}, predicted")
@@ -93,7 +92,7 @@ def _over_time(document: Document) -> Figure:
             requests.plot(measured["time"], measured[name], "o", ms=2.5, mfc="none", color=colour,
                           label=f"{name}, measured")  # fmt: skip
     for axes in (requests, memory):
-        shade_outages(axes, document.get("outages") or [], series["time"][-1])
+        _shade_outages(axes, document.get("outages") or [], series["time"][-1])
     requests.set_ylabel("requests")
     requests.set_ylim(bottom=0)
     requests.set_title(f"{document['name']}: who ran and who waited", loc="left", fontsize=10)
@@ -105,7 +104,38 @@ def _over_time(document: Document) -> Figure:
     return figure
 
 
-def shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
+def _autoscaling(document: Document) -> Figure:
+    """Requests, engines, and P99 of each minute, over time, with outages shaded."""
+    found, figure, panels = document["autoscaling"], *_canvas(7.6, 6.4, 3, 1)
+    load, engines, latency = panels
+    minutes, end = found["minutes"], document["series"]["time"][-1]
+    load.step(minutes["start"], requests_per_second(minutes), where="post", color=PREDICTED, lw=1.2)
+    load.set_ylabel("requests/s")
+    load.set_title(f"{document['name']}: load, engines and P99 by minute", loc="left", fontsize=10)
+    series = document["series"]
+    stack = [series["engines"][name] for name in STATES]
+    engines.stackplot(series["time"], *stack, labels=list(STATES), colors=list(STATES.values()), step="post", lw=0)
+    engines.set_ylabel("engines")
+    engines.legend(fontsize=8, frameon=False, ncols=4, loc="upper left")
+    name = shown_latency(document)
+    values = minutes[f"{name}_p99"]
+    latency.step(minutes["start"], [float("nan") if each is None else each for each in values], where="post",
+                 color=PREDICTED, lw=1.2)  # fmt: skip
+    goal = document["scenario"]["measure"]["slo"].get(name)
+    if goal is not None:
+        latency.axhline(goal, color=MEASURED, lw=1, ls="--")
+        latency.set_yscale("log")
+    latency.set_ylabel(f"P99 {name.upper()}, s")
+    latency.set_xlabel("time, s")
+    for axes in panels:
+        _shade_outages(axes, document.get("outages") or [], end)
+        axes.set_xlim(0, end)
+    for axes in (load, engines):
+        axes.set_ylim(bottom=0)
+    return figure
+
+
+def _shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
     """Shade the time in which an engine was down, as far as it lies within the run."""
     shown = [each for each in outages if each["start"] < end]
     for i, outage in enumerate(shown):
@@ -115,7 +145,7 @@ def shade_outages(axes: Axes, outages: list[Document], end: float) -> None:
 
 def _sweep(document: Document, axis: str, others: list[str]) -> Figure:
     """Throughput, interactivity, TTFT and P99 ITL over one swept field; other fields make lines."""
-    figure, grid = canvas(7.6, 5.2, 2, 2)
+    figure, grid = _canvas(7.6, 5.2, 2, 2)
     drawn: list[tuple[str, Callable[[Document], float | None], str | None]] = [
         ("output tokens/s", lambda summary: summary["output_throughput"], "output_throughput"),
         ("interactivity, tokens/s", lambda summary: _inverse(summary["tpot"]), None),
@@ -197,7 +227,7 @@ def _ms(latency: Document | None, point: str) -> float | None:
     return 1e3 * latency[point] if latency else None
 
 
-def canvas(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+def _canvas(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     grid = figure.subplots(rows, columns, squeeze=False)

@@ -14,7 +14,7 @@ from reports.pages.fields import METRICS, Field, metric_fields, setting_fields
 from reports.pages.fields import POINTS as POINT_MEANINGS
 from reports.pages.frame import whole_page
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
-from reports.serving.scaling import scaling_lines, scaling_parts
+from reports.serving.scaling import scaling_parts
 from reports.serving.table import (
     LATENCIES,
     MEANS,
@@ -25,6 +25,7 @@ from reports.serving.table import (
     error_parts,
     footnote,
     headline,
+    scaling_lines,
     sessions,
     sweep_footnote,
     warnings,

@@ -29,10 +29,11 @@ def simulation_table(document: Document) -> RenderableType:
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
-    if summary.get("autoscaling") or summary.get("outages"):
-        from reports.serving.scaling import scaling_lines
-
-        parts += [Text(text) for text in scaling_lines(summary)]
+    parts += [Text(text) for text in scaling_lines(summary)]
+    if summary.get("shed"):
+        found = summary["shed"]
+        told = f"{found['requests']:g} requests shed ({found['share']:.1%}); {found['retries']:g} were sent again"
+        parts.append(Text(told))
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -65,6 +66,35 @@ def caches(summary: Document) -> list[str]:
         mean, p99 = (milliseconds(summary["kv_load"][point]) for point in ("mean", "p99"))
         lines.append(f"loads take {mean} on average, {p99} at p99")
     return lines
+
+
+def scaling_lines(summary: Document) -> list[str]:
+    """GPU-hours, what they cost, and the minutes in which goals were missed; and latencies around outages."""
+    lines: list[str] = []
+    found = summary.get("autoscaling")
+    if found:
+        hours, cost = found["gpu_hours"], found["cost"]
+        text = f"{found['engine_hours']:,.4g} engine-hours" if hours is None else f"{hours:,.4g} GPU-hours"
+        text += "" if cost is None else f" for {cost:,.2f}"
+        text += "".join(
+            f"; {name}: {pool['mean_engines']:.3g} engines on average, {pool['most_engines']:.0f} at most"
+            for name, pool in found["pools"].items()
+        )
+        text += f"; {found['started']:.0f} started, {found['stopped']:.0f} stopped"
+        if found["missed_minutes"] is not None:
+            text += f"; {found['missed_minutes']:.1%} of minutes missed"
+        lines.append(text)
+    around = summary.get("outages")
+    if around:
+        lines.append("P99 TTFT " + ", ".join(f"{_around(part, around)}" for part in around))
+    return lines
+
+
+def _around(part: str, around: Document) -> str:
+    requests, ttft, share = around[part]["requests"], around[part]["ttft"], around[part].get("goodput_share")
+    name = {"during": "during outages", "after": "after them"}.get(part, part)
+    text = f"{name} {milliseconds(ttft['p99']) if ttft else 'of no request'}"
+    return text + (f" ({share:.1%} of {requests:g} requests within goals)" if share is not None else "")
 
 
 def fairness(summary: Document) -> list[str]:
@@ -279,13 +309,15 @@ def _clients(found: Document, name: str) -> Table:
     table = Table(box=None, header_style="bold", title=f"by {TITLES[name]}", title_justify="left")
     latencies = [latency for latency in LATENCIES if latency != "itl"]
     heads = ("", "requests", *(f"{LATENCIES[each]} {point}" for each in latencies for point in ("mean", "p99")))
-    goals = any("goals_met" in row for row in found.values())
-    for header in (*heads, *(["goals met"] if goals else [])):
+    goals, sheds = (any(key in row for row in found.values()) for key in ("goals_met", "shed_share"))
+    for header in (*heads, *(["goals met"] if goals else []), *(["shed"] if sheds else [])):
         table.add_column(header, justify="right" if header else "left")
     for each, row in found.items():
         values = [milliseconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
         met = row.get("goals_met")
-        table.add_row(each, f"{row['requests']:g}", *values, *(["–" if met is None else f"{met:.1%}"] if goals else []))
+        shares = ["–" if met is None else f"{met:.1%}"] if goals else []
+        shares += [f"{row['shed_share']:.1%}"] if sheds else []
+        table.add_row(each, f"{row['requests']:g}", *values, *shares)
     return table
 
 

@@ -10,7 +10,7 @@ decode pool from there on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +32,8 @@ class Predictor:
 
     Args:
         plan, draw: of the simulation. pool, models, names: the pool, and the models and engines of it.
-        spec: the pool's section. env: for the time. seed: of draws.
+        spec: the pool's section. present: the unfinished requests that the engines have, or wait for one of them.
+        env: for the time. seed: of draws.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Predictor:
         models: Sequence[str],
         names: Sequence[str],
         spec: AutoscalingSpec,
+        present: Callable[[], Iterable[RequestRecord]],
         env: Environment,
         draw: Draw,
         seed: int,
@@ -52,8 +54,8 @@ class Predictor:
         self._env, self._draw, self._seed = env, draw, seed
         self._goals = spec.latency_goals
         self._role = pool.spec.role
+        self._present = present
         self._records: deque[RequestRecord] = deque()  # of the window, in order of arrival
-        self._older: list[RequestRecord] = []  # those that were not finished when they left the window
         self._asked_at = -1.0
         self._load: list[_Coming] = []
         self._found: dict[int, dict[str, float]] = {}
@@ -86,11 +88,7 @@ class Predictor:
         """Let requests that came before the window go."""
         records, start = self._records, self._env.now - self._spec.window
         while records and records[0].request.arrival < start:
-            record = records.popleft()
-            if record.last_token == UNSET:
-                self._older.append(record)
-        if len(self._older) > 2 * len(records) + 100:
-            self._older = [record for record in self._older if record.last_token == UNSET]
+            records.popleft()
 
     def _coming(self) -> list[_Coming]:
         """The requests of a prediction, in order."""
@@ -105,11 +103,8 @@ class Predictor:
             return min(drawn, record.request.max_tokens)
 
         coming: list[_Coming] = []
-        for record in (*self._older, *self._records):
-            begun = record.first_token != UNSET
-            if record.last_token != UNSET or (decodes and not begun) or (self._role == "prefill" and begun):
-                continue
-            tokens = answer(record)
+        for record in self._present():
+            begun, tokens = record.first_token != UNSET, answer(record)
             coming.append(_Coming(0.0, record.request, max(tokens // 2, 2) if begun else tokens, begun, judged=False))
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
         again = sorted((each for each in times if each[0] != UNSET), key=lambda each: (each[0], each[1].request.id))
