@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from latency_models.stages import Stages
 from latency_models.step_time import StepTime
+from scenarios.admission_control import AdmissionControlSpec
 from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.kv_offloading import KVOffloadingSpec
@@ -96,6 +97,7 @@ class EngineSpec(Strict):
             newest.
         speculative_config: speculative decoding; none without it.
         lora_config: the engine's models are LoRA adapters of one. weight_swapping: they share its memory by turns.
+        admission_control: which arriving requests are shed; none without it.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -132,6 +134,7 @@ class EngineSpec(Strict):
     kv_offloading: KVOffloadingSpec | None = None
     lora_config: LoRASpec | None = None
     weight_swapping: WeightSwappingSpec | None = None
+    admission_control: AdmissionControlSpec | None = None
 
     @model_validator(mode="after")
     def _one_kind_of_slots(self) -> EngineSpec:
@@ -226,7 +229,7 @@ class EngineSpec(Strict):
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
-            "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots",
+            "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
         settings |= scheduling_settings(self.scheduling_policy)
@@ -236,6 +239,7 @@ class EngineSpec(Strict):
             offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
             config = EngineConfig(
                 num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading,
+                admission_control=self.admission_control.build() if self.admission_control else None,
                 model_slots=slots, **settings,
             )  # fmt: skip
         except ValueError as error:

@@ -85,6 +85,21 @@ class ServingScenario(Strict):
         return self
 
     @model_validator(mode="after")
+    def _sheds_what_it_may(self) -> ServingScenario:
+        for i, pool in enumerate(self.pools):
+            control = pool.engine.admission_control
+            if control is None:
+                continue
+            field = f"{self.system.section(i, 'engine')}.admission_control"
+            if self.workload.sessions is not None:
+                raise BadInput("expected none: a turn of a session needs the answer before it", field=field)
+            if unknown := [name for name in control.classes if name not in self.workload.service_classes]:
+                known = ", ".join(self.workload.service_classes) or "none"
+                expected = f"expected names of workload.service_classes ({known})"
+                raise BadInput(expected, field=f"{field}.classes", value=unknown[0])
+        return self
+
+    @model_validator(mode="after")
     def _events_of_single_ranks(self) -> ServingScenario:
         for i, pool in enumerate(self.pools):
             if self.system.kv_events is not None and pool.engine.data_parallel_size > 1:

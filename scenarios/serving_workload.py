@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
+from scenarios.admission_control import RetriesSpec
 from scenarios.lengths import LengthSpec, TraceSpec, UniformLengths
 from scenarios.limits import (
     PREFIX_IDS,
@@ -237,6 +238,7 @@ class ServingWorkloadSpec(Strict):
         service_classes: priorities and goals that `tasks` name.
         sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
+        retries: what clients do with a request that is shed; left out, they give up.
     """
 
     requests: Requests | None = None
@@ -250,6 +252,7 @@ class ServingWorkloadSpec(Strict):
     prefixes: PrefixesSpec | None = None
     sessions: SessionsSpec | None = None
     max_tokens: PositiveTokens | None = None
+    retries: RetriesSpec | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> ServingWorkloadSpec:

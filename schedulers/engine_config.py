@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from schedulers import fair_sharing  # noqa: F401  # which registers its policy
+from schedulers.admission_control import AdmissionLimits
 from schedulers.model_slots import SlotsConfig
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
@@ -106,6 +107,7 @@ class EngineConfig:
         scheduling_policy: the order of waiting requests (`schedulers.waiting_queue`). preemption_policy: which sequence
             is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
         scheduling_parameters: of the scheduling policy, by name.
+        admission_control: which arriving requests are shed; None for none.
         kv_reservation: blocks allocated at admission.
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
@@ -131,6 +133,7 @@ class EngineConfig:
     kv_offloading: KVOffloading | None = None
     model_slots: SlotsConfig | None = None
     scheduling_parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    admission_control: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):

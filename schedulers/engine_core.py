@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from schedulers.admission import admit, uncached_prefix_key
+from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
@@ -46,6 +47,7 @@ class EngineCore:
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
         model_slots: the models that the engine holds, None where it holds one or all.
+        admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
         outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
@@ -65,6 +67,8 @@ class EngineCore:
         self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
+        limits = config.admission_control
+        self.admission_control = AdmissionControl(limits) if limits is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
@@ -94,16 +98,19 @@ class EngineCore:
         max_tokens: int | None = None,
         remote_prefill: bool = False,
         hold_blocks: bool = False,
+        never_shed: bool = False,
     ) -> Sequence:
-        """Queue a request. Nothing is decided until the next step, and `now` is not used.
+        """Queue a request. Nothing else is decided until the next step.
 
         Args:
             max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
             remote_prefill: a prefill engine has computed its prompt's cache and its first token.
             hold_blocks: keep its blocks when it has finished, until `release`.
+            never_shed: it was accepted before, by an engine that has failed.
 
         Raises:
             ValueError: an id that is being served, or a request that does not fit even alone.
+            RequestShed: admission control refuses it.
         """
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
@@ -112,8 +119,6 @@ class EngineCore:
         if max_tokens is not None:
             sequence.max_tokens = max_tokens
         self._check_fits(sequence)
-        self._num_submitted += 1
-        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         sequence.hold_blocks = hold_blocks
         if remote_prefill:
             sequence.num_output_tokens = 1
@@ -121,7 +126,14 @@ class EngineCore:
         else:
             if self.scheduling_policy.follows_service:
                 self._note_outputs()
-            self.queues[-1 if one_shot else 0].push(sequence)
+            queue = self.queues[-1 if one_shot else 0]
+            if self.admission_control is not None:
+                if not never_shed:
+                    self.admission_control.check(sequence, getattr(queue, "ahead_of", None), now)
+                self.admission_control.submitted(sequence)
+            queue.push(sequence)
+        self._num_submitted += 1
+        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         self.sequences[request.id] = sequence
         self._admission_blocked = False
         return sequence
@@ -138,6 +150,8 @@ class EngineCore:
         chunks: list[Chunk] = []
         if self._prefilling or (not self._admission_blocked and self._has_queued()):
             self._schedule_prefills(chunks, len(decodes), preempted)
+        if self.admission_control is not None:
+            self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
             return None
         decode_set.advance(1)
@@ -302,6 +316,8 @@ class EngineCore:
             AssertionError: one of these fails; the message has the numbers.
         """
         self.decode_set.check_integrity()
+        if self.admission_control is not None:
+            self.admission_control.check_integrity()
         owners = [*self.sequences.values(), *self.awaiting_transfer]
         owned = [sequence.blocks for sequence in owners]
         if self.kv_tiers is not None:
@@ -465,6 +481,8 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
+            if self.admission_control is not None:
+                self.admission_control.left(sequence)
             if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
                 pass  # its prefix is being loaded: it is in no queue
             elif sequence in self.waiting_for_remote_kv:

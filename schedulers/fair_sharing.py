@@ -172,6 +172,15 @@ class FairQueue:
         self._leave(tenant, line)
         return head
 
+    def ahead_of(self, sequence: Sequence) -> int:
+        """See `KeyQueue.ahead_of`, as tenants will be served if those that wait go on to: by their weights."""
+        tenant, policy = sequence.request.tenant, self.policy
+        line = self._lines.get(tenant)
+        if line is None:
+            return 0
+        weights = sum(policy.account(each).weight for each in self._lines)
+        return min(int(line.ahead_of(sequence) * weights / policy.account(tenant).weight), self.count)
+
     def remove(self, sequence: Sequence) -> None:
         """See `WaitingQueue.remove`."""
         tenant = sequence.request.tenant

@@ -47,6 +47,9 @@ class WaitingQueue(Protocol):
         """Remove a waiting sequence, whose state the caller changes afterwards."""
         ...
 
+    # A queue may also have `ahead_of(sequence)`, the number of waiting sequences that it would serve before one that
+    # has not been pushed, for admission control; see `KeyQueue`.
+
 
 class SchedulingPolicy(Protocol):
     """The order of one engine's waiting sequences.
@@ -152,6 +155,13 @@ class KeyQueue:
         """See `WaitingQueue.pop`."""
         self.count -= 1
         return heappop(self._heap)[1]
+
+    def ahead_of(self, sequence: Sequence) -> int:
+        """The number of waiting sequences that would be served before one that has not been pushed."""
+        if self.sort_key is fcfs:
+            return self.count
+        key = self.sort_key(sequence)
+        return sum(1 for other, each in self._heap if other < key and each.state == WAITING)
 
     def remove(self, sequence: Sequence) -> None:
         """See `WaitingQueue.remove`."""

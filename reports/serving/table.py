@@ -30,6 +30,10 @@ def simulation_table(document: Document) -> RenderableType:
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
     parts += [Text(text) for text in scaling_lines(summary)]
+    if summary.get("shed"):
+        found = summary["shed"]
+        told = f"{found['requests']:g} requests shed ({found['share']:.1%}); {found['retries']:g} were sent again"
+        parts.append(Text(told))
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -305,13 +309,15 @@ def _clients(found: Document, name: str) -> Table:
     table = Table(box=None, header_style="bold", title=f"by {TITLES[name]}", title_justify="left")
     latencies = [latency for latency in LATENCIES if latency != "itl"]
     heads = ("", "requests", *(f"{LATENCIES[each]} {point}" for each in latencies for point in ("mean", "p99")))
-    goals = any("goals_met" in row for row in found.values())
-    for header in (*heads, *(["goals met"] if goals else [])):
+    goals, sheds = (any(key in row for row in found.values()) for key in ("goals_met", "shed_share"))
+    for header in (*heads, *(["goals met"] if goals else []), *(["shed"] if sheds else [])):
         table.add_column(header, justify="right" if header else "left")
     for each, row in found.items():
         values = [milliseconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
         met = row.get("goals_met")
-        table.add_row(each, f"{row['requests']:g}", *values, *(["–" if met is None else f"{met:.1%}"] if goals else []))
+        shares = ["–" if met is None else f"{met:.1%}"] if goals else []
+        shares += [f"{row['shed_share']:.1%}"] if sheds else []
+        table.add_row(each, f"{row['requests']:g}", *values, *shares)
     return table
 
 

@@ -40,7 +40,9 @@ SESSION_UNITS = {
 }
 """Units of the metrics of sessions, by the second part of their names."""
 
-CLIENT_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goals_met": SHARE, "service": TOKENS}
+CLIENT_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goals_met": SHARE, "service": TOKENS,
+    "shed": REQUESTS, "shed_share": SHARE,
+}  # fmt: skip
 """Units of the metrics of service classes and tenants, by the third part of their names."""
 
 

@@ -14,7 +14,7 @@ from scenarios.scheduling import SchedulingSpec
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns
 from twin.serving.simulation import Run
-from twin.serving.summary import LATENCIES, in_measured_window, request_latency
+from twin.serving.summary import LATENCIES, in_measured_window, request_latency, shed_in_window
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -41,14 +41,19 @@ def summarise_clients(run: Run, plan: ServingPlan) -> dict[str, Any]:
     counted = in_measured_window(columns, plan.scenario.measure)
     if any(classes):
         summary["service_classes"] = {
-            name or NONE: _of(latencies, counted & _are(columns, 0, name), specs[name].goals if name else {})
+            name or NONE: _of(
+                latencies,
+                counted & _are(columns, 0, name),
+                specs[name].goals if name else {},
+                _num_shed(run, plan, 0, name),
+            )
             for name in classes
         }
     if any(tenants):
         weights = _weights(plan.pools[0].spec.engine)
         service = np.array([weights[0], weights[1]]) @ _tokens(columns)
         summary["tenants"] = {
-            name or NONE: _of(latencies, (mask := counted & _are(columns, 1, name)), {})
+            name or NONE: _of(latencies, (mask := counted & _are(columns, 1, name)), {}, _num_shed(run, plan, 1, name))
             | {"service": float(service[mask].sum())}
             for name in tenants
         }
@@ -64,9 +69,21 @@ def _are(columns: Columns, part: int, name: str) -> Mask:
     return mask
 
 
-def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float]) -> dict[str, Any]:
-    """The count and the latencies of some requests, and the share that met all goals."""
-    found: dict[str, Any] = {"requests": int(mask.sum())}
+def _num_shed(run: Run, plan: ServingPlan, part: int, name: str) -> int | None:
+    """Requests of a class (part 0) or a tenant (part 1) that were shed; None without admission control."""
+    if run.shed is None:
+        return None
+    of = np.array([client[part] == name for client in run.shed.clients])
+    counted = shed_in_window(run.shed, plan.scenario.measure)
+    return int((counted & of[np.array(run.shed.client, dtype=np.int64)]).sum())
+
+
+def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float], shed: int | None) -> dict[str, Any]:
+    """The count and the latencies of some requests, and the share that met all goals; none that was shed did."""
+    finished = int(mask.sum())
+    found: dict[str, Any] = {"requests": finished}
+    if shed is not None:
+        found |= {"shed": shed, "shed_share": shed / (shed + finished) if shed + finished else 0.0}
     nothing = dict.fromkeys(("mean", *(f"p{point}" for point in PERCENTILES)))
     for name, values in latencies.items():
         chosen = values[mask]
@@ -75,7 +92,8 @@ def _of(latencies: dict[str, Floats], mask: Mask, goals: dict[str, float]) -> di
         met = np.ones(int(mask.sum()), dtype=np.bool_)
         for name, limit in goals.items():
             met &= ~(latencies[name][mask] > limit)  # an answer without gaps has no TPOT to miss
-        found["goals_met"] = float(met.mean()) if len(met) else None
+        offered = finished + (shed or 0)
+        found["goals_met"] = float(met.sum()) / offered if offered else None
     return found
 
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from latency_models.step_time import StepTime
+from schedulers.admission_control import RequestShed
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import CacheObserver
@@ -34,6 +35,8 @@ from workloads.errors import BadInput
 from workloads.request import Request
 
 Finished = Callable[[RequestRecord, Sequence], None]
+
+Shed = Callable[[RequestRecord, RequestShed], None]
 
 Watch = Callable[["Engine", Batch, float, float], None]
 """Called with the engine, a step that it has just begun, and the step's start and end, seconds. It must not change
@@ -71,6 +74,7 @@ class Engine:
         tier_links: as given.
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
+        on_shed: called with the record of each request that its scheduler sheds, and why.
     """
 
     def __init__(
@@ -97,6 +101,8 @@ class Engine:
         self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
+        self.on_shed: Shed = lambda record, shed: None
+        self._sheds = any(core.admission_control is not None for core in self.cores)
         self.foresight: Foresight | None = None
         self.failed = False
         self.stage_busy: list[float] = []
@@ -160,6 +166,8 @@ class Engine:
 
     def _next_visit_tells(self) -> bool:
         """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
+        if self._sheds and self._inbox:
+            return True
         for _, request, max_tokens, _, _ in self._inbox:
             if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
                 return True
@@ -514,8 +522,13 @@ class Engine:
         for record, request, max_tokens, remote_prefill, hold_blocks in self._inbox:
             try:
                 sequence = self.core.submit(
-                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
-                )
+                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks,
+                    never_shed=record.attempts > 0,
+                )  # fmt: skip
+            except RequestShed as shed:
+                self.backlog.withdraw(now)
+                self.on_shed(record, shed)
+                continue
             except ValueError as error:
                 raise BadInput(str(error), field="engine.num_gpu_blocks") from None
             sequence.payload = record

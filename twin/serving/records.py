@@ -59,19 +59,21 @@ class RequestRecord:
         queued: when an engine's scheduler got it. scheduled: when its first step began. first_token, last_token: when
             the steps ended that computed these tokens.
         output_tokens: tokens of the answer. cached_tokens: prompt tokens supplied by the prefix cache.
+        retries: how often its client sent it again after it was shed.
         preemptions: how often it was preempted. attempts: how many engines failed while they served it.
         replica: name of the engine that finished it. delivered: output tokens that earlier engines computed.
     """
 
     __slots__ = (
         "answer_tokens", "attempts", "cached_tokens", "delivered", "first_token", "last_token", "output_tokens",
-        "preemptions", "queued", "replica", "request", "scheduled",
+        "preemptions", "queued", "replica", "request", "retries", "scheduled",
     )  # fmt: skip
 
     def __init__(self, request: Request, answer_tokens: int) -> None:
         self.request, self.answer_tokens = request, answer_tokens
         self.queued = self.scheduled = self.first_token = self.last_token = UNSET
         self.output_tokens = self.cached_tokens = self.preemptions = self.attempts = self.delivered = 0
+        self.retries = 0
         self.replica = ""
 
 

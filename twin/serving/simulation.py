@@ -12,6 +12,7 @@ import numpy as np
 
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
+from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.clients import ClosedLoop, OpenLoop
@@ -25,6 +26,7 @@ from twin.serving.randomness import Draw
 from twin.serving.records import Columns, Counters, EngineLog, RequestRecord, Sink, StepIntegral, StepKeeper
 from twin.serving.session_clients import ClosedSessions, OpenSessions
 from twin.serving.session_log import SessionLog
+from twin.serving.shedding import Retries, ShedLog
 from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
 from twin.serving.system import System
@@ -81,6 +83,7 @@ class Run:
         sessions: the finished sessions; None for a workload without sessions.
         prefix_reuse: the prompts, if the scenario measures prefix caches.
         scaling: the engines over time of each group that is autoscaled.
+        shed: the requests that were shed; None without admission control.
     """
 
     columns: Columns
@@ -91,6 +94,7 @@ class Run:
     sessions: SessionLog | None = None
     prefix_reuse: PrefixReuse | None = None
     scaling: list[ScalingLog] | None = None
+    shed: ShedLog | None = None
 
     @property
     def logs(self) -> list[EngineLog]:
@@ -162,6 +166,13 @@ class Simulation:
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
         self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
+        self.shed: ShedLog | None = None
+        if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
+            self.shed, self.system.on_shed = ShedLog(plan.clients), self._shed
+        retries = scenario.workload.retries
+        self._retries = Retries(
+            retries.attempts if retries else 0, retries.jitter if retries else 0.0, for_clients.spawn(1)[0]
+        )
         engines = {engine.name: engine for engine in self.system.engines()}
         self.outages = [
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
@@ -169,7 +180,7 @@ class Simulation:
         ]
         self.autoscaling = self._autoscaling(draw, replication) if scenario.system.autoscaling else None
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
-        if watch is None:
+        if watch is None and (self.shed is None or not self._retries.attempts):
             _foresee(plan, self.system, self.clients)
 
     def run(self) -> Run:
@@ -187,7 +198,9 @@ class Simulation:
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
         links, reuse = _named_links(system), self.prefix_reuse
         scaling = None if self.autoscaling is None else self.autoscaling.logs
-        return Run(self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling)
+        return Run(
+            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
+        )
 
     def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
         from twin.serving.autoscaling import Autoscaling
@@ -207,13 +220,27 @@ class Simulation:
             self.prefix_reuse.add(record)
         self.clients.finished(record)
 
+    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
+        log, now = self.shed, self.environment.now
+        assert log is not None, "engines shed requests only with admission control"
+        log.reasons[shed.reason] += 1
+        wait = self._retries.wait(record, shed.retry_after)
+        if wait is not None:
+            log.retries += 1
+            self.system.submit_again(record, wait)
+            return
+        self.population.set(now, self.population.value - 1)
+        log.add(record, now)
+        self.clients.finished(record)
+
     def _keep_steps(self) -> None:
         self._keep(engine.log for engine in self.system.engines())
 
     def _check(self) -> None:
-        finished = len(self.columns.arrival)
-        if finished != self.plan.requests:
-            raise AssertionError(f"expected {self.plan.requests} finished requests, found {finished}")
+        finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
+        if finished + shed != self.plan.requests:
+            expected = f"expected {self.plan.requests} finished or shed requests"
+            raise AssertionError(f"{expected}, found {finished} and {shed}")
         check_engines(self.system.engines())
 
 
@@ -267,7 +294,7 @@ def _clients(
 
 def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | OpenSessions | ClosedSessions) -> None:
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
-    no request that follows an answer, and none that is still being routed.
+    no request that follows an answer or is sent again, and none that is still being routed.
 
     An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers. An autoscaler
     looks at engines at any time.

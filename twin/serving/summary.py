@@ -16,6 +16,7 @@ from twin.serving.overload import describe_overload, first_overload
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
 from twin.serving.session_summary import summarise_sessions
+from twin.serving.shedding import ShedLog
 from twin.serving.simulation import EngineAtEnd, Run
 from twin.serving.speculation import speculation_summary
 from twin.serving.tier_links import CopyLink
@@ -57,10 +58,27 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if speculating:
         document["speculation"] = speculation_summary(speculating)
     document |= _tiers(run)
+    if run.shed is not None:
+        document["shed"] = _shed(run.shed, measure, document["requests"])
     if run.prefix_reuse is not None:
         document["prefix_cache"] = run.prefix_reuse.summary()
     document["littles_law_error"] = _littles_law(run)
     return document
+
+
+def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
+    """Requests that were shed for good in the measured window, their share of all, and those that were sent again."""
+    shed = int(shed_in_window(log, measure).sum())
+    return {"requests": shed, "share": shed / (shed + finished) if shed + finished else 0.0, "retries": log.retries}
+
+
+def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that were shed for good in the measured window."""
+    ended = _floats(log.ended)
+    counted: Mask = ended >= measure.after
+    if measure.before is not None:
+        counted &= ended < measure.before
+    return counted
 
 
 def engine_summaries(run: Run) -> list[dict[str, Any]]:
@@ -290,6 +308,8 @@ def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
 def _littles_law(run: Run) -> float:
     """Relative difference between ∫ L dt, counted at arrivals and departures, and the sum of times in the system."""
     times = float((_floats(run.columns.last_token) - _floats(run.columns.arrival)).sum())
+    if run.shed is not None:
+        times += float((_floats(run.shed.ended) - _floats(run.shed.arrival)).sum())
     return abs(run.population - times) / times if times else 0.0
 
 

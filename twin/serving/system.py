@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 import simpy
 from simpy.events import Event, Process
 
+from schedulers.admission_control import RequestShed
 from schedulers.load_tree import LoadTree
 from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
@@ -78,6 +79,7 @@ class System:
         on_arrival, on_finish: called with the record of every request that arrives, and of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
             transfer.
+        on_shed: called with the record of every request that an engine sheds, and why.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class System:
         self.on_finish: Callable[[RequestRecord], None] = lambda record: None
         self.on_outage: Callable[[Engine], None] = lambda engine: None
         self.on_release: Callable[[Engine], None] = lambda engine: None
+        self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
         self._route_seconds, self._deliver, self._hand_over = route, deliver, hand_over
         self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
@@ -102,6 +105,7 @@ class System:
         for pool in self.pools():
             for engine in pool.engines:
                 engine.on_finish = self._finished
+                engine.on_shed = self._shed
         if decode_pools:
             for pool in prefill_pools.values():
                 for engine in pool.engines:
@@ -123,9 +127,16 @@ class System:
         else:
             self._route(record, late=late)
 
-    def _routed(self, record: RequestRecord) -> Generator[Event, object, None]:
-        """Route a request after the frontend's work."""
-        yield self.env.at(self.env.now + self._route_seconds, Priority.ARRIVAL)
+    def submit_again(self, record: RequestRecord, wait: float) -> None:
+        """Route a request that was shed, `wait` seconds from now; it has arrived before."""
+        self.env.process(self._routed(record, wait))
+
+    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
+        self.on_shed(record, shed)
+
+    def _routed(self, record: RequestRecord, wait: float = 0.0) -> Generator[Event, object, None]:
+        """Route a request after some time and the frontend's work."""
+        yield self.env.at(self.env.now + wait + self._route_seconds, Priority.ARRIVAL)
         self._route(record)
 
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
