@@ -22,7 +22,7 @@ from workloads.errors import BadInput
 Document = dict[str, Any]
 
 SPAN = "llm_request"
-FIRST, WHOLE = "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e"
+TTFT, E2E = "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e"
 QUEUE, PREFILL = "gen_ai.latency.time_in_queue", "gen_ai.latency.time_in_model_prefill"
 PROMPT, ANSWER = "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens"
 
@@ -44,17 +44,17 @@ def record_spans(file: Path, output: Path) -> RunWriter:
         fields = _attributes(span)
         identity = str(fields.get("gen_ai.request.id") or span.get("spanId"))
         arrival = int(span["startTimeUnixNano"]) / 1e9
-        missing = [name for name in (FIRST, WHOLE, PROMPT, ANSWER) if not isinstance(fields.get(name), int | float)]
-        if missing or not 0 < fields[FIRST] <= fields[WHOLE] or fields[ANSWER] < 1:
+        missing = [name for name in (TTFT, E2E, PROMPT, ANSWER) if not isinstance(fields.get(name), int | float)]
+        if missing or not 0 < fields[TTFT] <= fields[E2E] or fields[ANSWER] < 1:
             why = f"no {missing[0]}" if missing else "no token came, or its times are out of order"
             writer.skip(identity, arrival, why)
             continue
-        first = arrival + fields[FIRST]
-        inside = fields[QUEUE] + fields[PREFILL] if {QUEUE, PREFILL} <= fields.keys() else fields[FIRST]
+        first = arrival + fields[TTFT]
+        inside = fields[QUEUE] + fields[PREFILL] if {QUEUE, PREFILL} <= fields.keys() else fields[TTFT]
         writer.add_row({
             "request_id": identity, "input_toks": fields[PROMPT], "output_toks": fields[ANSWER],
-            "arrival_time": arrival, "queued_ts": first - min(inside, fields[FIRST]), "first_token_ts": first,
-            "last_token_ts": arrival + fields[WHOLE],
+            "arrival_time": arrival, "queued_ts": first - min(inside, fields[TTFT]), "first_token_ts": first,
+            "last_token_ts": arrival + fields[E2E],
         })  # fmt: skip
     writer.close()
     return writer
