@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
 from schedulers.batches import Batch
 from schedulers.lockstep import GroupBatch
@@ -49,6 +50,17 @@ class StepTime(Protocol):
 
         Args:
             runs: (decodes, kv, longest) of each rank, as in `decode_seconds`; an idle rank has 0 decodes.
+        """
+        ...
+
+    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
+        """Duration of one step in each pipeline stage, given the share of the layers that each has."""
+        ...
+
+    def send_seconds(self, tokens: int) -> float | None:
+        """Duration of the message of `tokens` rows from one pipeline stage to the next.
+
+        None where the source does not know it.
         """
         ...
 
@@ -129,6 +141,14 @@ class StepTimeModel(ABC):
         gathered = sum(decodes for decodes, _, _ in runs)
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
+
+    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
+        """See `StepTime.stage_seconds`. The whole step is taken to be that of alike layers."""
+        return split(self.seconds(batch), shares)
+
+    def send_seconds(self, tokens: int) -> float | None:
+        """See `StepTime.send_seconds`."""
+        return None
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`."""

@@ -55,6 +55,11 @@ def idle_ratio(busy: float, instances: int, total: float) -> float:
     return 1.0 - busy / (instances * total)
 
 
+def jain_index(values: Floats) -> float:
+    """Jain's index of fairness, (Σx)² / (n Σx²): 1 if all are equal, 1/n if one has everything."""
+    return float(values.sum() ** 2 / (len(values) * (values**2).sum()))
+
+
 PERCENTILES = (50, 90, 95, 99)
 """Percentiles of every reported latency."""
 

@@ -10,20 +10,24 @@ from typing import Annotated, ClassVar
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
+from latency_models.stages import Stages
 from latency_models.step_time import StepTime
+from scenarios.admission_control import AdmissionControlSpec
 from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.kv_offloading import KVOffloadingSpec
-from scenarios.limits import BlockTokens, Engines, KVBlocks, Sequences, StepTokens
+from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
+from scenarios.pipeline import PipelineSpec
 from scenarios.registered import registered
+from scenarios.scheduling import Scheduling, scheduling_settings
 from scenarios.speculation import SpeculativeSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
+from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
-from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
 
@@ -43,8 +47,9 @@ class SchedulerPlan:
     Attributes:
         config: the scheduler's settings.
         chunking: the chunk policy beside them, or None. step_time: the model whose table it may use.
-        depth: steps that may be under way at a time: 2 with async scheduling, else 1.
+        depth: steps that may be under way at a time: 2 with async scheduling, one a stage of a pipeline, else 1.
         speculation: speculative decoding, or None.
+        stages: of a pipeline, each of which has a batch of its own; None without one.
     """
 
     config: EngineConfig
@@ -52,6 +57,7 @@ class SchedulerPlan:
     step_time: StepTime | None = None
     depth: int = 1
     speculation: SpeculativeSpec | None = None
+    stages: Stages | None = None
 
     def chunk_policy(self) -> ChunkPolicy | None:
         """A new chunk policy: each engine has its own.
@@ -63,6 +69,8 @@ class SchedulerPlan:
 
     def make_core(self, make_cache: type[KVCache] = KVCache) -> EngineCore:
         """A new scheduler. `make_cache` makes its KV cache."""
+        if self.stages is not None:
+            return PipelinedEngineCore(self.config, len(self.stages.layers), self.chunk_policy(), make_cache)
         if self.speculation is None:
             return EngineCore(self.config, self.chunk_policy(), make_cache)
         drafts, most = self.speculation.policy(self.step_time), self.speculation.num_speculative_tokens
@@ -77,6 +85,8 @@ class EngineSpec(Strict):
             if the step times know model and memory (roofline).
         data_parallel_size: ranks that step together, each with these settings and memory of its own: replicas of the
             attention of a mixture of experts whose experts are spread over all of them. 1: none.
+        pipeline_parallel_size: stages with a part of the layers each, and as many batches in flight. pipeline: the
+            layers of each stage and the link between them.
         async_scheduling: schedule a step while the one before still runs.
         chunking: a chunk policy beside the token budget. one_shot: budgets of the one-shot class; without them,
             one-shot requests are scheduled like all others.
@@ -84,6 +94,7 @@ class EngineSpec(Strict):
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
         speculative_config: speculative decoding; none without it.
+        admission_control: which arriving requests are shed; none without it.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -107,15 +118,18 @@ class EngineSpec(Strict):
     enable_prefix_caching: bool = True
     cache_blocks_on: CacheBlocksOn = "scheduled"
     in_batch_prefix_caching: bool = False
-    scheduling_policy: Annotated[str, registered(SCHEDULING_POLICIES)] = "fcfs"
+    scheduling_policy: Scheduling = "fcfs"
     preemption_policy: Annotated[str, registered(PREEMPTION_POLICIES)] | None = None
     kv_reservation: KVReservation = "chunk"
     data_parallel_size: Engines = 1
+    pipeline_parallel_size: PipelineStages = 1
+    pipeline: PipelineSpec | None = None
     async_scheduling: bool = False
     chunking: ChunkingSpec | None = None
     one_shot: OneShotSpec | None = None
     speculative_config: SpeculativeSpec | None = None
     kv_offloading: KVOffloadingSpec | None = None
+    admission_control: AdmissionControlSpec | None = None
 
     @model_validator(mode="after")
     def _speculates_step_by_step(self) -> EngineSpec:
@@ -125,6 +139,20 @@ class EngineSpec(Strict):
             raise ValueError("expected async_scheduling false with speculative_config: a step's outputs size the next")
         if self.data_parallel_size > 1:
             raise ValueError("expected data_parallel_size 1 with speculative_config: ranks draft for themselves")
+        return self
+
+    @model_validator(mode="after")
+    def _one_batch_a_stage(self) -> EngineSpec:
+        if self.pipeline_parallel_size == 1:
+            if self.pipeline is not None:
+                raise ValueError("expected no pipeline with pipeline_parallel_size 1")
+            return self
+        for name in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks"):
+            if value := getattr(self, name):
+                found = value if isinstance(value, int) else "a section"
+                raise ValueError(f"expected no {name} with pipeline_parallel_size above 1, found {found}")
+        if self.data_parallel_size > 1:
+            raise ValueError("expected data_parallel_size 1 with pipeline_parallel_size above 1")
         return self
 
     @model_validator(mode="after")
@@ -139,6 +167,7 @@ class EngineSpec(Strict):
         speculates = self.speculative_config
         return (
             bool(self.chunking)
+            or self.pipeline_parallel_size > 1
             or bool(speculates and speculates.drafts.policy == "goodput")
             or (self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None)
         )
@@ -161,20 +190,29 @@ class EngineSpec(Strict):
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
-            "num_gpu_blocks", "one_shot", "kv_offloading",
+            "num_gpu_blocks", "one_shot", "kv_offloading", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
+        settings |= scheduling_settings(self.scheduling_policy)
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size
             offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
             config = EngineConfig(
-                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading, **settings
-            )
+                num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading,
+                admission_control=self.admission_control.build() if self.admission_control else None, **settings
+            )  # fmt: skip
         except ValueError as error:
             raise BadInput(str(error), field="engine") from None
-        depth = 2 if self.async_scheduling else 1
-        plan = SchedulerPlan(config, self.chunking, step_time, depth, self.speculative_config)
+        stages = None
+        if self.pipeline_parallel_size > 1:
+            section = self.pipeline or PipelineSpec()
+            if section.layers is not None and self.num_gpu_blocks is None:
+                expected = "expected num_gpu_blocks beside it: the memory of step times is that of vLLM's own division"
+                raise BadInput(expected, field="engine.pipeline.layers", value=section.layers)
+            stages = section.build(self.pipeline_parallel_size, step_time)
+        depth = 2 if self.async_scheduling else self.pipeline_parallel_size
+        plan = SchedulerPlan(config, self.chunking, step_time, depth, self.speculative_config, stages)
         plan.chunk_policy()  # whose parameters may be refused
         if self.speculative_config is not None:
             self.speculative_config.policy(step_time)

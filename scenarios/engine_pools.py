@@ -10,7 +10,7 @@ from scenarios.engine import SchedulerPlan
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario, check_scenario
-from scenarios.single_engine import check_live_tiers
+from scenarios.single_engine import check_live_tiers, check_one_stage
 from workloads.errors import BadInput
 
 
@@ -44,6 +44,7 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
         if spec.engine.async_scheduling:
             expected = "expected false: live engines in processes of their own schedule no step ahead"
             raise BadInput(expected, field=f"{section}.async_scheduling", value=True, file=path)
+        check_one_stage(spec.engine, section, path)
         check_live_tiers(spec.engine, section, path)
         if spec.engine.speculative_config is not None:
             expected = "expected none: live engines in processes of their own do not speculate"

@@ -85,6 +85,21 @@ class ServingScenario(Strict):
         return self
 
     @model_validator(mode="after")
+    def _sheds_what_it_may(self) -> ServingScenario:
+        for i, pool in enumerate(self.pools):
+            control = pool.engine.admission_control
+            if control is None:
+                continue
+            field = f"{self.system.section(i, 'engine')}.admission_control"
+            if self.workload.sessions is not None:
+                raise BadInput("expected none: a turn of a session needs the answer before it", field=field)
+            if unknown := [name for name in control.classes if name not in self.workload.service_classes]:
+                known = ", ".join(self.workload.service_classes) or "none"
+                expected = f"expected names of workload.service_classes ({known})"
+                raise BadInput(expected, field=f"{field}.classes", value=unknown[0])
+        return self
+
+    @model_validator(mode="after")
     def _events_of_single_ranks(self) -> ServingScenario:
         for i, pool in enumerate(self.pools):
             if self.system.kv_events is not None and pool.engine.data_parallel_size > 1:
@@ -93,10 +108,34 @@ class ServingScenario(Strict):
                 raise BadInput(expected, field=field, value=pool.engine.data_parallel_size)
         return self
 
+    @model_validator(mode="after")
+    def _autoscaled_pools(self) -> ServingScenario:
+        pools = {pool.name: pool for pool in self.system.expand(self.engine, self.step_time)}
+        for name, spec in (self.system.autoscaling or {}).items():
+            if name not in pools:
+                raise BadInput(f"expected a pool: {', '.join(pools)}", field=f"system.autoscaling.{name}")
+            pool, field = pools[name], f"system.autoscaling.{name}"
+            if not spec.min_replicas <= pool.replicas <= spec.max_replicas:
+                expected = f"expected the pool to begin with {spec.min_replicas} to {spec.max_replicas} replicas"
+                raise BadInput(expected, field=field, value=pool.replicas)
+            known = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
+            for goal in spec.latency_goals:
+                if goal.metric not in known:
+                    expected = f"expected goals of {' and '.join(known)} for engines of role {pool.role}"
+                    raise BadInput(expected, field=f"{field}.goals", value=goal.name)
+        return self
+
     @property
     def pools(self) -> list[PoolSpec]:
-        """The pools of engines, those that prefill first, for every form of the `system` section."""
-        return self.system.expand(self.engine, self.step_time)
+        """The pools of engines, those that prefill first, for every form of the `system` section.
+
+        A pool that is autoscaled has as many replicas as it may have at most.
+        """
+        pools, scaled = self.system.expand(self.engine, self.step_time), self.system.autoscaling or {}
+        return [
+            pool.model_copy(update={"replicas": scaled[pool.name].max_replicas}) if pool.name in scaled else pool
+            for pool in pools
+        ]
 
     @property
     def model_names(self) -> list[str]:

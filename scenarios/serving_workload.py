@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
+from scenarios.admission_control import RetriesSpec
 from scenarios.lengths import LengthSpec, TraceSpec, UniformLengths
 from scenarios.limits import (
     PREFIX_IDS,
@@ -20,6 +22,7 @@ from scenarios.limits import (
     PrefixGroups,
     Requests,
 )
+from scenarios.scheduling import ServiceClassSpec
 from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
 from workloads.errors import BadInput
@@ -189,13 +192,19 @@ def _check_prompt_ids(tokens: float, prefixes: PrefixesSpec) -> None:
 
 
 class TaskSpec(Strict):
-    """A kind of request: its share by `weight`, its prompts, and its answers where it has any."""
+    """A kind of request: its share by `weight`, its prompts, and its answers where it has any.
+
+    Attributes:
+        priority: smaller goes first; with a `service_class`, that of the class. tenant: whose requests these are.
+    """
 
     task: Literal["generate", "classify", "embed", "score", "rerank", "prompt_logprobs"]
     weight: PositiveFloat
     prefill: LengthSpec
     decode: LengthSpec | None = None
     priority: int = 0
+    service_class: str | None = None
+    tenant: str = ""
 
     @model_validator(mode="after")
     def _answers(self) -> TaskSpec:
@@ -203,11 +212,15 @@ class TaskSpec(Strict):
             raise ValueError("expected decode, the lengths of answers, for the task generate and for no other")
         return self
 
-    def build(self) -> TaskShare:
-        """The share of a mix."""
+    def build(self, classes: Mapping[str, ServiceClassSpec]) -> TaskShare:
+        """The share of a mix, given the classes by name."""
         prompts = self.prefill.build()
         lengths = Independent(prompts, self.decode.build()) if self.decode else prompts
-        return TaskShare(self.task, self.weight, lengths, self.priority)
+        if self.service_class is None:
+            return TaskShare(self.task, self.weight, lengths, self.priority, self.tenant)
+        spec = classes[self.service_class]
+        goal = math.inf if spec.ttft is None else spec.ttft
+        return TaskShare(self.task, self.weight, lengths, spec.priority, self.tenant, self.service_class, goal)
 
 
 class ServingWorkloadSpec(Strict):
@@ -216,20 +229,24 @@ class ServingWorkloadSpec(Strict):
     Attributes:
         requests: their number; by default that of the trace.
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
+        service_classes: priorities and goals that `tasks` name.
         sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
+        retries: what clients do with a request that is shed; left out, they give up.
     """
 
     requests: Requests | None = None
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None
     tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
+    service_classes: dict[str, ServiceClassSpec] = Field(default_factory=dict)
     trace: TraceSpec | None = None
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
     models: ModelsSpec = Field(default_factory=ModelsSpec)
     prefixes: PrefixesSpec | None = None
     sessions: SessionsSpec | None = None
     max_tokens: PositiveTokens | None = None
+    retries: RetriesSpec | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> ServingWorkloadSpec:
@@ -248,6 +265,20 @@ class ServingWorkloadSpec(Strict):
         if self.prefixes is not None and self.prefixes.cache_suffix:
             for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
                 _check_prompt_ids(spec.high if isinstance(spec, UniformLengths) else spec.mean, self.prefixes)
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_there(self) -> ServingWorkloadSpec:
+        for i, task in enumerate(self.tasks or []):
+            name = task.service_class
+            if name is None:
+                continue
+            if name not in self.service_classes:
+                expected = f"expected one of workload.service_classes ({', '.join(self.service_classes) or 'none'})"
+                raise BadInput(expected, field=f"tasks.{i}.service_class", value=name)
+            if task.priority:
+                expected = f"expected none: that of service_classes.{name} holds"
+                raise BadInput(expected, field=f"tasks.{i}.priority", value=task.priority)
         return self
 
     def read_trace(self, base: Path) -> Trace | None:
@@ -340,7 +371,7 @@ class ServingWorkloadSpec(Strict):
                 return trace.pairs().independent()
             return trace.pairs() if trace.prefix_blocks is None else trace
         if self.tasks is not None:
-            return TaskMix([spec.build() for spec in self.tasks])
+            return TaskMix([spec.build(self.service_classes) for spec in self.tasks])
         assert self.prefill is not None
         assert self.decode is not None
         return Independent(self.prefill.build(), self.decode.build())

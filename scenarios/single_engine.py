@@ -31,6 +31,7 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     if engine.data_parallel_size > 1:
         expected = "expected 1: a server runs one engine, without data-parallel ranks"
         raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
+    check_one_stage(engine, "engine", path)
     check_live_tiers(engine, "engine", path)
     num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
     if num_engines > 1 or "routing" in system.model_fields_set:
@@ -40,6 +41,18 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     workload = scenario.workload.build(scenario.workload.read_trace(base))
     step_time = pools[0].step_time.build(base) if engine.needs_step_time else None
     return engine.build(base, workload.prefix_block_tokens, step_time)
+
+
+def check_one_stage(engine: EngineSpec, section: str, path: Path) -> None:
+    """Refuse pipeline stages, which a live engine does not have. `section`: the name of the engine's settings.
+
+    Raises:
+        BadInput: more stages than one.
+    """
+    if engine.pipeline_parallel_size > 1:
+        expected = "expected 1: a live engine has all layers on one device"
+        field = f"{section}.pipeline_parallel_size"
+        raise BadInput(expected, field=field, value=engine.pipeline_parallel_size, file=path)
 
 
 def check_live_tiers(engine: EngineSpec, section: str, path: Path) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from latency_models.io.config_io import Strict, checked
 from latency_models.sources.registry import StepTimeSpec
+from scenarios.autoscaling import Autoscaling
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
 from scenarios.pools import PoolSpec, Serves
@@ -62,12 +63,14 @@ class SystemSpec(Strict):
 
     Attributes:
         routing: the router before each pool. kv_events: how routers know of prefix caches; None: as they are.
+        autoscaling: of pools whose number of engines changes, by name.
     """
 
     layout: str
     routing: Routing = "least_loaded"
     frontend: FrontendSpec = Field(default_factory=FrontendSpec)
     kv_events: KVEventsSpec | None = None
+    autoscaling: Autoscaling | None = None
 
     @abstractmethod
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:

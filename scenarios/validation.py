@@ -144,6 +144,9 @@ class ValidationScenario(Strict):
         if self.engine.speculative_config is not None:
             expected = "expected none: the acceptance of drafts depends on the text, and prompts here are random"
             raise BadInput(expected, field="engine.speculative_config")
+        if self.engine.pipeline_parallel_size > 1:
+            expected = "expected 1: a live engine has all layers on one device"
+            raise BadInput(expected, field="engine.pipeline_parallel_size", value=self.engine.pipeline_parallel_size)
         if self.engine.async_scheduling and self.machine_speed:
             expected = "expected off with engine.async_scheduling: no time is left between steps"
             raise BadInput(expected, field="machine_speed")

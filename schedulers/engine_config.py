@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
+from schedulers import fair_sharing  # noqa: F401  # which registers its policy
+from schedulers.admission_control import AdmissionLimits
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
 from schedulers.waiting_queue import SCHEDULING_POLICIES
@@ -102,6 +105,8 @@ class EngineConfig:
             until it has computed the prefix (Prelude 3; SGLang's term).
         scheduling_policy: the order of waiting requests (`schedulers.waiting_queue`). preemption_policy: which sequence
             is preempted first (`schedulers.preemption`); None: lowest_priority under the policy priority, else newest.
+        scheduling_parameters: of the scheduling policy, by name.
+        admission_control: which arriving requests are shed; None for none.
         kv_reservation: blocks allocated at admission.
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
@@ -124,6 +129,8 @@ class EngineConfig:
     kv_reservation: KVReservation = "chunk"
     one_shot: OneShotBudget | None = None
     kv_offloading: KVOffloading | None = None
+    scheduling_parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    admission_control: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "prefix_id_tokens"):

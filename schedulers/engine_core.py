@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from schedulers.admission import admit, uncached_prefix_key
+from schedulers.admission_control import AdmissionControl
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch, OneShotBatch
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
@@ -44,6 +45,7 @@ class EngineCore:
             holds none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
+        admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
         outstanding_tokens: prompt tokens plus `max_tokens` of all unfinished requests; routers balance it.
@@ -61,7 +63,9 @@ class EngineCore:
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
         self.decode_set = DecodeSet(config.block_size)
-        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)()
+        self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
+        limits = config.admission_control
+        self.admission_control = AdmissionControl(limits) if limits is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
@@ -91,16 +95,19 @@ class EngineCore:
         max_tokens: int | None = None,
         remote_prefill: bool = False,
         hold_blocks: bool = False,
+        never_shed: bool = False,
     ) -> Sequence:
-        """Queue a request. Nothing is decided until the next step, and `now` is not used.
+        """Queue a request. Nothing else is decided until the next step.
 
         Args:
             max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
             remote_prefill: a prefill engine has computed its prompt's cache and its first token.
             hold_blocks: keep its blocks when it has finished, until `release`.
+            never_shed: it was accepted before, by an engine that has failed.
 
         Raises:
             ValueError: an id that is being served, or a request that does not fit even alone.
+            RequestShed: admission control refuses it.
         """
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
@@ -109,14 +116,21 @@ class EngineCore:
         if max_tokens is not None:
             sequence.max_tokens = max_tokens
         self._check_fits(sequence)
-        self._num_submitted += 1
-        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         sequence.hold_blocks = hold_blocks
         if remote_prefill:
             sequence.num_output_tokens = 1
             self.waiting_for_remote_kv.append(sequence)
         else:
-            self.queues[-1 if one_shot else 0].push(sequence)
+            if self.scheduling_policy.follows_service:
+                self._note_outputs()
+            queue = self.queues[-1 if one_shot else 0]
+            if self.admission_control is not None:
+                if not never_shed:
+                    self.admission_control.check(sequence, getattr(queue, "ahead_of", None), now)
+                self.admission_control.submitted(sequence)
+            queue.push(sequence)
+        self._num_submitted += 1
+        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         self.sequences[request.id] = sequence
         self._admission_blocked = False
         return sequence
@@ -131,6 +145,8 @@ class EngineCore:
         chunks: list[Chunk] = []
         if self._prefilling or (not self._admission_blocked and self._has_queued()):
             self._schedule_prefills(chunks, len(decodes), preempted)
+        if self.admission_control is not None:
+            self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
             return None
         decode_set.advance(1)
@@ -287,6 +303,8 @@ class EngineCore:
             AssertionError: one of these fails; the message has the numbers.
         """
         self.decode_set.check_integrity()
+        if self.admission_control is not None:
+            self.admission_control.check_integrity()
         owners = [*self.sequences.values(), *self.awaiting_transfer]
         owned = [sequence.blocks for sequence in owners]
         if self.kv_tiers is not None:
@@ -342,7 +360,7 @@ class EngineCore:
             kv_cache.allocate_unassigned(new_blocks)
             return False
         running = self._by_importance(self.running)
-        for sequence in [s for s in running if s.state == DECODING and decode_set.needs_block(s)]:
+        for sequence in [s for s in running if s in decode_set.sequences and decode_set.needs_block(s)]:
             while sequence.state == DECODING and not kv_cache.num_free_blocks:
                 running = self._by_importance(self.running)
                 self._preempt(next(s for s in reversed(running) if s.state in (DECODING, PREFILLING)))
@@ -370,12 +388,23 @@ class EngineCore:
                 self.kv_cache.allocate(sequence.blocks, new_blocks)
             budget -= self.schedule_chunk(chunks, sequence, num_tokens)
         if not preempted and self._has_queued():
-            if self.scheduling_policy.follows_service:
-                for sequence in self.decode_set.sequences:
-                    self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
-            lacks_space = admit(self, chunks, budget) and not self.scheduling_policy.follows_service
+            follows_service = self.scheduling_policy.follows_service
+            if follows_service:
+                self._note_outputs()
+            # Another order may put a sequence first that needs fewer blocks, and none that needs no slot.
+            lacks_space = admit(self, chunks, budget) and (not follows_service or self._all_lack_slots())
             # These prompts become decodes, beside which a policy may allow smaller chunks that need fewer blocks.
             self._admission_blocked = lacks_space and (self.chunk_policy is None or not chunks)
+
+    def _note_outputs(self) -> None:
+        """Tell the policy how many output tokens each decode has."""
+        for sequence in self.decode_set.sequences:
+            self.scheduling_policy.on_output(sequence, self.decode_set.num_output_tokens(sequence))
+
+    def _all_lack_slots(self) -> bool:
+        """Tell whether every slot is taken and every waiting sequence needs one."""
+        only_queue = len(self.queues) == 1 or not self.queues[-1].count
+        return only_queue and len(self.running) >= self.config.max_num_seqs
 
     def schedule_chunk(self, chunks: list[Chunk], sequence: Sequence, num_tokens: int) -> int:
         """Append a chunk of `num_tokens` prompt tokens, whose blocks are allocated. Called by `schedulers.admission`.
@@ -433,6 +462,8 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
+            if self.admission_control is not None:
+                self.admission_control.left(sequence)
             if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
                 pass  # its prefix is being loaded: it is in no queue
             elif sequence in self.waiting_for_remote_kv:
@@ -468,7 +499,7 @@ class EngineCore:
         sequence.blocks_reserved = sequence.prefix_loaded = False
         sequence.preemptions += 1
         self.preemptions += 1
-        self._queue_of(sequence).requeue(sequence)
+        self._requeue(sequence)
 
     def _finish_all(self, finishing: Iterable[Sequence], stopped: Iterable[Sequence], step: int) -> list[Sequence]:
         """Finish the sequences that reached `max_tokens` in step number `step`, then those that stopped with it."""
@@ -502,6 +533,10 @@ class EngineCore:
         else:
             self.kv_cache.free(sequence.blocks)
         self._admission_blocked = False
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Queue a preempted sequence again."""
+        self._queue_of(sequence).requeue(sequence)
 
     def _queue_of(self, sequence: Sequence) -> WaitingQueue:
         """The queue that a sequence waits in."""

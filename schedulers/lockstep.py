@@ -57,6 +57,7 @@ class LockstepGroup:
         max_tokens: int | None = None,
         remote_prefill: bool = False,
         hold_blocks: bool = False,
+        never_shed: bool = False,
     ) -> Sequence:
         """See `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
         size = len(self.ranks)
@@ -64,7 +65,12 @@ class LockstepGroup:
         order = [self.ranks[(start + i) % size] for i in range(size)]
         rank = min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
         sequence = rank.submit(
-            request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+            request,
+            now,
+            max_tokens=max_tokens,
+            remote_prefill=remote_prefill,
+            hold_blocks=hold_blocks,
+            never_shed=never_shed,
         )
         self._rank_of[request.id] = rank
         return sequence

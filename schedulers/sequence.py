@@ -35,11 +35,13 @@ class Sequence:
         preemptions: times that it was preempted. preempted_step: step of its latest token when it was last preempted
             while decoding.
         prefix_loaded: its prefix was loaded from tiers below the device since it was queued.
+        charged_output_tokens: output tokens that a fair order has charged to its tenant; -1 before its prompt is.
         one_shot: runs as one-shot work: a single forward pass without a decode slot.
     """
 
     __slots__ = (
-        "blocks", "blocks_reserved", "hold_blocks", "joined_step", "kv_offset", "left_step", "max_tokens",
+        "blocks", "blocks_reserved", "charged_output_tokens", "hold_blocks", "joined_step", "kv_offset", "left_step",
+        "max_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens_to_compute", "one_shot", "payload",
         "preempted_step", "preemptions", "prefix_loaded", "request", "seq_id", "state",
     )  # fmt: skip
@@ -54,6 +56,7 @@ class Sequence:
         self.hold_blocks = self.prefix_loaded = False
         self.blocks = SequenceBlocks()
         self.blocks_reserved = False
+        self.charged_output_tokens = -1
         self.payload: object = None
 
     def __repr__(self) -> str:

@@ -153,6 +153,8 @@ class SpeculativeEngineCore(EngineCore):
         chunks: list[Chunk] = []
         if self._prefilling or (not self._admission_blocked and self._has_queued()):
             self._schedule_prefills(chunks, num_rows, preempted)
+        if self.admission_control is not None:
+            self.admission_control.scheduled(chunks, now)
         if not decodes and not chunks:
             return None
         kv_tokens, longest = decode_set.kv_tokens + num_rows, 0

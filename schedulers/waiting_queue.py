@@ -1,7 +1,8 @@
 """Scheduling policies: the order in which waiting sequences are admitted.
 
 An engine has one `SchedulingPolicy`, which makes its waiting queues. A fixed order needs only a sort key: see
-`KeyOrder`. An order that depends on what was scheduled, such as fair sharing, implements the two protocols.
+`KeyOrder`. An order that depends on what was scheduled implements the two protocols, as `schedulers.fair_sharing`
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 from schedulers.registry import Registry
 from schedulers.sequence import WAITING, Sequence
 
-SortKey = Callable[[Sequence], tuple[int, int]]
+SortKey = Callable[[Sequence], tuple[float, int]]
 
 
 class WaitingQueue(Protocol):
@@ -46,13 +47,17 @@ class WaitingQueue(Protocol):
         """Remove a waiting sequence, whose state the caller changes afterwards."""
         ...
 
+    # A queue may also have `ahead_of(sequence)`, the number of waiting sequences that it would serve before one that
+    # has not been pushed, for admission control; see `KeyQueue`.
+
 
 class SchedulingPolicy(Protocol):
     """The order of one engine's waiting sequences.
 
     Attributes:
         follows_service: the order depends on tokens scheduled so far. The engine then calls the two methods below, and
-            considers the queues anew in every step in which a sequence waits. Otherwise neither is called.
+            considers the queues anew in every step in which a sequence waits and could find a slot. Otherwise neither
+            is called.
     """
 
     follows_service: bool
@@ -68,7 +73,8 @@ class SchedulingPolicy(Protocol):
     def on_output(self, sequence: Sequence, num_output_tokens: int) -> None:
         """Note that a sequence has `num_output_tokens` output tokens in all.
 
-        Called for each decode before waiting sequences are considered, and when a sequence is preempted or ends.
+        Called for each decode before a sequence is pushed and before waiting sequences are considered, and when a
+        sequence is preempted or ends.
         """
         ...
 
@@ -86,6 +92,11 @@ def priority(sequence: Sequence) -> tuple[int, int]:
 def shortest_prompt(sequence: Sequence) -> tuple[int, int]:
     """Shortest prompt first; first come, first served among equals."""
     return sequence.request.prompt_tokens, sequence.seq_id
+
+
+def deadline(sequence: Sequence) -> tuple[float, int]:
+    """Earliest deadline first: arrival plus the TTFT goal of its class; first come, first served among equals."""
+    return sequence.request.deadline, sequence.seq_id
 
 
 class KeyOrder:
@@ -117,7 +128,7 @@ class KeyQueue:
     def __init__(self, sort_key: SortKey) -> None:
         self.sort_key = sort_key
         self.count = 0
-        self._heap: list[tuple[tuple[int, int], Sequence]] = []
+        self._heap: list[tuple[tuple[float, int], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
         """See `WaitingQueue.push`."""
@@ -136,7 +147,7 @@ class KeyQueue:
             heappop(heap)
         return heap[0][1] if heap else None
 
-    def peek_key(self) -> tuple[int, int]:
+    def peek_key(self) -> tuple[float, int]:
         """See `WaitingQueue.peek_key`."""
         return self._heap[0][0]
 
@@ -144,6 +155,13 @@ class KeyQueue:
         """See `WaitingQueue.pop`."""
         self.count -= 1
         return heappop(self._heap)[1]
+
+    def ahead_of(self, sequence: Sequence) -> int:
+        """The number of waiting sequences that would be served before one that has not been pushed."""
+        if self.sort_key is fcfs:
+            return self.count
+        key = self.sort_key(sequence)
+        return sum(1 for other, each in self._heap if other < key and each.state == WAITING)
 
     def remove(self, sequence: Sequence) -> None:
         """See `WaitingQueue.remove`."""
@@ -157,9 +175,10 @@ class KeyQueue:
         return [sequence for _, sequence in self._heap if sequence.state == WAITING]
 
 
-SCHEDULING_POLICIES: Registry[Callable[[], SchedulingPolicy]] = Registry(
+SCHEDULING_POLICIES: Registry[Callable[..., SchedulingPolicy]] = Registry(
     fcfs=lambda: KeyOrder(fcfs),
     priority=lambda: KeyOrder(priority),
     shortest_prompt=lambda: KeyOrder(shortest_prompt),
+    deadline=lambda: KeyOrder(deadline),
 )
-"""Makes the policy of one engine."""
+"""Makes the policy of one engine, from parameters that a configuration gives it. `schedulers.fair_sharing` adds one."""

@@ -21,6 +21,7 @@ class Priority(IntEnum):
     `NORMAL`    SimPy's own: `succeed()` and timeouts. The last byte of a cache leaves a link.
     `ARRIVAL`   A client sends a request, so it is there before anything else happens at that instant.
     `OUTAGE`    An engine fails or recovers. Steps that would end at that instant are lost.
+    `SCALING`   An autoscaler looks at its engines and changes their number, or an engine that starts is up.
     `STEP_END`  An engine's step ends. The engine's index is added, so engines go in their order.
     `LATE`      Follows from a step end at its own instant: a client's next request, the arrival of a cache. It comes
                 after all step ends, so that the order does not depend on which of them are fast-forwarded.
@@ -31,6 +32,7 @@ class Priority(IntEnum):
     NORMAL = 1
     ARRIVAL = 2
     OUTAGE = 3
+    SCALING = 4
     STEP_END = 16
     LATE = 1 << 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class _Columns(NamedTuple):
     tasks: Iterable[str]
     priorities: Iterable[int]
     prefixes: Iterable[tuple[int, ...]]
+    contracts: tuple[Iterable[Any], ...] = ()
+    """Sessions, tenants, classes and TTFT goals, where there are some."""
 
 
 _Content: TypeAlias = Callable[[int], _Columns]
@@ -89,6 +91,13 @@ class Workload:
         return self.content.prefix_block_tokens if isinstance(self.content, Trace) else None
 
     @property
+    def clients(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of class and tenant that requests are of; none where no request has either."""
+        shares = self.content.shares if isinstance(self.content, TaskMix) else ()
+        pairs = tuple(dict.fromkeys((share.service_class, share.tenant) for share in shares))
+        return pairs if any(map(any, pairs)) else ()
+
+    @property
     def recorded(self) -> int | None:
         """Number of requests of a trace or of recorded arrivals; None if requests are drawn without end."""
         lengths = [len(self.content)] if isinstance(self.content, Trace) else []
@@ -145,6 +154,7 @@ class Workload:
                 columns.prefixes if prefixes is None else prefixes(columns.prompts),
                 columns.tasks,
                 columns.priorities,
+                *columns.contracts,
             )
             return zip(made, answers.tolist(), strict=True)
 
@@ -182,12 +192,20 @@ def _tasks(mix: TaskMix, rng: np.random.Generator) -> _Content:
     draw = mix.stream(rng)
     tasks = [share.task for share in mix.shares]
     priorities = [share.priority for share in mix.shares]
+    tenants = [share.tenant for share in mix.shares]
+    classes = [share.service_class for share in mix.shares]
+    goals = [share.ttft_goal for share in mix.shares]
+    plain = not any(tenants) and not any(classes)
 
     def following(size: int) -> _Columns:
         drawn, prompts, answers = draw(size)
         shares = drawn.tolist()
         named, ranked = map(tasks.__getitem__, shares), map(priorities.__getitem__, shares)
-        return _Columns(prompts, answers, named, ranked, repeat(()))
+        if plain:
+            return _Columns(prompts, answers, named, ranked, repeat(()))
+        owned, classed = map(tenants.__getitem__, shares), map(classes.__getitem__, shares)
+        contracts = repeat(-1), owned, classed, map(goals.__getitem__, shares)
+        return _Columns(prompts, answers, named, ranked, repeat(()), contracts)
 
     return following
 

@@ -5,6 +5,7 @@ A mix holds weights. They need not sum to 1: an entry's probability is its share
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,15 +105,18 @@ class TaskShare:
     """One task of a mix: its weight among the requests, and their lengths.
 
     `lengths` are pairs, prompt and answer, for "generate"; every other task has no answer, and `lengths` are
-    those of the prompt. `priority` is that of the requests; smaller goes first. Raises `BadInput` for an
-    unknown task, a weight that is negative or no number, a priority that is not whole, and lengths of the other
-    kind.
+    those of the prompt. `priority`, `tenant`, `service_class` and `ttft_goal` are those of the requests; see `Request`.
+    Raises `BadInput` for an unknown task, a weight that is negative or no number, a priority that is not whole, and
+    lengths of the other kind.
     """
 
     task: str
     weight: float
     lengths: LengthPairs | Lengths
     priority: int = 0
+    tenant: str = ""
+    service_class: str = ""
+    ttft_goal: float = math.inf
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

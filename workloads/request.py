@@ -29,6 +29,9 @@ class Request:
     requests the one with the smaller `priority` goes first, as in vLLM. `session` is the number of the conversation
     that it belongs to, -1 for none; routers may use it.
 
+    `tenant` is whom a fair order serves in turn with others. `service_class` is the name of the contract under which it
+    is served, and `ttft_goal` the seconds from arrival within which that promises the first token.
+
     Raises `BadInput` for an arrival that is negative or not finite, for a negative number of tokens, and for
     an unknown task.
     """
@@ -42,6 +45,9 @@ class Request:
     task: str = "generate"
     priority: int = 0
     session: int = -1
+    tenant: str = ""
+    service_class: str = ""
+    ttft_goal: float = inf
 
     # By hand, because a simulation makes a million of these: what a frozen dataclass generates looks up each name in
     # object.__setattr__ and takes twice as long (1.36 against 0.73 microseconds with Python 3.11).
@@ -56,6 +62,9 @@ class Request:
         task: str = "generate",
         priority: int = 0,
         session: int = -1,
+        tenant: str = "",
+        service_class: str = "",
+        ttft_goal: float = inf,
     ) -> None:
         if not (0.0 <= arrival < inf and prompt_tokens >= 0 and max_tokens >= 0 and task in TASKS):
             raise _unusable(id, arrival, prompt_tokens, max_tokens, task)
@@ -68,6 +77,9 @@ class Request:
         _set_task(self, task)
         _set_priority(self, priority)
         _set_session(self, session)
+        _set_tenant(self, tenant)
+        _set_service_class(self, service_class)
+        _set_ttft_goal(self, ttft_goal)
 
     @property
     def one_shot(self) -> bool:
@@ -77,8 +89,13 @@ class Request:
         """
         return self.max_tokens <= 1 or self.task != "generate"
 
+    @property
+    def deadline(self) -> float:
+        """When its first token is due, on the clock of `arrival`; infinity without a goal."""
+        return self.arrival + self.ttft_goal
+
     def __repr__(self) -> str:
-        """The constructor's call. `task`, `priority` and `session` are left out where they have their defaults."""
+        """The constructor's call. From `task` on, arguments are left out where they have their defaults."""
         text = (
             f"Request(id={self.id!r}, arrival={self.arrival!r}, prompt_tokens={self.prompt_tokens!r}, "
             f"max_tokens={self.max_tokens!r}, model={self.model!r}, prefix_blocks={self.prefix_blocks!r}"
@@ -86,7 +103,10 @@ class Request:
         task = "" if self.task == "generate" else f", task={self.task!r}"
         priority = f", priority={self.priority!r}" if self.priority else ""
         session = f", session={self.session!r}" if self.session >= 0 else ""
-        return f"{text}{task}{priority}{session})"
+        tenant = f", tenant={self.tenant!r}" if self.tenant else ""
+        service_class = f", service_class={self.service_class!r}" if self.service_class else ""
+        goal = f", ttft_goal={self.ttft_goal!r}" if self.ttft_goal != inf else ""
+        return f"{text}{task}{priority}{session}{tenant}{service_class}{goal})"
 
 
 (
@@ -99,6 +119,9 @@ class Request:
     _set_task,
     _set_priority,
     _set_session,
+    _set_tenant,
+    _set_service_class,
+    _set_ttft_goal,
 ) = [vars(Request)[name].__set__ for name in Request.__slots__]
 
 

@@ -44,6 +44,13 @@ class SourceSpec(Strict):
             BadInput: settings for another number of ranks.
         """
 
+    def check_stages(self, pipeline_parallel: int) -> None:
+        """Compare settings with the engine's pipeline stages. The default accepts any number.
+
+        Raises:
+            BadInput: settings for another number of stages.
+        """
+
     @classmethod
     def name(cls) -> str:
         """The value of `source` that stands for this class."""

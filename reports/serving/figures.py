@@ -11,6 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from reports.serving.scaling import STATES, requests_per_second, shown_latency
 from reports.settings import axis_and_lines, in_words, is_number
 from reports.svg import svg_text
 
@@ -33,7 +34,12 @@ def simulation_figures(document: Document) -> dict[str, str]:
 
 def simulation_drawings(document: Document) -> dict[str, Draw]:
     """The functions that draw the figures of a run, by name; none for a run without detail."""
-    return {"latencies": _latencies, "over-time": _over_time} if document.get("series") else {}
+    if not document.get("series"):
+        return {}
+    drawings: dict[str, Draw] = {"latencies": _latencies, "over-time": _over_time}
+    if document.get("autoscaling"):
+        drawings["autoscaling"] = _autoscaling
+    return drawings
 
 
 def sweep_figures(document: Document) -> dict[str, str]:
@@ -95,6 +101,37 @@ def _over_time(document: Document) -> Figure:
     memory.set_ylabel("KV blocks in use, %")
     memory.set_ylim(0, 100)
     memory.set_xlabel("time, s")
+    return figure
+
+
+def _autoscaling(document: Document) -> Figure:
+    """Requests, engines, and P99 of each minute, over time, with outages shaded."""
+    found, figure, panels = document["autoscaling"], *_canvas(7.6, 6.4, 3, 1)
+    load, engines, latency = panels
+    minutes, end = found["minutes"], document["series"]["time"][-1]
+    load.step(minutes["start"], requests_per_second(minutes), where="post", color=PREDICTED, lw=1.2)
+    load.set_ylabel("requests/s")
+    load.set_title(f"{document['name']}: load, engines and P99 by minute", loc="left", fontsize=10)
+    series = document["series"]
+    stack = [series["engines"][name] for name in STATES]
+    engines.stackplot(series["time"], *stack, labels=list(STATES), colors=list(STATES.values()), step="post", lw=0)
+    engines.set_ylabel("engines")
+    engines.legend(fontsize=8, frameon=False, ncols=4, loc="upper left")
+    name = shown_latency(document)
+    values = minutes[f"{name}_p99"]
+    latency.step(minutes["start"], [float("nan") if each is None else each for each in values], where="post",
+                 color=PREDICTED, lw=1.2)  # fmt: skip
+    goal = document["scenario"]["measure"]["slo"].get(name)
+    if goal is not None:
+        latency.axhline(goal, color=MEASURED, lw=1, ls="--")
+        latency.set_yscale("log")
+    latency.set_ylabel(f"P99 {name.upper()}, s")
+    latency.set_xlabel("time, s")
+    for axes in panels:
+        _shade_outages(axes, document.get("outages") or [], end)
+        axes.set_xlim(0, end)
+    for axes in (load, engines):
+        axes.set_ylim(bottom=0)
     return figure
 
 

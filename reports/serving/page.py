@@ -14,6 +14,7 @@ from reports.pages.fields import METRICS, Field, metric_fields, setting_fields
 from reports.pages.fields import POINTS as POINT_MEANINGS
 from reports.pages.frame import whole_page
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
+from reports.serving.scaling import scaling_parts
 from reports.serving.table import (
     LATENCIES,
     MEANS,
@@ -24,6 +25,7 @@ from reports.serving.table import (
     error_parts,
     footnote,
     headline,
+    scaling_lines,
     sessions,
     sweep_footnote,
     warnings,
@@ -54,6 +56,8 @@ def simulation_page(document: Document, manifest: Document) -> str:
         *(f"<p>{escape(text)}</p>" for text in error_parts(document)),
         *_classes(document),
         *_over_time(document),
+        *(f"<p>{escape(text)}</p>" for text in scaling_lines(document["summary"])),
+        *scaling_parts(document),
         *(f"<p>{escape(text)}</p>" for text in caches(document["summary"])),
         *_sessions(document["summary"]),
         _assumptions(document),

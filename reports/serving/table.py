@@ -21,12 +21,19 @@ def simulation_table(document: Document) -> RenderableType:
     """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
+    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants") if summary.get(name)]
+    parts += [Text(text) for text in fairness(summary)]
     if document.get("comparison"):
         parts.append(_comparison(document))
     counts = ("prefill_tokens", "cached_tokens", "preemptions", "steps")
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
+    parts += [Text(text) for text in scaling_lines(summary)]
+    if summary.get("shed"):
+        found = summary["shed"]
+        told = f"{found['requests']:g} requests shed ({found['share']:.1%}); {found['retries']:g} were sent again"
+        parts.append(Text(told))
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -61,12 +68,55 @@ def caches(summary: Document) -> list[str]:
     return lines
 
 
+def scaling_lines(summary: Document) -> list[str]:
+    """GPU-hours, what they cost, and the minutes in which goals were missed; and latencies around outages."""
+    lines: list[str] = []
+    found = summary.get("autoscaling")
+    if found:
+        hours, cost = found["gpu_hours"], found["cost"]
+        text = f"{found['engine_hours']:,.4g} engine-hours" if hours is None else f"{hours:,.4g} GPU-hours"
+        text += "" if cost is None else f" for {cost:,.2f}"
+        text += "".join(
+            f"; {name}: {pool['mean_engines']:.3g} engines on average, {pool['most_engines']:.0f} at most"
+            for name, pool in found["pools"].items()
+        )
+        text += f"; {found['started']:.0f} started, {found['stopped']:.0f} stopped"
+        if found["missed_minutes"] is not None:
+            text += f"; {found['missed_minutes']:.1%} of minutes missed"
+        lines.append(text)
+    around = summary.get("outages")
+    if around:
+        lines.append("P99 TTFT " + ", ".join(f"{_around(part, around)}" for part in around))
+    return lines
+
+
+def _around(part: str, around: Document) -> str:
+    requests, ttft, share = around[part]["requests"], around[part]["ttft"], around[part].get("goodput_share")
+    name = {"during": "during outages", "after": "after them"}.get(part, part)
+    text = f"{name} {milliseconds(ttft['p99']) if ttft else 'of no request'}"
+    return text + (f" ({share:.1%} of {requests:g} requests within goals)" if share is not None else "")
+
+
+def fairness(summary: Document) -> list[str]:
+    """Jain's index of service by tenant, and how much of the time it is about; a line, or none."""
+    found = summary.get("fairness")
+    if not found:
+        return []
+    if found["jain_index"] is None:
+        return ["tenants did not compete: no two had requests waiting for long"]
+    return [
+        f"Jain's index of service by tenant {found['jain_index']:.3f}, over the {found['contested']:.1%} of the time "
+        f"in which several had requests waiting"
+    ]
+
+
 def devices(document: Document) -> str:
     """The number of devices of each type, and their price."""
     found = document["devices"]
-    text = ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
+    most = "at most " if document["summary"].get("autoscaling") else ""
+    text = most + ", ".join(f"{count:,} × {kind}" for kind, count in found["by_type"].items())
     if found["cost_per_hour"] is not None:
-        text += f": {found['cost_per_hour']:,.2f} an hour"
+        text += f": {most}{found['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
     return text
@@ -252,6 +302,26 @@ def _latencies(document: Document) -> Table:
             table.add_row("  expectation", *(_range(each, "confidence") for each in intervals), style="dim")
             table.add_row("  another run", *(_range(each, "prediction") for each in intervals), style="dim")
     return table
+
+
+def _clients(found: Document, name: str) -> Table:
+    """Mean and 99th percentile of latencies by service class or tenant, and the shares that met their goals."""
+    table = Table(box=None, header_style="bold", title=f"by {TITLES[name]}", title_justify="left")
+    latencies = [latency for latency in LATENCIES if latency != "itl"]
+    heads = ("", "requests", *(f"{LATENCIES[each]} {point}" for each in latencies for point in ("mean", "p99")))
+    goals, sheds = (any(key in row for row in found.values()) for key in ("goals_met", "shed_share"))
+    for header in (*heads, *(["goals met"] if goals else []), *(["shed"] if sheds else [])):
+        table.add_column(header, justify="right" if header else "left")
+    for each, row in found.items():
+        values = [milliseconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
+        met = row.get("goals_met")
+        shares = ["–" if met is None else f"{met:.1%}"] if goals else []
+        shares += [f"{row['shed_share']:.1%}"] if sheds else []
+        table.add_row(each, f"{row['requests']:g}", *values, *shares)
+    return table
+
+
+TITLES = {"service_classes": "service class", "tenants": "tenant"}
 
 
 def _comparison(document: Document) -> Table:

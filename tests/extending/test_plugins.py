@@ -107,7 +107,7 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (load,) = document["loads"]
     assert load["predicted"][0]["requests"] == load["requests"] > 0
     assert document["scenario"]["system"] == {
-        "layout": "colocated", "routing": "longest_prefix", "replicas": 1, "kv_events": None,
+        "layout": "colocated", "routing": "longest_prefix", "replicas": 1, "kv_events": None, "autoscaling": None,
         "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
     for settings, told in (

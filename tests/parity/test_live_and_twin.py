@@ -54,6 +54,25 @@ CASES: dict[str, tuple[EngineConfig, ChunkPolicy | None]] = {
         ),
         None,
     ),
+    "by priority": (
+        EngineConfig(
+            num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, scheduling_policy="priority"
+        ),
+        None,
+    ),
+    "by deadline": (
+        EngineConfig(
+            num_gpu_blocks=40, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=3, scheduling_policy="deadline"
+        ),
+        None,
+    ),
+    "fair": (
+        EngineConfig(
+            num_gpu_blocks=20, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=4, scheduling_policy="fair",
+            scheduling_parameters={"weights": {"b": 2.0}},
+        ),
+        None,
+    ),
 }  # fmt: skip
 
 
@@ -67,7 +86,8 @@ def requests(seed: int) -> list[tuple[Request, int]]:
         task = "embed" if random.random() < 0.2 else "generate"
         arrival = random.uniform(0, 0.03)
         limit = 0 if task == "embed" else answer
-        made.append((Request(i, arrival, prompt, limit, prefix_blocks=ids, task=task), answer))
+        contract = {"priority": i % 3, "tenant": "aab"[i % 3], "ttft_goal": (0.004, 0.02)[i % 2]}
+        made.append((Request(i, arrival, prompt, limit, prefix_blocks=ids, task=task, **contract), answer))
     return made
 
 

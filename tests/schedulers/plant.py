@@ -13,6 +13,7 @@ from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
 from schedulers.kv_tiers import Load
+from schedulers.pipeline import PipelinedEngineCore
 from schedulers.sequence import FINISHED, Sequence
 from tests.schedulers.stories import told
 from workloads.request import Request
@@ -52,7 +53,7 @@ class Plant:
     """One run. `depth` steps may be begun and not ended.
 
     `leaps`: steady steps are advanced at once instead of being begun. `forgetful`: the core looks at whoever waits in
-    every step, as if it did not know that they lack blocks.
+    every step, as if it did not know that they lack blocks. `pipelined`: the core has `depth` micro-batches.
 
     Attributes:
         ends: how each request ended, and with how many tokens. steps: every step told, by the clock, leaps told too.
@@ -60,9 +61,10 @@ class Plant:
 
     def __init__(
         self, config: EngineConfig, chunks: ChunkPolicy | None, depth: int, *, leaps: bool = False,
-        forgetful: bool = False,
+        forgetful: bool = False, pipelined: bool = False,
     ) -> None:  # fmt: skip
-        self.core, self.config, self.chunks = EngineCore(config, chunks), config, chunks
+        self.core = PipelinedEngineCore(config, depth, chunks) if pipelined else EngineCore(config, chunks)
+        self.config, self.chunks = config, chunks
         self.depth, self.leaps, self.forgetful = depth, leaps, forgetful
         self.ends: dict[int, tuple[str, int]] = {}
         self.steps: list[str] = []
@@ -106,7 +108,10 @@ class Plant:
         self._aborts(clock, in_flight=False)
 
     def _submit(self, id: int, visit: Visit) -> None:
-        request = Request(id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority)
+        request = Request(
+            id, 0.0, visit.prompt, visit.limit, visit.model, visit.ids, visit.task, visit.priority,
+            tenant=visit.model, ttft_goal=float(visit.priority),
+        )  # fmt: skip
         sent = visit.way == "sent"
         received = visit.way == "received"
         try:

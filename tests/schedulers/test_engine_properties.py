@@ -24,6 +24,7 @@ chats = st.builds(
     way=st.sampled_from(["here", "here", "here", "sent", "received"]),
     kept=st.integers(0, 9),
     priority=st.integers(0, 2),
+    model=st.sampled_from(["a", "a", "b"]),
 )
 judges = st.builds(
     Visit,
@@ -81,7 +82,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         prefix_id_tokens=block * draw(st.sampled_from([1, 1, 2])),
         cache_blocks_on=share,
         in_batch_prefix_caching=share == "computed" and draw(st.booleans()),
-        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt"])),
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority", "shortest_prompt", "deadline", "fair"])),
         kv_reservation=draw(st.sampled_from(["chunk", "prompt", "max_tokens"])),
         one_shot=draw(st.one_of(st.none(), budgets)),
         kv_offloading=draw(st.one_of(st.none(), offloading)) if caching else None,

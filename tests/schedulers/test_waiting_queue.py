@@ -12,7 +12,9 @@ from workloads.request import Request
 
 
 def sequence(number: int, prompt: int = 10, priority: int = 0) -> Sequence:
-    return Sequence(Request(number, 0.0, prompt, 5, priority=priority), number, False)
+    """One that came at 2,000 s less its number, and whose first token is due 1 to 3 s later, by priority."""
+    request = Request(number, 2000.0 - number, prompt, 5, priority=priority, ttft_goal=2.0 + min(priority, 1))
+    return Sequence(request, number, False)
 
 
 def queue_of(policy: str) -> KeyQueue:
@@ -35,7 +37,12 @@ def leave(queue: KeyQueue, sequence: Sequence) -> None:
 
 @pytest.mark.parametrize(
     ("order", "expected"),
-    [("fcfs", [0, 1, 2, 3, 4]), ("priority", [1, 4, 0, 2, 3]), ("shortest_prompt", [3, 0, 2, 1, 4])],
+    [
+        ("fcfs", [0, 1, 2, 3, 4]),
+        ("priority", [1, 4, 0, 2, 3]),
+        ("shortest_prompt", [3, 0, 2, 1, 4]),
+        ("deadline", [4, 1, 2, 3, 0]),
+    ],
 )
 def test_orders(order: str, expected: list[int]) -> None:
     queue = queue_of(order)
@@ -60,7 +67,7 @@ def test_whoever_was_preempted_goes_ahead_of_later_arrivals() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(-2, 2), st.booleans()), max_size=40),
-    st.sampled_from(sorted(SCHEDULING_POLICIES)),
+    st.sampled_from(sorted(set(SCHEDULING_POLICIES) - {"fair"})),
 )
 def test_those_who_left_are_passed_over(crowd: list[tuple[int, int, bool]], order: str) -> None:
     queue = queue_of(order)

@@ -25,6 +25,9 @@ ARGUMENTS = st.fixed_dictionaries(
         "prefix_blocks": st.lists(st.integers(), max_size=3).map(tuple),
         "task": st.sampled_from(TASKS),
         "priority": st.integers(),
+        "tenant": st.text(max_size=3),
+        "service_class": st.text(max_size=3),
+        "ttft_goal": st.floats(0, 100),
     },
 )
 OTHERS: dict[str, Any] = {
@@ -37,19 +40,25 @@ OTHERS: dict[str, Any] = {
     "task": "embed",
     "priority": -1,
     "session": 3,
+    "tenant": "a",
+    "service_class": "batch",
+    "ttft_goal": 0.5,
 }
 
 
 def test_a_request_holds_what_a_client_sends() -> None:
-    request = Request(7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9)
-    assert dataclasses.astuple(request) == (7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9)
-    assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == (7, 1.5, 100, 20, "default", (), "generate", 0, -1)
+    given = (7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9, "ours", "batch", 30.0)
+    assert dataclasses.astuple(Request(*given)) == given
+    assert Request(*given).deadline == 31.5
+    plain = (7, 1.5, 100, 20, "default", (), "generate", 0, -1, "", "", math.inf)
+    assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == plain
 
 
 def test_the_true_output_length_is_nowhere_in_it() -> None:
     names = {field.name for field in dataclasses.fields(Request)}
     prompt = {"prompt_tokens", "prefix_blocks", "session"}
-    assert names == {"id", "arrival", "max_tokens", "model", "task", "priority"} | prompt
+    contract = {"priority", "tenant", "service_class", "ttft_goal"}
+    assert names == {"id", "arrival", "max_tokens", "model", "task"} | prompt | contract
 
 
 def test_it_is_frozen_slotted_and_hashable() -> None:

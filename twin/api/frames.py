@@ -40,6 +40,11 @@ SESSION_UNITS = {
 }
 """Units of the metrics of sessions, by the second part of their names."""
 
+CLIENT_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goals_met": SHARE, "service": TOKENS,
+    "shed": REQUESTS, "shed_share": SHARE,
+}  # fmt: skip
+"""Units of the metrics of service classes and tenants, by the third part of their names."""
+
 
 def summary_frame(document: Document) -> pd.DataFrame:
     """One row for each metric of a `twin.simulation/1` document, its dotted name as the index."""
@@ -53,6 +58,8 @@ def summary_frame(document: Document) -> pd.DataFrame:
 def _unit(name: str) -> str:
     """The unit of a metric, by its dotted name; empty for one that is not known."""
     section, _, rest = name.partition(".")
+    if section in ("service_classes", "tenants"):
+        return CLIENT_UNITS.get(rest.split(".")[1], "")
     return SESSION_UNITS[rest.partition(".")[0]] if section == "sessions" else UNITS.get(section, "")
 
 
@@ -87,7 +94,7 @@ def _without_detail(columns: Columns) -> dict[str, Any]:
         "last_token": np.array(columns.last_token),
         "output_tokens": np.array(columns.output_tokens, dtype=np.int64),
         "one_shot": np.array(columns.one_shot, dtype=np.bool_),
-    }
+    } | columns.client_table()
 
 
 def steps_frame(logs: Sequence[EngineLog]) -> pd.DataFrame:

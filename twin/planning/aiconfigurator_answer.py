@@ -98,7 +98,7 @@ class Row:
         return self.table.numbers(name, above=0)[0]
 
     def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
-        """The meaning of a name; the default where the table lacks the column or says nothing."""
+        """The value of a column; the default where the table lacks the column or says nothing."""
         text = self.table.text(name)[0] if name in self.table.names else ""
         if not text:
             return default

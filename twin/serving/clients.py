@@ -122,4 +122,7 @@ def _sent_at(now: float, request: Request) -> Request:
         request.task,
         request.priority,
         request.session,
+        request.tenant,
+        request.service_class,
+        request.ttft_goal,
     )

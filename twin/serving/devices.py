@@ -14,18 +14,23 @@ def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
     """Devices in total and of each type, and their price per hour; None if those of a pool are not known.
 
     They are those that the pool states, else those that its step times were computed for. The price is None where that
-    of a device is not given.
+    of a device is not given. Of a pool that is autoscaled, they are those of as many engines as there may be at most.
     """
     by_type: Counter[str] = Counter()
     cost: float | None = 0.0
     for pool in pools:
-        device = pool.spec.device or _computed_for(pool)
+        device = devices_of(pool)
         if device is None:
             return None
         count = len(pool.names) * device.count
         by_type[device.type] += count
         cost = None if cost is None or device.price_per_hour is None else cost + count * device.price_per_hour
     return {"total": by_type.total(), "by_type": dict(by_type), "cost_per_hour": cost}
+
+
+def devices_of(pool: PlannedPool) -> DeviceSpec | None:
+    """The devices of one engine of a pool; None if they are not known."""
+    return pool.spec.device or _computed_for(pool)
 
 
 def _computed_for(pool: PlannedPool) -> DeviceSpec | None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from latency_models.step_time import StepTime
+from schedulers.admission_control import RequestShed
 from schedulers.batches import Batch, OneShotBatch
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import CacheObserver
@@ -34,6 +35,8 @@ from workloads.errors import BadInput
 from workloads.request import Request
 
 Finished = Callable[[RequestRecord, Sequence], None]
+
+Shed = Callable[[RequestRecord, RequestShed], None]
 
 Watch = Callable[["Engine", Batch, float, float], None]
 """Called with the engine, a step that it has just begun, and the step's start and end, seconds. It must not change
@@ -65,11 +68,13 @@ class Engine:
     Attributes:
         name, index: for logs, and for the order of step ends at the same instant.
         core: its scheduler. log: its steps. backlog: requests that wait for their first step.
-        failed: whether it is down.
+        failed: whether it is down. in_service: whether routers may choose it while it has not failed.
         foresight: until when no request comes to it; None if that is not known.
         speculation: see above.
         tier_links: as given.
+        stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
+        on_shed: called with the record of each request that its scheduler sheds, and why.
     """
 
     def __init__(
@@ -96,8 +101,12 @@ class Engine:
         self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
+        self.on_shed: Shed = lambda record, shed: None
+        self._sheds = any(core.admission_control is not None for core in self.cores)
         self.foresight: Foresight | None = None
         self.failed = False
+        self.stage_busy: list[float] = []
+        self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
         self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
@@ -157,6 +166,8 @@ class Engine:
 
     def _next_visit_tells(self) -> bool:
         """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
+        if self._sheds and self._inbox:
+            return True
         for _, request, max_tokens, _, _ in self._inbox:
             if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
                 return True
@@ -361,12 +372,44 @@ class Engine:
 
     def recover(self) -> None:
         """Work again, with an empty cache."""
+        self.restart()
+        self.log.outages.append((self._failed_at, self._env.now))
+        self.failed = False
+
+    def restart(self) -> None:
+        """Have a new scheduler, with an empty cache. The engine has no requests."""
+        self._running.clear()  # with async scheduling, a step may have begun before the last answer ended
+        self._answer_ends.clear()
+        self._alarm.unset()
         self._lost_counters = self.counters
         self.core = self._new_core()
         self._lost_steps = self.log.num_steps
         self._observe_cache()
-        self.log.outages.append((self._failed_at, self._env.now))
-        self.failed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has no requests, and no cache that is still to be sent."""
+        waits = any(core.awaiting_transfer for core in self.cores)
+        return not (self.core.sequences or self._inbox or waits)
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        """Its unfinished requests."""
+        found: list[RequestRecord] = [each.payload for each in self.core.sequences.values()]  # type: ignore[misc]
+        return found + [record for record, *_ in self._inbox]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission."""
+        return self.core.num_waiting + len(self._inbox)
+
+    def busy_until(self, now: float) -> float:
+        """The time in which steps have run, up to now and with the step that runs; seconds."""
+        if self._running:
+            return self.log.busy_until(self._running[0][1], now)
+        if self._window is not None:
+            return self.log.busy_until(self._window.opened, now)
+        return self.log.busy
 
     def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
         """Take a sequence out of the scheduler, with the tokens of the steps that have ended."""
@@ -479,8 +522,13 @@ class Engine:
         for record, request, max_tokens, remote_prefill, hold_blocks in self._inbox:
             try:
                 sequence = self.core.submit(
-                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
-                )
+                    request, now, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks,
+                    never_shed=record.attempts > 0,
+                )  # fmt: skip
+            except RequestShed as shed:
+                self.backlog.withdraw(now)
+                self.on_shed(record, shed)
+                continue
             except ValueError as error:
                 raise BadInput(str(error), field="engine.num_gpu_blocks") from None
             sequence.payload = record

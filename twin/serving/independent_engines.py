@@ -64,8 +64,13 @@ def _shared(plan: ServingPlan) -> Iterator[tuple[bool, str, str]]:
     yield tiers, "engine.kv_offloading", "engines of a host share its tiers"
     drafts = any(pool.scheduler.speculation is not None for pool in plan.pools)
     yield drafts, "engine.speculative_config", "outcomes of drafts are reported of all engines"
+    pipelines = any(pool.scheduler.stages is not None for pool in plan.pools)
+    yield pipelines, "engine.pipeline_parallel_size", "work of stages is reported of all engines"
+    sheds = any(pool.scheduler.config.admission_control is not None for pool in plan.pools)
+    yield sheds, "engine.admission_control", "requests that are shed may be sent again, to another engine"
     yield scenario.measure.prefix_cache, "measure.prefix_cache", "prompts of all engines are followed"
     yield system.kv_events is not None, "system.kv_events", "routers follow all caches"
+    yield bool(system.autoscaling), "system.autoscaling", "the number of engines follows the load of all"
     yield system.frontend != FrontendSpec(), "system.frontend", "requests take time on their way to engines and back"
     router, name = _router(plan), router_name(system.routing)
     by_loads, by_turns = own_method(router, "requests_elsewhere"), own_method(router, "turn_of")
@@ -175,7 +180,7 @@ class IndependentEngines:
 
 def empty_columns(plan: ServingPlan, *, detail: bool, sink: Sink | None = None) -> Columns:
     """Columns for the finished requests of a plan that number models and engines alike in all processes."""
-    columns = Columns(detail=detail, sink=sink)
+    columns = Columns(detail=detail, sink=sink, clients=plan.clients)
     columns.kinds = {kind: i for i, kind in enumerate(product(plan.prefill_engines, TASKS))}
     columns.replicas = {name: i for i, name in enumerate(name for pool in plan.pools for name in pool.names)}
     return columns

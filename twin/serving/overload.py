@@ -78,6 +78,15 @@ class Backlog:
         if self._started == self._arrived:
             self._empty(now)
 
+    def withdraw(self, now: float) -> None:
+        """Count a request out that was shed on arrival."""
+        self._arrived -= 1
+        if self._last is not None:
+            time, arrived, started, emptied, before = self._last
+            self._last = time, arrived - 1, started, emptied, before
+        if self._started == self._arrived:
+            self._empty(now)
+
     def lose_all(self, now: float) -> None:
         """Empty the queue: the engine has failed, and its requests go elsewhere."""
         self._started = self._arrived

@@ -65,6 +65,11 @@ class ServingPlan:
         """The step times of the first pool."""
         return self.pools[0].step_time
 
+    @property
+    def clients(self) -> tuple[tuple[str, str], ...]:
+        """See `Workload.clients`; turns of sessions have neither class nor tenant."""
+        return self.workload.clients if isinstance(self.workload, Workload) else ()
+
     @cached_property
     def prefill_engines(self) -> EnginesByModel:
         """The engines that a model's requests go to first. Those of a colocated system decode, too."""

@@ -18,6 +18,7 @@ from scenarios.serving import ServingScenario
 from scenarios.speculation import SpeculativeSpec
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
+from schedulers.pipeline import PipelinedEngineCore
 from twin.serving.deployment import check_deployment, check_device, describe_origin
 from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
@@ -72,6 +73,12 @@ class PlannedPool:
         ranks = self.spec.engine.data_parallel_size
         return LockstepGroup(self.scheduler.make_core, ranks) if ranks > 1 else self.scheduler.make_core()
 
+    def make_pipeline(self) -> PipelinedEngineCore:
+        """The scheduler of a new engine that is a pipeline."""
+        core = self.scheduler.make_core()
+        assert isinstance(core, PipelinedEngineCore)
+        return core
+
     def make_speculation(self, seed: int) -> SimulatedSpeculation | None:
         """The outcomes of a new engine's drafts; None if its scheduler does not speculate."""
         spec = self.scheduler.speculation
@@ -113,6 +120,7 @@ def plan_pools(
             key = pool.step_time.model_dump_json()
             step_time = models[key] = models.get(key) or build(pool.step_time)
             pool.step_time.check_ranks(pool.engine.data_parallel_size)
+            pool.step_time.check_stages(pool.engine.pipeline_parallel_size)
         engine_section = scenario.system.section(i, "engine")
         with _named(engine_section, "engine"):
             scheduler = pool.engine.build(base, prefix_id_tokens, step_time)

@@ -59,19 +59,21 @@ class RequestRecord:
         queued: when an engine's scheduler got it. scheduled: when its first step began. first_token, last_token: when
             the steps ended that computed these tokens.
         output_tokens: tokens of the answer. cached_tokens: prompt tokens supplied by the prefix cache.
+        retries: how often its client sent it again after it was shed.
         preemptions: how often it was preempted. attempts: how many engines failed while they served it.
         replica: name of the engine that finished it. delivered: output tokens that earlier engines computed.
     """
 
     __slots__ = (
         "answer_tokens", "attempts", "cached_tokens", "delivered", "first_token", "last_token", "output_tokens",
-        "preemptions", "queued", "replica", "request", "scheduled",
+        "preemptions", "queued", "replica", "request", "retries", "scheduled",
     )  # fmt: skip
 
     def __init__(self, request: Request, answer_tokens: int) -> None:
         self.request, self.answer_tokens = request, answer_tokens
         self.queued = self.scheduled = self.first_token = self.last_token = UNSET
         self.output_tokens = self.cached_tokens = self.preemptions = self.attempts = self.delivered = 0
+        self.retries = 0
         self.replica = ""
 
 
@@ -119,6 +121,10 @@ class StepIntegral:
             self.area += self.value * (now - self.since)
             self.since, self.value = now, value
 
+    def until(self, now: float) -> float:
+        """The integral up to now, which is not before `since`."""
+        return self.area + self.value * (now - self.since)
+
 
 _LOGGED: Final[tuple[str, ...]] = (
     "name", "detail", "ends", "decodes", "repeats", "odd_gaps", "changes", "index", "starts", "prefill_tokens", "kinds",
@@ -137,6 +143,8 @@ class EngineLog:
         index, starts, prefill_tokens, kinds: index, start (seconds), prompt tokens and kind of the steps that were not
             fast-forwarded.
         changes: flat rows (time, running, waiting, free blocks): the state from `time` on.
+        micro_batches: of an engine that is a pipeline, the steps of each micro-batch: inter-token latencies are gaps
+            between them, not between successive steps of the engine.
         running_seqs: the integral of running sequences that count towards `max_num_seqs`.
         outages: start and end of each, seconds. events: how often the engine's process has been at a step end.
 
@@ -154,6 +162,7 @@ class EngineLog:
         self.prefill_tokens, self.kinds = array("q"), array("b")
         self.running_seqs = StepIntegral()
         self.outages: list[tuple[float, float]] = []
+        self.micro_batches: list[EngineLog] = []
         self.events = 0
         self._busy = self._span_start = self._span_end = 0.0
         self._file: StepFile | None = None
@@ -236,12 +245,19 @@ class EngineLog:
         """The time in which steps ran, seconds."""
         return self._busy + (self._span_end - self._span_start)
 
+    def busy_until(self, start: float, now: float) -> float:
+        """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
+        if start == self._span_end:
+            return self._busy + (now - self._span_start)
+        return self.busy + (now - start)
+
     def ran(self, start: float, end: float) -> None:
         """Count steps that ran without a break from `start` to `end`.
 
-        Adjacent steps are summed as one span, so the sum does not depend on how many are counted at a time.
+        Adjacent steps are summed as one span, so the sum does not depend on how many are counted at a time. Those that
+        overlap, in a pipeline, are one span too.
         """
-        if start != self._span_end:
+        if start > self._span_end:
             self._busy += self._span_end - self._span_start
             self._span_start = start
         self._span_end = end
@@ -298,7 +314,7 @@ class StepKeeper:
 
     def __call__(self, logs: Iterable[EngineLog]) -> None:
         """Move steps of these logs."""
-        for log in logs:
+        for log in [each for engine in logs for each in (engine, *engine.micro_batches)]:
             if not log.detail and len(log.ends) >= WORTH_A_PART:
                 if self._file is None:
                     self._file = self._make_file()
@@ -313,20 +329,30 @@ DETAILS: Final[tuple[str, ...]] = (
 )  # fmt: skip
 """The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
 
+CLIENT_COLUMNS: Final[tuple[str, ...]] = ("client", "started", "tokens")
+"""Columns of a run whose requests have classes or tenants, kept in memory: whose each is, when its first step began,
+and its prompt tokens."""
+
 
 class Columns:
     """Columns of the finished requests: a few numbers each, so that a million requests fit into memory.
 
     Without `detail` only the columns that the summary needs are filled. With a `sink` the others leave memory in parts.
-    `kind` and `replica` hold indices into `kinds`, pairs of model and task, and `replicas`.
+    `kind`, `replica` and `client` hold indices into `kinds`, pairs of model and task, `replicas`, and `clients`.
 
     Args:
+        clients: pairs of service class and tenant that requests are of; empty if they have neither.
         sink: called with the `table` of every `PART` finished requests, and with the rest by `flush`.
         after_part: called after every `PART` finished requests.
     """
 
     def __init__(
-        self, *, detail: bool, sink: Sink | None = None, after_part: Callable[[], None] = lambda: None
+        self,
+        *,
+        detail: bool,
+        sink: Sink | None = None,
+        after_part: Callable[[], None] = lambda: None,
+        clients: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.detail, self.sink = detail, sink
         self._after_part, self._room = after_part, PART
@@ -337,6 +363,8 @@ class Columns:
         self.kind, self.replica, self.one_shot = array("i"), array("i"), array("b")
         self.kinds: dict[tuple[str, str], int] = {}
         self.replicas: dict[str, int] = {}
+        self.clients = {client: i for i, client in enumerate(clients)}
+        self.client, self.started, self.tokens = array("i"), array("d"), array("q")
 
     def add(self, record: RequestRecord) -> None:
         """Add a finished request."""
@@ -356,9 +384,18 @@ class Columns:
             self.attempts.append(record.attempts)
             self.kind.append(self.kinds.setdefault((request.model, request.task), len(self.kinds)))
             self.replica.append(self.replicas.setdefault(record.replica, len(self.replicas)))
+        if self.clients:
+            self.client.append(self.clients[request.service_class, request.tenant])
+            self.started.append(record.scheduled)
+            self.tokens.append(request.prompt_tokens)
         self._room -= 1
         if not self._room:
             self._end_part()
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        """Columns that stay in memory."""
+        return KEPT_COLUMNS + CLIENT_COLUMNS if self.clients else KEPT_COLUMNS
 
     def _end_part(self) -> None:
         self._room = PART
@@ -367,7 +404,7 @@ class Columns:
 
     def take(self) -> dict[str, NDArray[Any]]:
         """Move all rows out, as arrays by the names of the columns. Needs detail, and no sink."""
-        rows = {name: numbers(getattr(self, name)) for name in KEPT_COLUMNS + DETAILS}
+        rows = {name: numbers(getattr(self, name)) for name in self._kept + DETAILS}
         for name in rows:
             del getattr(self, name)[:]
         return rows
@@ -377,7 +414,7 @@ class Columns:
         first, after = 0, len(rows["arrival"])
         while first < after:
             last = min(first + self._room, after)
-            for name in KEPT_COLUMNS + DETAILS if self.detail else KEPT_COLUMNS:
+            for name in self._kept + DETAILS if self.detail else self._kept:
                 getattr(self, name).frombytes(rows[name][first:last].tobytes())
             self._room -= last - first
             first = last
@@ -410,8 +447,18 @@ class Columns:
             "cached_tokens", "preemptions", "attempts",
         )  # fmt: skip
         models, replicas = np.array([model for model, _ in self.kinds]), np.array(list(self.replicas))
-        return {name: column(getattr(self, name)) for name in plain} | {
+        found = {name: column(getattr(self, name)) for name in plain} | {
             "one_shot": column(self.one_shot).astype(bool),
             "model": models[column(self.kind)],
             "replica": replicas[column(self.replica)],
         }
+        return found | self.client_table(rows)
+
+    def client_table(self, rows: int | None = None) -> dict[str, Any]:
+        """Service class and tenant of the last `rows` requests, or of all; empty if they have neither."""
+        if not self.clients:
+            return {}
+        classes, tenants = (np.array(names) for names in zip(*self.clients, strict=True))
+        client = np.frombuffer(self.client, dtype=self.client.typecode)
+        client = client if rows is None else client[len(client) - rows :]
+        return {"service_class": classes[client], "tenant": tenants[client]}

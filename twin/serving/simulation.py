@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
+from schedulers.admission_control import RequestShed
 from twin.environment import Environment
 from twin.process import paused_garbage_collection
 from twin.serving.clients import ClosedLoop, OpenLoop
@@ -25,6 +26,7 @@ from twin.serving.randomness import Draw
 from twin.serving.records import Columns, Counters, EngineLog, RequestRecord, Sink, StepIntegral, StepKeeper
 from twin.serving.session_clients import ClosedSessions, OpenSessions
 from twin.serving.session_log import SessionLog
+from twin.serving.shedding import Retries, ShedLog
 from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
 from twin.serving.system import System
@@ -34,6 +36,9 @@ from twin.serving.topologies.registry import TOPOLOGIES
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.request import Request
+
+if TYPE_CHECKING:
+    from twin.serving.autoscaling import Autoscaling, ScalingLog
 
 
 class EngineAtEnd(Protocol):
@@ -63,6 +68,9 @@ class EngineAtEnd(Protocol):
     @property
     def tier_links(self) -> TierLinks | None: ...
 
+    @property
+    def stage_busy(self) -> list[float]: ...
+
 
 @dataclass(frozen=True)
 class Run:
@@ -74,6 +82,8 @@ class Run:
         outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
         sessions: the finished sessions; None for a workload without sessions.
         prefix_reuse: the prompts, if the scenario measures prefix caches.
+        scaling: the engines over time of each group that is autoscaled.
+        shed: the requests that were shed; None without admission control.
     """
 
     columns: Columns
@@ -83,6 +93,8 @@ class Run:
     outside: dict[str, float]
     sessions: SessionLog | None = None
     prefix_reuse: PrefixReuse | None = None
+    scaling: list[ScalingLog] | None = None
+    shed: ShedLog | None = None
 
     @property
     def logs(self) -> list[EngineLog]:
@@ -94,6 +106,13 @@ class Run:
         """When the last answer was complete and the last step had ended, seconds."""
         last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
         return max([max(self.columns.last_token, default=0.0), *last_steps])
+
+    def engine_seconds(self, name: str) -> float:
+        """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
+        for log in self.scaling or ():
+            if name in log.engines:
+                return log.engine_seconds(self.end).get(name, 0.0)
+        return self.end
 
     def request_table(self) -> dict[str, Any]:
         """All columns of the requests by name, in the order in which they finished. Needs detail."""
@@ -116,7 +135,7 @@ class Simulation:
     Attributes:
         environment: the SimPy environment. system: engines, pools and links. clients: the senders of requests.
         columns: the finished requests so far. population: the integral of requests in the system.
-        outages: the processes that let engines fail.
+        outages: the processes that let engines fail. autoscaling: the processes that change their number, if any do.
     """
 
     def __init__(
@@ -136,7 +155,9 @@ class Simulation:
         self.plan = plan = plan.for_one_run()
         self.environment = env = Environment()
         self.prefix_reuse: PrefixReuse | None = None
-        self.columns = Columns(detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps)
+        self.columns = Columns(
+            detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps, clients=plan.clients
+        )
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         seed = (scenario.seed << 20) + replication
@@ -145,13 +166,21 @@ class Simulation:
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
         self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
+        self.shed: ShedLog | None = None
+        if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
+            self.shed, self.system.on_shed = ShedLog(plan.clients), self._shed
+        retries = scenario.workload.retries
+        self._retries = Retries(
+            retries.attempts if retries else 0, retries.jitter if retries else 0.0, for_clients.spawn(1)[0]
+        )
         engines = {engine.name: engine for engine in self.system.engines()}
         self.outages = [
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
             for failure in scenario.failures
         ]
+        self.autoscaling = self._autoscaling(draw, replication) if scenario.system.autoscaling else None
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
-        if watch is None:
+        if watch is None and (self.shed is None or not self._retries.attempts):
             _foresee(plan, self.system, self.clients)
 
     def run(self) -> Run:
@@ -168,10 +197,21 @@ class Simulation:
         system, area = self.system, self.population.area
         sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
         links, reuse = _named_links(system), self.prefix_reuse
-        return Run(self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse)
+        scaling = None if self.autoscaling is None else self.autoscaling.logs
+        return Run(
+            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
+        )
 
-    def _arrived(self) -> None:
+    def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
+        from twin.serving.autoscaling import Autoscaling
+
+        seed = (self.plan.scenario.seed << 20) + replication
+        return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
+
+    def _arrived(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value + 1)
+        if self.autoscaling is not None:
+            self.autoscaling.arrived(record)
 
     def _finished(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value - 1)
@@ -180,13 +220,27 @@ class Simulation:
             self.prefix_reuse.add(record)
         self.clients.finished(record)
 
+    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
+        log, now = self.shed, self.environment.now
+        assert log is not None, "engines shed requests only with admission control"
+        log.reasons[shed.reason] += 1
+        wait = self._retries.wait(record, shed.retry_after)
+        if wait is not None:
+            log.retries += 1
+            self.system.submit_again(record, wait)
+            return
+        self.population.set(now, self.population.value - 1)
+        log.add(record, now)
+        self.clients.finished(record)
+
     def _keep_steps(self) -> None:
         self._keep(engine.log for engine in self.system.engines())
 
     def _check(self) -> None:
-        finished = len(self.columns.arrival)
-        if finished != self.plan.requests:
-            raise AssertionError(f"expected {self.plan.requests} finished requests, found {finished}")
+        finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
+        if finished + shed != self.plan.requests:
+            expected = f"expected {self.plan.requests} finished or shed requests"
+            raise AssertionError(f"{expected}, found {finished} and {shed}")
         check_engines(self.system.engines())
 
 
@@ -240,14 +294,15 @@ def _clients(
 
 def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | OpenSessions | ClosedSessions) -> None:
     """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
-    no request that follows an answer, and none that is still being routed.
+    no request that follows an answer or is sent again, and none that is still being routed.
 
-    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers.
+    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers. An autoscaler
+    looks at engines at any time.
     """
     routed_later = plan.scenario.system.frontend.route > 0
     if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools or routed_later:
         return
-    if any(engine.tier_links is not None for engine in system.engines()):
+    if plan.scenario.system.autoscaling or any(engine.tier_links is not None for engine in system.engines()):
         return
     pools = system.pools()
     if sum(len(pool.engines) for pool in pools) == len(system.engines()):

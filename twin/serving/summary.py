@@ -16,6 +16,7 @@ from twin.serving.overload import describe_overload, first_overload
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns, EngineLog
 from twin.serving.session_summary import summarise_sessions
+from twin.serving.shedding import ShedLog
 from twin.serving.simulation import EngineAtEnd, Run
 from twin.serving.speculation import speculation_summary
 from twin.serving.tier_links import CopyLink
@@ -47,7 +48,7 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         "request_throughput": float(counted.sum()) / seconds if seconds else None,
     }
     if measure.slo:
-        good = _goodput(columns, counted, measure)
+        good = float((meets_goals(columns, measure) & counted).sum())
         document["goodput"] = good / seconds if seconds else None
         document["goodput_share"] = good / int(counted.sum()) if counted.any() else None
     if run.sessions is not None:
@@ -57,25 +58,58 @@ def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     if speculating:
         document["speculation"] = speculation_summary(speculating)
     document |= _tiers(run)
+    if run.shed is not None:
+        document["shed"] = _shed(run.shed, measure, document["requests"])
     if run.prefix_reuse is not None:
         document["prefix_cache"] = run.prefix_reuse.summary()
     document["littles_law_error"] = _littles_law(run)
     return document
 
 
+def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
+    """Requests that were shed for good in the measured window, their share of all, and those that were sent again."""
+    shed = int(shed_in_window(log, measure).sum())
+    return {"requests": shed, "share": shed / (shed + finished) if shed + finished else 0.0, "retries": log.retries}
+
+
+def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that were shed for good in the measured window."""
+    ended = _floats(log.ended)
+    counted: Mask = ended >= measure.after
+    if measure.before is not None:
+        counted &= ended < measure.before
+    return counted
+
+
 def engine_summaries(run: Run) -> list[dict[str, Any]]:
-    """Steps, utilisation and counters of each engine."""
+    """Steps, utilisation while it is paid for, and counters of each engine."""
     return [
         {
             "name": log.name,
             "steps": log.num_steps,
-            "busy": log.busy / run.end if run.end else 0.0,
-            "load": log.running_seqs.area / (run.end * engine.max_num_seqs) if run.end else 0.0,
-            "kv_used": _kv_used([engine], run.end),
+            "busy": log.busy / seconds if seconds else 0.0,
+            "load": log.running_seqs.area / (seconds * engine.max_num_seqs) if seconds else 0.0,
+            "kv_used": _kv_used(run, [engine]),
             **asdict(engine.counters),
+            **_stages(engine, log, run.end),
         }
         for log, engine in zip(run.logs, run.engines, strict=True)
+        for seconds in (run.engine_seconds(engine.name),)
     ]
+
+
+def _stages(engine: EngineAtEnd, log: EngineLog, end: float) -> dict[str, Any]:
+    """Shares of time that each stage of a pipeline computes, and its bubbles; empty for an engine without stages.
+
+    Bubbles are the share of the stages' time that none computes, while a batch is in flight.
+    """
+    if not engine.stage_busy or not end:
+        return {}
+    worked = log.busy * len(engine.stage_busy)
+    return {
+        "stages_busy": [busy / end for busy in engine.stage_busy],
+        "bubbles": 1.0 - sum(engine.stage_busy) / worked if worked else 0.0,
+    }
 
 
 def link_summaries(run: Run) -> list[dict[str, Any]]:
@@ -161,9 +195,9 @@ def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None
 
 def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
     """The gaps and weights that `pooled_gaps` brings together, in parts of one engine."""
-    for log in logs:
+    for log in [each for engine in logs for each in (*engine.micro_batches, engine)]:
         last = None
-        for ends, decodes, repeats in log.step_parts(STEPS_OF_PART):
+        for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
             weights = np.repeat(decodes.astype(np.int64), repeats)
             measured = ends >= measure.after
             if measure.before is not None:
@@ -191,15 +225,15 @@ def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
     return counted
 
 
-def _goodput(columns: Columns, counted: Mask, measure: MeasureSpec) -> float:
-    start = _start_times(columns, measure)[counted]
-    first, last = _floats(columns.first_token)[counted], _floats(columns.last_token)[counted]
-    tokens = np.maximum(_whole(columns.output_tokens)[counted] - 1, 1)
+def meets_goals(columns: Columns, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that meet every goal of `measure.slo`."""
+    start, first, last = _start_times(columns, measure), _floats(columns.first_token), _floats(columns.last_token)
+    tokens = np.maximum(_whole(columns.output_tokens) - 1, 1)
     times = {"ttft": first - start, "tpot": (last - first) / tokens, "e2e": last - start}
     good = np.ones(len(first), dtype=np.bool_)
     for name, limit in measure.slo.items():
         good &= times[name] <= limit
-    return float(good.sum())
+    return good
 
 
 def _span(columns: Columns, counted: Mask, measure: MeasureSpec) -> float:
@@ -213,15 +247,18 @@ def _span(columns: Columns, counted: Mask, measure: MeasureSpec) -> float:
 
 def _engine_counts(run: Run) -> dict[str, Any]:
     counters = [engine.counters for engine in run.engines]
-    max_num_seqs = sum(engine.max_num_seqs for engine in run.engines)
+    seconds, seats = run.end * len(run.logs), run.end * sum(engine.max_num_seqs for engine in run.engines)
+    if run.scaling is not None:
+        paid = [(run.engine_seconds(engine.name), engine.max_num_seqs) for engine in run.engines]
+        seconds, seats = sum(each for each, _ in paid), sum(each * max_num_seqs for each, max_num_seqs in paid)
     return {
         "prefill_tokens": sum(each.prefill_tokens for each in counters),
         "cached_tokens": sum(each.cached_tokens for each in counters),
         "preemptions": sum(each.preemptions for each in counters),
         "steps": sum(log.num_steps for log in run.logs),
-        "busy": sum(log.busy for log in run.logs) / (run.end * len(run.logs)) if run.end else 0.0,
-        "load": sum(log.running_seqs.area for log in run.logs) / (run.end * max_num_seqs) if run.end else 0.0,
-        "kv_used": _kv_used(run.engines, run.end),
+        "busy": sum(log.busy for log in run.logs) / seconds if seconds else 0.0,
+        "load": sum(log.running_seqs.area for log in run.logs) / seats if seats else 0.0,
+        "kv_used": _kv_used(run, run.engines),
     }
 
 
@@ -253,21 +290,26 @@ def _mean_busy(links: list[CopyLink], end: float) -> float:
     return sum(link.busy for link in links) / (end * len(links)) if end else 0.0
 
 
-def _kv_used(engines: Sequence[EngineAtEnd], end: float) -> float | None:
-    """Mean share of KV blocks in use over time; None for a run without detail."""
-    if not end or not all(engine.log.detail for engine in engines):
+def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
+    """Mean share of KV blocks in use over the time for which engines are paid; None for a run without detail."""
+    if not run.end or not all(engine.log.detail for engine in engines):
         return None
     used = 0.0
     for engine in engines:
         states = engine.log.states()
-        seconds = np.diff(np.minimum(states[:, 0], end), append=end)
+        seconds = np.diff(np.minimum(states[:, 0], run.end), append=run.end)
         used += float(((engine.blocks - states[:, 3]) * seconds).sum())
-    return used / (end * sum(engine.blocks for engine in engines))
+    if run.scaling is None:
+        return used / (run.end * sum(engine.blocks for engine in engines))
+    paid = sum(run.engine_seconds(engine.name) * engine.blocks for engine in engines)
+    return used / paid if paid else 0.0
 
 
 def _littles_law(run: Run) -> float:
     """Relative difference between ∫ L dt, counted at arrivals and departures, and the sum of times in the system."""
     times = float((_floats(run.columns.last_token) - _floats(run.columns.arrival)).sum())
+    if run.shed is not None:
+        times += float((_floats(run.shed.ended) - _floats(run.shed.arrival)).sum())
     return abs(run.population - times) / times if times else 0.0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 import simpy
 from simpy.events import Event, Process
 
+from schedulers.admission_control import RequestShed
 from schedulers.load_tree import LoadTree
 from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
@@ -20,7 +21,10 @@ from workloads.request import Request
 
 
 class Pool:
-    """Engines that serve the same models, and the router that chooses among them. Failed engines get no requests."""
+    """Engines that serve the same models, and the router that chooses among them.
+
+    Engines that have failed, or are not in service, get no requests.
+    """
 
     def __init__(self, engines: list[Engine], router: Router) -> None:
         self.engines = engines
@@ -34,8 +38,8 @@ class Pool:
         return self._router.choose(request, self._up) if self._up else None
 
     def refresh(self) -> None:
-        """Look again which engines are up, after one has failed or recovered."""
-        self._up = [engine for engine in self.engines if not engine.failed]
+        """Look again which engines are up, after one has failed or recovered, or came into or went out of service."""
+        self._up = [engine for engine in self.engines if engine.in_service and not engine.failed]
         self._follow_loads()
 
     def foresee(self, arrivals: Arrivals) -> None:
@@ -72,7 +76,10 @@ class System:
         route, deliver, hand_over: seconds of work between steps, as in a scenario's `system.frontend`.
 
     Attributes:
-        on_arrival: called for every request that arrives. on_finish: called with the record of every finished request.
+        on_arrival, on_finish: called with the record of every request that arrives, and of every finished one.
+        on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
+            transfer.
+        on_shed: called with the record of every request that an engine sheds, and why.
     """
 
     def __init__(
@@ -86,8 +93,11 @@ class System:
         hand_over: float = 0.0,
     ) -> None:
         self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
-        self.on_arrival: Callable[[], None] = lambda: None
+        self.on_arrival: Callable[[RequestRecord], None] = lambda record: None
         self.on_finish: Callable[[RequestRecord], None] = lambda record: None
+        self.on_outage: Callable[[Engine], None] = lambda engine: None
+        self.on_release: Callable[[Engine], None] = lambda engine: None
+        self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
         self._route_seconds, self._deliver, self._hand_over = route, deliver, hand_over
         self._stranded: list[RequestRecord] = []  # while no engine is up
         self._sending: dict[str, dict[RequestRecord, Process]] = {name: {} for name in links}
@@ -95,6 +105,7 @@ class System:
         for pool in self.pools():
             for engine in pool.engines:
                 engine.on_finish = self._finished
+                engine.on_shed = self._shed
         if decode_pools:
             for pool in prefill_pools.values():
                 for engine in pool.engines:
@@ -110,15 +121,22 @@ class System:
 
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
         """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
-        self.on_arrival()
+        self.on_arrival(record)
         if self._route_seconds:
             self.env.process(self._routed(record))
         else:
             self._route(record, late=late)
 
-    def _routed(self, record: RequestRecord) -> Generator[Event, object, None]:
-        """Route a request after the frontend's work."""
-        yield self.env.at(self.env.now + self._route_seconds, Priority.ARRIVAL)
+    def submit_again(self, record: RequestRecord, wait: float) -> None:
+        """Route a request that was shed, `wait` seconds from now; it has arrived before."""
+        self.env.process(self._routed(record, wait))
+
+    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
+        self.on_shed(record, shed)
+
+    def _routed(self, record: RequestRecord, wait: float = 0.0) -> Generator[Event, object, None]:
+        """Route a request after some time and the frontend's work."""
+        yield self.env.at(self.env.now + wait + self._route_seconds, Priority.ARRIVAL)
         self._route(record)
 
     def _route(self, record: RequestRecord, *, late: bool = False) -> None:
@@ -183,6 +201,7 @@ class System:
             yield env.at(announced, Priority.LATE)
         if engine.core is core:  # it has not failed since
             engine.release(sequence)
+            self.on_release(engine)
         target = self.decode_pools[request.model].choose(request)
         if target is None:
             record.delivered = 1
@@ -214,6 +233,7 @@ class System:
         for record in lost:
             record.attempts += 1
             self._resume(record)
+        self.on_outage(engine)
 
     def recover(self, engine: Engine) -> None:
         """End an outage of an engine. After the last one the engine is up, with an empty cache."""
@@ -221,6 +241,16 @@ class System:
         if self._outages[engine.name]:
             return
         engine.recover()
+        self.refresh()
+        self.on_outage(engine)
+
+    @property
+    def stranded(self) -> list[RequestRecord]:
+        """Requests that wait because no engine is up."""
+        return self._stranded
+
+    def refresh(self) -> None:
+        """Look again which engines are up, and route the requests that waited for one."""
         for pool in self.pools():
             pool.refresh()
         stranded, self._stranded = self._stranded, []
@@ -257,5 +287,8 @@ class System:
             request.task,
             request.priority,
             request.session,
+            request.tenant,
+            request.service_class,
+            request.ttft_goal,
         )
         engine.submit(record, rest)

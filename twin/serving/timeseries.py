@@ -24,8 +24,8 @@ SAMPLES = 400
 def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
     """Quantiles of every latency, seconds, also by class, and time series over all engines at even instants.
 
-    The series are `running` and `waiting` requests, and `kv_used`, the share of KV blocks in use. Needs a run with
-    detail.
+    The series are `running` and `waiting` requests, `kv_used`, the share of KV blocks in use, and, of an autoscaled
+    run, `engines` in each state. Needs a run with detail.
     """
     of_requests = latencies(run.columns, measure)
     gaps, weights = pooled_gaps(run.logs, measure)
@@ -43,7 +43,7 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         running += np.where(known, changes[at, 1], 0)
         waiting += np.where(known, changes[at, 2], 0)
         used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
-    return {
+    series: dict[str, Any] = {
         "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
         "classes": _classes(run, measure),
         "time": instants.tolist(),
@@ -51,27 +51,37 @@ def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
         "waiting": waiting.tolist(),
         "kv_used": used.tolist(),
     }
+    if run.scaling is not None:
+        from twin.serving.scaling_summary import STATES, states_at
+
+        states = sum(states_at(log, instants) for log in run.scaling)
+        series["engines"] = dict(zip(STATES[1:], np.asarray(states).T.tolist(), strict=True))
+    return series
 
 
 def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
     """Requests, spreads and quantiles of latencies of each class of requests; None where there is one class.
 
-    A class has one model and one task, and is named by what tells it from the others.
+    A class has one model, task, service class and tenant, and is named by what tells it from the others.
     """
     columns = run.columns
     kind = np.frombuffer(columns.kind, dtype=np.int32)
+    names: list[tuple[str, ...]] = list(columns.kinds)
+    if columns.clients:
+        kind = kind * len(columns.clients) + np.frombuffer(columns.client, dtype=np.int32)
+        names = [pair + client for pair in columns.kinds for client in columns.clients]
     present = set(np.unique(kind).tolist())
-    kinds = {index: pair for index, pair in enumerate(columns.kinds) if index in present}
+    kinds = {index: parts for index, parts in enumerate(names) if index in present}
     if len(kinds) < 2:
         return None
-    models, tasks = ({pair[part] for pair in kinds.values()} for part in (0, 1))
+    varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
     counted = in_measured_window(columns, measure)
     found: dict[str, Any] = {}
-    for index, (model, task) in sorted(kinds.items(), key=lambda each: each[1]):
+    for index, parts in sorted(kinds.items(), key=lambda each: each[1]):
         chosen = counted & (kind == index)
         values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
         values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]
-        name = " ".join(part for part, several in ((model, models), (task, tasks)) if len(several) > 1)
+        name = " ".join(part for part, several in zip(parts, varies, strict=True) if several)
         found[name] = {
             "requests": int(chosen.sum()),
             **{name: spread(each) for name, each in values.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class EngineOfProcess:
     log: EngineLog
     speculation: SimulatedSpeculation | None = None
     tier_links: TierLinks | None = None
+    stage_busy: list[float] = field(default_factory=list)
 
 
 def _simulate_in_processes(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:

@@ -15,6 +15,7 @@ from scenarios.plugins import plugin_digest
 from scenarios.reading import present_settings
 from scenarios.serving import ServingScenario, check_scenario
 from twin.executors.executor import Executor
+from twin.serving.client_summary import summarise_clients
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
 from twin.serving.randomness import Draw
@@ -152,6 +153,7 @@ class ServingSweep:
             "outside": first["outside"],
             "saturated": 2 * len(overloads) >= len(runs) > 0,
             "overload": overloads[0] if overloads else None,
+            **({"autoscaling": first["autoscaling"]} if "autoscaling" in first else {}),
         }
 
     def _assumptions(self, case: Case, points: dict[Draw, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -189,8 +191,19 @@ def run_task(task: Task) -> dict[str, Any]:
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
-    summary = summarise(run, plan.scenario.measure)
+    summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
+    scaled: dict[str, Any] = {}
+    if run.scaling is not None:
+        from twin.serving.scaling_summary import mean_devices, scaling_document, scaling_summary
+
+        devices = mean_devices(run, plan.pools)
+        summary["autoscaling"] = scaling_summary(run, plan)
+        scaled = {"autoscaling": scaling_document(run, plan)}
+    if plan.scenario.failures:
+        from twin.serving.scaling_summary import around_outages
+
+        summary["outages"] = around_outages(run, plan.scenario.measure)
     cost = cost_per_million_tokens(devices, throughput)
     if devices is not None and throughput is not None:
         summary |= {"output_throughput_per_device": throughput / devices["total"]}
@@ -201,6 +214,7 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
         "outages": outages(run),
         "overload": overload(run, plan),
         "outside": run.outside,
+        **scaled,
     }
 
 

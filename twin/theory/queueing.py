@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def erlang_c(servers: int, load: float) -> float:
     """Probability that a customer of M/M/c waits; `load` is λ/μ, below `servers`."""
@@ -23,6 +25,20 @@ def md1_wait(arrival_rate: float, service_time: float) -> float:
     """Mean wait before service in M/D/1 (Pollaczek and Khinchine): half of M/M/1's."""
     load = arrival_rate * service_time
     return load / (2 * (1 - load)) * service_time
+
+
+def priority_waits(arrival_rates: Sequence[float], service_time: float) -> list[float]:
+    """Mean wait of each class in M/M/1 with priorities that do not interrupt a service, the first class first.
+
+    With σ_k the load of the first k classes, W_k = ρ·s / ((1 - σ_{k-1})(1 - σ_k)) (Cobham 1954); all classes have
+    exponential services of mean s, whose mean residual at an arrival is ρ·s.
+    """
+    loads = [rate * service_time for rate in arrival_rates]
+    residual, before, waits = sum(loads) * service_time, 0.0, []
+    for load in loads:
+        waits.append(residual / ((1 - before) * (1 - before - load)))
+        before += load
+    return waits
 
 
 def finite_source_response(users: int, think_time: float, service_time: float, servers: int = 1) -> float:

@@ -51,6 +51,15 @@ class ScaledStepTime(StepTimeModel):
         factor = self._factor
         return [factor * each for each in self._inner.group_decode_seconds(runs, steps)]
 
+    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
+        """See `StepTime.stage_seconds`."""
+        return [self._factor * seconds for seconds in self._inner.stage_seconds(batch, shares)]
+
+    def send_seconds(self, tokens: int) -> float | None:
+        """See `StepTime.send_seconds`."""
+        seconds = self._inner.send_seconds(tokens)
+        return None if seconds is None else self._factor * seconds
+
     def outside(self) -> Mapping[str, float]:
         """See `StepTime.outside`."""
         return self._inner.outside()

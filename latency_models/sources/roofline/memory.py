@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.sources.roofline.placement import CACHE_BYTES, WEIGHT_BYTES, Placement
+from latency_models.stages import stage_layers
 
 RESERVED = 2 * 2**30
 """Bytes of a device that are neither weights nor KV cache: activations, buffers of collectives, the CUDA context.
@@ -43,17 +44,26 @@ def device_memory(
     gpu_memory_utilization: float = 0.9,
     max_num_seqs: int = 256,
 ) -> DeviceMemory:
-    """The memory of the fullest device, which has the most layers and the output head.
+    """The memory of the device whose cache holds the fewest tokens: all stages of a pipeline have as many KV blocks.
 
     Layers with a window cache no more of a sequence than that: it is set aside for `max_num_seqs` sequences.
     """
-    layers = -(-model.layers // placement.pipeline_parallel)
+    stages = range(placement.pipeline_parallel)
+    found = [_stage_memory(model, hardware, placement, stage, gpu_memory_utilization, max_num_seqs) for stage in stages]
+    return min(found, key=lambda memory: memory.free / memory.kv_bytes_per_token)
+
+
+def _stage_memory(
+    model: Model, hardware: Hardware, placement: Placement, stage: int, gpu_memory_utilization: float, max_num_seqs: int
+) -> DeviceMemory:
+    """The memory of a device of one pipeline stage."""
+    layers = stage_layers(model.layers, placement.pipeline_parallel)[stage]
     cached = _cached_elements(model, placement) * CACHE_BYTES[placement.cache]
     full = layers * (1 - model.windowed_layers / model.layers)
     windows = 0.0
     if isinstance(model.attention, GroupedQueryAttention):
         windows = max_num_seqs * model.attention.window * cached * (layers - full)
-    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement)
+    weights = layers * _layer_bytes(model, placement) + _embedding_bytes(model, placement, stage)
     usable = hardware.memory_capacity * gpu_memory_utilization
     free = usable - weights - RESERVED - windows
     return DeviceMemory(hardware.memory_capacity, weights, RESERVED, free, cached * full)
@@ -87,7 +97,8 @@ def _layer_bytes(model: Model, placement: Placement) -> float:
     return size + sparse * (routed + beside) + (1 - sparse) * dense
 
 
-def _embedding_bytes(model: Model, placement: Placement) -> float:
-    """Embedding and output head of a single stage, or the head alone of the last of several; both in bf16."""
-    matrices = 1 if model.tied_embeddings or placement.pipeline_parallel > 1 else 2
+def _embedding_bytes(model: Model, placement: Placement, stage: int) -> float:
+    """The embedding on the first stage and the output head on the last, in bf16. Where they are tied, they are one."""
+    ends = {0, placement.pipeline_parallel - 1}
+    matrices = 0 if stage not in ends else 2 if len(ends) == 1 and not model.tied_embeddings else 1
     return matrices * model.vocabulary * model.hidden_size * 2.0 / placement.tensor_parallel

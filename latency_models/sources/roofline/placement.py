@@ -28,8 +28,7 @@ class Placement:
 
     Attributes:
         tensor_parallel: devices that share each attention layer, and each dense FFN.
-        pipeline_parallel: stages, each with a part of the layers. One batch is under way at a time, and goes through
-            all of them: an engine that overlaps batches over stages has more throughput than this.
+        pipeline_parallel: stages, each with a part of the layers.
         data_parallel: attention replicas that share one set of experts, as `engine.data_parallel_size`.
         expert_parallel: experts are spread whole over all devices of a stage; else each is split over all of them.
         weights: format of projections and dense FFNs. experts: format of expert weights.

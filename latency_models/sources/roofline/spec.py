@@ -20,7 +20,8 @@ class RooflineSpec(SourceSpec):
 
     Attributes:
         model: a built-in name, a model file, or a config.json. hardware: a built-in name or a hardware file.
-        tensor_parallel: devices that share each layer. pipeline_parallel: stages of an engine.
+        tensor_parallel: devices that share each layer. pipeline_parallel: stages of an engine. One
+            batch is under way at a time unless `engine.pipeline_parallel_size` is as large.
         data_parallel: attention replicas that share experts, as `engine.data_parallel_size`.
         expert_parallel: experts are spread whole over all devices of a stage, rather than each split over them.
         weights: format of linear layers. experts: format of expert weights; default: that of `weights`.
@@ -79,3 +80,9 @@ class RooflineSpec(SourceSpec):
         if data_parallel != self.data_parallel:
             expected = f"expected {data_parallel}, as engine.data_parallel_size"
             raise BadInput(expected, field="step_time.data_parallel", value=self.data_parallel)
+
+    def check_stages(self, pipeline_parallel: int) -> None:
+        """See `SourceSpec.check_stages`. An engine of one stage in flight may have step times of several stages."""
+        if pipeline_parallel not in (1, self.pipeline_parallel):
+            expected = f"expected {pipeline_parallel}, as engine.pipeline_parallel_size"
+            raise BadInput(expected, field="step_time.pipeline_parallel", value=self.pipeline_parallel)

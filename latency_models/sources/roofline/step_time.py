@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from latency_models.deployment.hardware import Hardware, Precision
@@ -22,6 +22,7 @@ from latency_models.sources.roofline.work import (
     matrices,
     routed_experts,
 )
+from latency_models.stages import TENSORS_SENT, split
 from latency_models.step_time import StepTimeModel
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
@@ -98,6 +99,31 @@ class RooflineStepTime(StepTimeModel):
         whole, fixed, layers = self.scales[WHOLE_STEP], self._decode_fixed(decodes, gathered), self._full_layers
         token = self._decode_token
         return [whole * (fixed + token * (layers * tokens)) for tokens in run]
+
+    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
+        """See `StepTime.stage_seconds`; with the messages between stages, they sum to `seconds`.
+
+        The last stage has the output head and the host's work on sampled tokens, and the first its work on the batch:
+        later stages prepare theirs while they wait for activations.
+        """
+        behind = self.placement.pipeline_parallel - 1
+        if not behind:
+            return split(self.seconds(batch), shares)
+        whole, engine = self.scales[WHOLE_STEP], self.efficiency.engine
+        first = whole * engine.step
+        last = whole * (self._sampled(batch.outputs) + engine.per_sequence * batch.outputs)
+        stages = split(self.seconds(batch) - first - last - behind * self._message(batch.tokens), shares)
+        stages[0] += first
+        stages[-1] += last
+        return stages
+
+    def send_seconds(self, tokens: int) -> float | None:
+        """See `StepTime.send_seconds`."""
+        return self._message(tokens) if self.placement.pipeline_parallel > 1 else None
+
+    def _message(self, tokens: int) -> float:
+        sent = self._send(tokens * self.model.hidden_size)
+        return self.scales[WHOLE_STEP] * self.scales["all_reduce_kernels"] * sent
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: a factor for each kind of kernel, and one for the whole step.
@@ -249,7 +275,8 @@ class RooflineStepTime(StepTimeModel):
         reached, network = self._reached(self.kinds["all_reduce_kernels"]), self.hardware.network
         within = self.placement.devices <= self.hardware.devices_per_node
         rate = (network.intra_node if within else network.inter_node) * reached.memory
-        return reached.launch + elements * ACTIVATION_BYTES / self.placement.tensor_parallel / rate
+        size = TENSORS_SENT * elements * ACTIVATION_BYTES / self.placement.tensor_parallel
+        return reached.launch + size / rate
 
     # -- attention ---------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ def test_a_folder_in_place_of_the_imported_file(here: Path) -> None:
 def test_a_system_without_a_layout_is_colocated(settings: dict[str, Any]) -> None:
     checked = check_scenario(scenario(), settings, Path("s.yaml"))
     assert checked.system.model_dump() == {
-        "layout": "colocated", "replicas": 3, "routing": "least_loaded", "kv_events": None,
+        "layout": "colocated", "replicas": 3, "routing": "least_loaded", "kv_events": None, "autoscaling": None,
         "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"system.layout: expected this field, which is missing$"):

@@ -185,7 +185,7 @@ def test_a_plugin_adds_a_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(document)
     assert [(engine.name, engine.max_num_seqs) for engine in result.engines] == [("full-0", 16), ("half-0", 8)]
     assert describe(plan(document))["scenario"]["system"] == {
-        "layout": "pairs", "routing": "least_loaded", "kv_events": None,
+        "layout": "pairs", "routing": "least_loaded", "kv_events": None, "autoscaling": None,
         "frontend": {"route": 0.0, "deliver": 0.0, "hand_over": 0.0},
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"system.layout|system: "):

@@ -14,6 +14,7 @@ from schedulers.kv_events import CacheView
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
 from twin.serving.machine_speed import MachineSpeed
+from twin.serving.pipelined_engine import PipelinedEngine
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
@@ -49,6 +50,12 @@ class EngineParts:
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
         """The engine, in an environment."""
+        if (stages := self.pool.scheduler.stages) is not None:
+            return PipelinedEngine(
+                env, self.pool.make_pipeline, self.step_time, stages, name=self.name, index=self.index,
+                detail=self.scenario.detail is True, watch=watch, view=view,
+                deliver=self.scenario.system.frontend.deliver,
+            )  # fmt: skip
         return Engine(
             env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
             depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,

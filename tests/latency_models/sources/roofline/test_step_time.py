@@ -12,6 +12,7 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
+from latency_models.sources.roofline.memory import RESERVED, device_memory
 from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP
 from latency_models.sources.roofline.placement import Placement
 from latency_models.sources.roofline.spec import RooflineSpec
@@ -119,7 +120,7 @@ def test_devices_share_weights_and_pay_for_all_reduces() -> None:
 
 def test_pipeline_stages_add_messages_and_no_speed() -> None:
     one, two = model_of(), model_of(pipeline_parallel=2)
-    sent = 4096 * 2 / 4.5e11
+    sent = 2 * 4096 * 2 / 4.5e11  # hidden states and the residual
     assert two.decode_seconds(1, 1, 1, 1)[0] - one.decode_seconds(1, 1, 1, 1)[0] == pytest.approx(sent)
 
 
@@ -184,3 +185,37 @@ def test_more_devices_than_kv_heads_keep_one_each() -> None:
     """Llama-3.1-8B has 8 KV heads: 16 devices hold 16 copies' worth."""
     eight, sixteen = (model_of(tensor_parallel=n).kv_tokens(0.9, 256) for n in (8, 16))
     assert sixteen == pytest.approx(eight, rel=0.03)
+
+
+def test_stages_and_messages_sum_to_the_step() -> None:
+    """Layers are shared out, the head and the sampled tokens are the last stage's, and the launch is the first's."""
+    four = model_of(pipeline_parallel=4)
+    mixed = batch([(700, 300), (64, 0)], lengths=[450] * 20)
+    shares = [0.25] * 4
+    found = four.stage_seconds(mixed, shares)
+    message = four.send_seconds(mixed.tokens)
+    assert message is not None
+    assert sum(found) + 3 * message == pytest.approx(four.seconds(mixed), rel=1e-12)
+    assert found[1] == found[2] < found[3]
+    one = model_of()
+    assert one.stage_seconds(mixed, [1.0]) == [one.seconds(mixed)]
+    assert one.send_seconds(10) is None
+    # A layer is a layer: three quarters of them take three times as long, without the ends.
+    long, short = four.stage_seconds(mixed, [0.0, 0.75, 0.25, 0.0])[1:3]
+    assert long == pytest.approx(3 * short)
+
+
+def test_the_stage_with_the_least_memory_bounds_the_cache() -> None:
+    """Of 32 layers in 3 stages, 11, 11 and 10: the first has the embedding besides."""
+    model, hardware = load_model("llama-3.1-8b"), load_hardware("l40s")
+    memory = device_memory(model, hardware, Placement(pipeline_parallel=3))
+    one = device_memory(model, hardware, Placement())
+    embedding = model.vocabulary * model.hidden_size * 2.0
+    layer = (one.weights - 2 * embedding) / model.layers
+    assert memory.weights == pytest.approx(11 * layer + embedding)
+    assert memory.kv_bytes_per_token == pytest.approx(one.kv_bytes_per_token * 11 / 32)
+    free = [
+        0.9 * hardware.memory_capacity - RESERVED - n * layer - e * embedding for n, e in ((11, 1), (11, 0), (10, 1))
+    ]
+    tokens = [each / (n * one.kv_bytes_per_token / 32) for each, n in zip(free, (11, 11, 10), strict=True)]
+    assert memory.kv_tokens == pytest.approx(min(tokens))

@@ -1,0 +1,61 @@
+"""Pipeline stages: which layers each of them has, and the message between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TENSORS_SENT = 2
+"""Tensors of the hidden size that a stage sends for each token: hidden states and the residual, as vLLM does."""
+
+
+def stage_layers(layers: int, stages: int) -> list[int]:
+    """Layers of each stage, as vLLM divides them (`get_pp_indices` in vllm/distributed/utils.py).
+
+    Each has as many; of those that remain, the last stage gets none, since it has the output head, and the others one
+    each, from the last but one backwards.
+    """
+    found = [layers // stages] * stages
+    for i in range(2, layers % stages + 2):
+        found[-i] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class StageLink:
+    """The link from one stage to the next.
+
+    Attributes:
+        latency: seconds of the shortest message. bandwidth: bytes/s. bytes_per_token: of the activations of a token.
+    """
+
+    latency: float
+    bandwidth: float
+    bytes_per_token: float
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds of the message of a batch of `tokens` rows."""
+        return self.latency + tokens * self.bytes_per_token / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The pipeline of one engine.
+
+    Attributes:
+        layers: of each stage. link: between stages; None: the step times know it.
+    """
+
+    layers: tuple[int, ...]
+    link: StageLink | None = None
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the layers that each stage has; of a single stage exactly 1."""
+        total = sum(self.layers)
+        return [layers / total for layers in self.layers]
+
+
+def split(seconds: float, shares: Sequence[float]) -> list[float]:
+    """Seconds of each stage, of a duration that all layers have alike."""
+    return [share * seconds for share in shares]

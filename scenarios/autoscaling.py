@@ -1,0 +1,161 @@
+"""Autoscaling of the engines of a pool: `system.autoscaling`, a section for each pool that is scaled."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from latency_models.io.config_io import Strict
+from scenarios.goals import Goal, read_goals
+from scenarios.limits import Engines, Requests
+from scenarios.registered import registered
+from schedulers.autoscaling import SCALING_POLICIES, Autoscaler, Predict, RatePolicy, ScalingRules
+from workloads.errors import BadInput
+
+
+class RatePolicySpec(Strict):
+    """At most `value` engines, or percent of the engines, are added or removed in `period` seconds."""
+
+    type: Literal["engines", "percent"]
+    value: PositiveFloat
+    period: PositiveFloat = 15.0
+
+
+class ScaleUpSpec(Strict):
+    """The rules of adding engines, with the defaults of Kubernetes (`schedulers.autoscaling.ScalingRules`).
+
+    Attributes:
+        stabilization_window: seconds in which the lowest recommendation counts. policies: limits of the rate; default:
+            4 engines or 100 percent in 15 seconds. select: of several policies that with the largest change, `max`, or
+            the smallest; `disabled`: never change in this direction.
+    """
+
+    stabilization_window: NonNegativeFloat = 0.0
+    policies: list[RatePolicySpec] | None = None
+    select: Literal["max", "min", "disabled"] = "max"
+
+    def build(self) -> ScalingRules:
+        """The rules."""
+        default = (RatePolicy("engines", 4, 15.0), RatePolicy("percent", 100, 15.0))
+        return ScalingRules(self.stabilization_window, _policies(self.policies, default), self.select)
+
+
+class ScaleDownSpec(Strict):
+    """The rules of removing engines; see `ScaleUpSpec`. By default all may be removed in 15 seconds."""
+
+    stabilization_window: NonNegativeFloat = 300.0
+    policies: list[RatePolicySpec] | None = None
+    select: Literal["max", "min", "disabled"] = "max"
+
+    def build(self) -> ScalingRules:
+        """The rules."""
+        return ScalingRules(
+            self.stabilization_window, _policies(self.policies, (RatePolicy("percent", 100, 15.0),)), self.select
+        )
+
+
+def _policies(given: list[RatePolicySpec] | None, default: tuple[RatePolicy, ...]) -> tuple[RatePolicy, ...]:
+    return default if given is None else tuple(RatePolicy(each.type, each.value, each.period) for each in given)
+
+
+class StartUpSpec(Strict):
+    """The start of an engine: it loads its weights and warms up before it takes requests.
+
+    Attributes:
+        weight_bytes: bytes that it loads. bandwidth: bytes/s. warm_up: seconds of everything else.
+    """
+
+    weight_bytes: PositiveFloat | None = None
+    bandwidth: PositiveFloat | None = None
+    warm_up: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _both(self) -> StartUpSpec:
+        if (self.weight_bytes is None) != (self.bandwidth is None):
+            raise ValueError("expected weight_bytes and bandwidth, or neither")
+        return self
+
+    @property
+    def seconds(self) -> float:
+        """The time of all of it."""
+        loading = 0.0 if self.weight_bytes is None or self.bandwidth is None else self.weight_bytes / self.bandwidth
+        return loading + self.warm_up
+
+
+class AutoscalingSpec(Strict):
+    """The autoscaling of one pool. Fields of the policy that are left out have its own defaults.
+
+    Attributes:
+        policy: its name. min_replicas, max_replicas: limits. sync_period: seconds between decisions.
+        start_up: of an engine. scale_up, scale_down: how soon and how fast the number may change; default: the
+            policy's own.
+        target, metric, tolerance: of target_utilization. target, count, tolerance: of queue_length.
+        schedule, period: of scheduled. goals, margin: of slo.
+        window, max_requests: seconds, and most requests, that are played for a prediction. A plug-in's policy may have
+            other fields.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: Annotated[str, registered(SCALING_POLICIES)]
+    min_replicas: Engines = 1
+    max_replicas: Engines
+    sync_period: PositiveFloat = 15.0
+    start_up: StartUpSpec = Field(default_factory=StartUpSpec)
+    scale_up: ScaleUpSpec | None = None
+    scale_down: ScaleDownSpec | None = None
+    target: PositiveFloat | None = None
+    metric: Literal["busy", "load", "kv_used", "running", "waiting"] | None = None
+    tolerance: NonNegativeFloat | None = None
+    count: Literal["waiting", "unfinished"] | None = None
+    schedule: list[Annotated[list[float], Field(min_length=2, max_length=2)]] | None = None
+    period: PositiveFloat | None = None
+    goals: dict[str, float | str] | None = None
+    margin: Annotated[float, Field(ge=0, lt=1)] | None = None
+    window: PositiveFloat = 300.0
+    max_requests: Annotated[Requests, Field(ge=1)] = 1000
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> AutoscalingSpec:
+        if self.min_replicas > self.max_replicas:
+            expected = f"expected at least min_replicas, {self.min_replicas}"
+            raise BadInput(expected, field="max_replicas", value=self.max_replicas)
+        for goal in self.latency_goals:
+            if not goal.at_most or goal.of is not None or goal.metric == "itl":
+                expected = "expected ttft, tpot or e2e with a statistic, such as ttft_p99"
+                raise BadInput(expected, field="goals", value=goal.name)
+        self.build(lambda engines: {})
+        return self
+
+    @property
+    def latency_goals(self) -> list[Goal]:
+        """The goals of the policy, none if it has none."""
+        return [] if self.goals is None else read_goals(self.goals)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the policy that were given, by name."""
+        names = ("target", "metric", "tolerance", "count", "schedule", "period", "margin")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.goals is not None:
+            given["goals"] = {goal.name: goal.limit for goal in self.latency_goals}
+        return given | (self.model_extra or {})
+
+    def build(self, predict: Predict) -> Autoscaler:
+        """A new autoscaler.
+
+        Raises:
+            BadInput: parameters that the policy does not take.
+        """
+        try:
+            policy = SCALING_POLICIES.select(self.policy)(predict, **self.parameters)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"expected parameters of {self.policy}: {error}") from None
+        up = None if self.scale_up is None else self.scale_up.build()
+        down = None if self.scale_down is None else self.scale_down.build()
+        return Autoscaler(policy, self.min_replicas, self.max_replicas, up, down)
+
+
+Autoscaling = dict[str, AutoscalingSpec]
+"""Sections by the names of pools; other pools keep their engines."""

@@ -1,0 +1,393 @@
+"""Autoscaling: how many engines a pool should have.
+
+A policy turns what is observed of a pool into a number of engines. An `Autoscaler` then keeps it between a minimum and
+a maximum, and limits how soon and how fast the number changes, as the Kubernetes Horizontal Pod Autoscaler does
+(`autoscaling/v2`; `pkg/controller/podautoscaler`). Nothing here has a clock: times come in with the observations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from schedulers.registry import Registry
+
+Metric = Literal["busy", "load", "kv_used", "running", "waiting"]
+"""The number that `TargetUtilization` holds at its target."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """The metrics of one engine that is up.
+
+    Attributes:
+        busy: share of the time since the last observation in which it was in a step.
+        load: running sequences over `max_num_seqs`, the mean over that time.
+        kv_used: share of KV blocks in use, now.
+        running, waiting: requests that are admitted, and that wait for admission, now.
+    """
+
+    busy: float
+    load: float
+    kv_used: float
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The state of a pool as an autoscaler sees it.
+
+    Attributes:
+        now: seconds. replicas: engines that the pool should have, by the decision before.
+        engines: metrics of the engines that are up. starting, failed, draining: engines that start, that are down, and
+            that finish their requests before they stop. The last do not count as replicas.
+        queued: requests that wait because no engine is up.
+        latencies: recent latencies by goal (`ttft_p99`), seconds; empty unless the policy has goals.
+        min_replicas, max_replicas: the numbers that may be chosen.
+    """
+
+    now: float
+    replicas: int
+    engines: tuple[EngineMetrics, ...]
+    starting: int = 0
+    failed: int = 0
+    draining: int = 0
+    queued: int = 0
+    latencies: Mapping[str, float] = field(default_factory=dict)
+    min_replicas: int = 1
+    max_replicas: int = 1_000_000
+
+
+# -- how soon and how fast ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RatePolicy:
+    """At most `value` engines, or `value` percent of them, may be added or removed in `period` seconds."""
+
+    type: Literal["engines", "percent"]
+    value: float
+    period: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """The rules of one direction (`HPAScalingRules`).
+
+    Attributes:
+        stabilization_window: seconds; up, the lowest of the recommendations in it counts, down, the highest.
+        policies: limits of the rate; none: no limit. select: the policy that counts, by the change that it allows.
+    """
+
+    stabilization_window: float = 0.0
+    policies: tuple[RatePolicy, ...] = ()
+    select: Literal["max", "min", "disabled"] = "max"
+
+
+HPA_SCALE_UP: Final = ScalingRules(0.0, (RatePolicy("engines", 4, 15.0), RatePolicy("percent", 100, 15.0)))
+HPA_SCALE_DOWN: Final = ScalingRules(300.0, (RatePolicy("percent", 100, 15.0),))
+"""The defaults of Kubernetes."""
+
+
+class Autoscaler:
+    """Decides the number of engines of one pool.
+
+    Args:
+        policy: recommends a number. min_replicas, max_replicas: its limits.
+        scale_up, scale_down: the rules of each direction; None: the policy's own.
+    """
+
+    def __init__(
+        self,
+        policy: ScalingPolicy,
+        min_replicas: int,
+        max_replicas: int,
+        scale_up: ScalingRules | None = None,
+        scale_down: ScalingRules | None = None,
+    ) -> None:
+        self.policy, self._min, self._max = policy, min_replicas, max_replicas
+        self._up = policy.scale_up if scale_up is None else scale_up
+        self._down = policy.scale_down if scale_down is None else scale_down
+        self._recommendations: list[tuple[float, int]] = []
+        self._changes: list[tuple[float, int]] = []  # when, and how many engines more
+
+    def decide(self, observation: Observation) -> int:
+        """The number of engines that the pool should have from now on."""
+        now, current = observation.now, observation.replicas
+        if not self._min <= current <= self._max:
+            desired = min(max(current, self._min), self._max)
+        else:
+            if not self._recommendations:
+                self._recommendations.append((now, current))
+            desired = self._limit_rate(now, current, self._stabilise(now, current, self.policy.desired(observation)))
+        if desired != current:
+            self._changes.append((now, desired - current))
+            longest = max((rate.period for rate in (*self._up.policies, *self._down.policies)), default=0.0)
+            self._changes = [change for change in self._changes if change[0] > now - longest]
+        return desired
+
+    def _stabilise(self, now: float, current: int, recommended: int) -> int:
+        """Change no further than every recommendation of a window would."""
+        up, down = self._up.stabilization_window, self._down.stabilization_window
+        kept = [each for each in self._recommendations if each[0] > now - max(up, down)]
+        least = min([recommended, *(count for when, count in kept if when > now - up)])
+        most = max([recommended, *(count for when, count in kept if when > now - down)])
+        self._recommendations = [*kept, (now, recommended)]
+        return min(max(current, least), most)
+
+    def _limit_rate(self, now: float, current: int, desired: int) -> int:
+        if desired > current:
+            limit = max(self._most_after(now, current), current)
+            return min(desired, self._max, limit)
+        if desired < current:
+            limit = min(self._least_after(now, current), current)
+            return max(desired, self._min, limit)
+        return desired
+
+    def _most_after(self, now: float, current: int) -> int:
+        """The most engines that the rates of scaling up allow."""
+        if self._up.select == "disabled":
+            return current
+        proposed = []
+        for rate in self._up.policies:
+            before = current - self._changed_since(now - rate.period)
+            grown = before + rate.value if rate.type == "engines" else math.ceil(before * (1 + rate.value / 100))
+            proposed.append(int(grown))
+        return self._max if not proposed else max(proposed) if self._up.select == "max" else min(proposed)
+
+    def _least_after(self, now: float, current: int) -> int:
+        """The fewest engines that the rates of scaling down allow."""
+        if self._down.select == "disabled":
+            return current
+        proposed = []
+        for rate in self._down.policies:
+            before = current - self._changed_since(now - rate.period)
+            shrunk = before - rate.value if rate.type == "engines" else before * (1 - rate.value / 100)
+            proposed.append(int(shrunk))
+        return self._min if not proposed else min(proposed) if self._down.select == "max" else max(proposed)
+
+    def _changed_since(self, start: float) -> int:
+        """Engines added less engines removed after `start`."""
+        return sum(change for when, change in self._changes if when > start)
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+class ScalingPolicy(Protocol):
+    """Recommends a number of engines.
+
+    Attributes:
+        scale_up, scale_down: the rules that apply unless others are given.
+    """
+
+    scale_up: ScalingRules
+    scale_down: ScalingRules
+
+    def desired(self, observation: Observation) -> int:
+        """The number of engines, whatever the limits."""
+        ...
+
+
+def replicas_at_target(
+    replicas: int,
+    values: Many[float | None],
+    target: float,
+    tolerance: float = 0.1,
+    *,
+    missing_as: float | None = None,
+    unready: int = 0,
+) -> int:
+    """The number of replicas that brings the mean of a metric to its target, as the HPA's replica calculator finds it.
+
+    It is ⌈replicas × mean/target⌉, unless the ratio is within the tolerance of 1. Replicas without a metric dampen the
+    change: they count as 0 when the others call for more, and as `missing_as` when they call for fewer. If that turns
+    the direction round, nothing changes.
+
+    Args:
+        replicas: the present number. values: the metric of each replica, None where it is missing.
+        missing_as: by default the target, as for a metric of pods; for a resource it is the larger of it and 100 %.
+        unready: replicas that are not ready: they are left out, but count as 0 when the others call for more.
+    """
+    known = [value for value in values if value is not None]
+    missing = len(values) - len(known)
+    if not known:
+        return replicas
+    ratio = sum(known) / len(known) / target
+    if not missing and not (unready and ratio > 1):
+        return replicas if _within(ratio, tolerance) else math.ceil(ratio * len(known))
+    if ratio < 1:
+        known += [target if missing_as is None else missing_as] * missing
+    elif ratio > 1:
+        known += [0.0] * (missing + unready)
+    dampened = sum(known) / len(known) / target
+    if _within(dampened, tolerance) or (ratio < 1 < dampened) or (dampened < 1 < ratio):
+        return replicas
+    found = math.ceil(dampened * len(known))
+    if (dampened < 1 and found > replicas) or (dampened > 1 and found < replicas):
+        return replicas
+    return found
+
+
+def _within(ratio: float, tolerance: float) -> bool:
+    return abs(1.0 - ratio) <= tolerance
+
+
+class TargetUtilization:
+    """Holds the mean of a metric over engines at a target, with the semantics of the HPA for a metric of pods.
+
+    Engines that start, and failed ones, have no metric (`replicas_at_target`).
+    """
+
+    scale_up, scale_down = HPA_SCALE_UP, HPA_SCALE_DOWN
+
+    def __init__(self, predict: Predict, target: float, metric: Metric = "load", tolerance: float = 0.1) -> None:
+        _check("target", target, target > 0, "more than 0")
+        _check("tolerance", tolerance, tolerance >= 0, "0 or more")
+        names = ("busy", "load", "kv_used", "running", "waiting")
+        _check("metric", metric, metric in names, f"one of {', '.join(names)}")
+        self._target, self._metric, self._tolerance = target, metric, tolerance
+
+    def desired(self, observation: Observation) -> int:
+        """See `ScalingPolicy.desired`."""
+        values: list[float | None] = [getattr(engine, self._metric) for engine in observation.engines]
+        values += [None] * (observation.starting + observation.failed)
+        return replicas_at_target(observation.replicas, values, self._target, self._tolerance)
+
+
+class QueueLength:
+    """Has an engine for every `target` requests, as the HPA has for an external metric with an average value (KEDA).
+
+    `count`: requests that are `waiting` for admission, or all that are `unfinished`.
+    """
+
+    scale_up, scale_down = HPA_SCALE_UP, HPA_SCALE_DOWN
+
+    def __init__(
+        self,
+        predict: Predict,
+        target: float,
+        count: Literal["waiting", "unfinished"] = "waiting",
+        tolerance: float = 0.1,
+    ) -> None:
+        _check("target", target, target > 0, "more than 0")
+        _check("tolerance", tolerance, tolerance >= 0, "0 or more")
+        _check("count", count, count in ("waiting", "unfinished"), "waiting or unfinished")
+        self._target, self._count, self._tolerance = target, count, tolerance
+
+    def desired(self, observation: Observation) -> int:
+        """See `ScalingPolicy.desired`."""
+        requests = observation.queued + sum(engine.waiting for engine in observation.engines)
+        if self._count == "unfinished":
+            requests += sum(engine.running for engine in observation.engines)
+        if _within(requests / (self._target * observation.replicas), self._tolerance):
+            return observation.replicas
+        return math.ceil(requests / self._target)
+
+
+class Scheduled:
+    """Has fixed numbers of engines by time, whatever the load.
+
+    `schedule`: pairs of seconds, from 0 on, and engines from then on. It begins again after `period` seconds.
+    """
+
+    scale_up = scale_down = ScalingRules()
+
+    def __init__(self, predict: Predict, schedule: Many[tuple[float, int]], period: float | None = None) -> None:
+        times = [when for when, _ in schedule]
+        ordered = bool(times) and times[0] == 0 and all(a < b for a, b in itertools.pairwise(times))
+        _check("schedule", schedule, ordered, "pairs of seconds, from 0 on and in order, and engines")
+        _check("schedule", schedule, all(count >= 1 and count == int(count) for _, count in schedule), "whole engines")
+        _check("period", period, period is None or period > times[-1], "more than the last time of the schedule")
+        self._times, self._counts, self._period = times, [int(count) for _, count in schedule], period
+
+    def desired(self, observation: Observation) -> int:
+        """See `ScalingPolicy.desired`."""
+        now = observation.now if self._period is None else math.fmod(observation.now, self._period)
+        return self._counts[bisect_right(self._times, now) - 1]
+
+
+Predict = Callable[[int], Mapping[str, float]]
+"""Latencies by goal (`ttft_p99`), seconds, that a number of engines would give the load of the last minutes.
+
+Empty where there was no load.
+"""
+
+
+class MeetGoals:
+    """Has the fewest engines that a predictor says meet the goals: the scheduling loop of a planner.
+
+    Fewer engines are assumed to give no smaller latencies. While recent latencies miss a goal, none is removed. If no
+    number meets the goals, it is the largest that may be chosen.
+
+    Args:
+        goals: limits of latencies by name (`ttft_p99`), seconds. margin: share of the goals that is left unused.
+    """
+
+    scale_up = scale_down = ScalingRules()
+
+    def __init__(self, predict: Predict, goals: Mapping[str, float], margin: float = 0.0) -> None:
+        _check("goals", goals, bool(goals) and all(limit > 0 for limit in goals.values()), "latencies and their limits")
+        _check("margin", margin, 0 <= margin < 1, "0 or more and less than 1")
+        self.goals = dict(goals)
+        self._predict, self._margin = predict, margin
+
+    def desired(self, observation: Observation) -> int:
+        """See `ScalingPolicy.desired`."""
+        least, most = observation.min_replicas, observation.max_replicas
+        if any(observation.latencies.get(name, 0.0) > limit for name, limit in self.goals.items()):
+            least = min(max(least, observation.replicas), most)
+        start = min(max(observation.replicas, least), most)
+        if self._meets(start):
+            return self._least_down_from(start, least)
+        return self._least_up_from(start, most)
+
+    def _least_down_from(self, enough: int, least: int) -> int:
+        """The fewest engines that meet the goals, from `least` to `enough`, which do."""
+        step = 1
+        while enough > least:
+            tried = max(enough - step, least)
+            if not self._meets(tried):
+                return self._between(tried, enough)
+            enough, step = tried, 2 * step
+        return enough
+
+    def _least_up_from(self, few: int, most: int) -> int:
+        """The fewest engines that meet the goals, above `few`, which do not, or `most`."""
+        step = 1
+        while few < most:
+            tried = min(few + step, most)
+            if self._meets(tried):
+                return self._between(few, tried)
+            few, step = tried, 2 * step
+        return most
+
+    def _between(self, few: int, enough: int) -> int:
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            few, enough = (few, middle) if self._meets(middle) else (middle, enough)
+        return enough
+
+    def _meets(self, engines: int) -> bool:
+        predicted = self._predict(engines)
+        return all(predicted.get(name, 0.0) <= limit * (1 - self._margin) for name, limit in self.goals.items())
+
+
+def _check(name: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, found {value}")
+
+
+SCALING_POLICIES: Registry[Callable[..., Any]] = Registry(
+    target_utilization=TargetUtilization,
+    queue_length=QueueLength,
+    scheduled=Scheduled,
+    slo=MeetGoals,
+)
+"""Makes a policy (`ScalingPolicy`), given a predictor and its parameters by name. Each pool has one of its own."""

@@ -1,0 +1,152 @@
+"""Admission control: limits hold, counts are right, and Retry-After is a place in the queue times the drain time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedulers.admission_control import FIRST_RETRY_AFTER, AdmissionLimits, RequestShed, WaitingLimits
+from schedulers.engine_config import EngineConfig
+from schedulers.engine_core import EngineCore
+from schedulers.sequence import WAITING
+from workloads.request import Request
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 40), st.sampled_from("ab"), st.sampled_from("xy"), st.integers(1, 30), st.integers(1, 12),
+        st.one_of(st.none(), st.none(), st.integers(0, 9)),
+    ),
+    min_size=1, max_size=60,
+)  # fmt: skip
+limits = st.builds(
+    AdmissionLimits,
+    st.builds(WaitingLimits, st.integers(0, 8), st.integers(0, 90)),
+    st.builds(lambda each: (("a", each),), st.builds(WaitingLimits, st.integers(0, 4), st.integers(0, 40))),
+    st.integers(0, 4),
+    st.sampled_from([float("inf"), 0.5, 2.0]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrivals, limits, st.sampled_from(["fcfs", "priority", "deadline", "fair"]), st.integers(8, 30))
+def test_limits_hold_and_every_request_ends_once(
+    jobs: list[tuple[int, str, str, int, int, int | None]], limits: AdmissionLimits, policy: str, blocks: int
+) -> None:
+    """Blocks are few, so that sequences are preempted; some requests are aborted."""
+    core = EngineCore(
+        EngineConfig(
+            num_gpu_blocks=blocks, block_size=4, prefix_id_tokens=4, max_num_seqs=3, max_num_batched_tokens=16,
+            scheduling_policy=policy, admission_control=limits,
+        )
+    )  # fmt: skip
+    ends: dict[int, str] = {}
+    for step in range(2000):
+        for number, (at, name, tenant, prompt, output, _) in enumerate(jobs):
+            if at == step:
+                request = Request(number, float(at), min(prompt, 20), output, tenant=tenant, service_class=name,
+                                  ttft_goal=3.0, priority=number % 2)  # fmt: skip
+                before = core.outstanding_tokens, core.num_waiting
+                try:
+                    core.submit(request, float(step))
+                except RequestShed as shed:
+                    ends[number] = "shed"
+                    assert shed.retry_after > 0
+                    assert (core.outstanding_tokens, core.num_waiting) == before
+                except ValueError:
+                    ends[number] = "refused"
+            left = jobs[number][5]
+            if left is not None and at + left == step and core.abort(number, float(step)) is not None:
+                ends[number] = "aborted"
+        _check_limits(core, limits)
+        batch = core.begin_step(float(step))
+        core.check_integrity()
+        if batch is not None:
+            for sequence in core.end_step(batch, (), float(step + 1)):
+                assert sequence.request.id not in ends
+                ends[sequence.request.id] = "finished"
+        elif step > 40 and not core.sequences:
+            break
+    assert sorted(ends) == list(range(len(jobs)))
+
+
+def _check_limits(core: EngineCore, limits: AdmissionLimits) -> None:
+    fresh = [each for each in core.sequences.values() if each.state == WAITING and not each.preemptions]
+    if limits.of_all.max_waiting:
+        assert len(fresh) <= limits.of_all.max_waiting
+    ((name, of_class),) = limits.of_class
+    if of_class.max_waiting:
+        assert sum(each.request.service_class == name for each in fresh) <= of_class.max_waiting
+    if limits.max_waiting_per_tenant:
+        for tenant in "xy":
+            assert sum(each.request.tenant == tenant for each in fresh) <= limits.max_waiting_per_tenant
+    if limits.of_all.max_waiting_tokens:  # the last one may pass the limit
+        assert sum(each.request.prompt_tokens for each in fresh) < limits.of_all.max_waiting_tokens + 20
+
+
+def engine(limits: AdmissionLimits, policy: str = "fcfs") -> EngineCore:
+    return EngineCore(
+        EngineConfig(num_gpu_blocks=100, max_num_seqs=1, scheduling_policy=policy, admission_control=limits)
+    )
+
+
+def play(core: EngineCore, steps: int, start: int = 0) -> None:
+    """Steps of a second each."""
+    for step in range(start, start + steps):
+        batch = core.begin_step(float(step))
+        if batch is not None:
+            core.end_step(batch, (), float(step + 1))
+
+
+def test_retry_after_is_the_queue_times_the_drain_interval() -> None:
+    """Services of four seconds: with three waiting, it is three intervals of four seconds until none does."""
+    core = engine(AdmissionLimits(WaitingLimits(max_waiting=3)))
+    for number in range(3):
+        core.submit(Request(number, 0.0, 1, 4), 0.0)
+    with pytest.raises(RequestShed) as first:
+        core.submit(Request(8, 0.0, 1, 4), 0.0)
+    assert first.value.retry_after == FIRST_RETRY_AFTER  # nothing is known yet
+    play(core, 10)
+    for number in (3, 4, 5):
+        core.submit(Request(number, 10.0, 1, 4), 10.0)
+    with pytest.raises(RequestShed) as later:
+        core.submit(Request(9, 10.0, 1, 4), 10.0)
+    assert (later.value.reason, later.value.retry_after) == ("waiting", 12.0)
+
+
+def test_a_goal_that_the_queue_does_not_allow() -> None:
+    """Four seconds a place: a goal of 9 s allows two places before it, and no third."""
+    core = engine(AdmissionLimits(ttft_factor=1.0))
+    for number in range(3):
+        core.submit(Request(number, 0.0, 1, 4, ttft_goal=9.0), 0.0)
+    play(core, 9)
+    core.submit(Request(3, 9.0, 1, 4, ttft_goal=9.0), 9.0)
+    core.submit(Request(4, 9.0, 1, 4, ttft_goal=9.0), 9.0)
+    core.submit(Request(5, 9.0, 1, 4, ttft_goal=9.0), 9.0)
+    with pytest.raises(RequestShed) as shed:
+        core.submit(Request(6, 9.0, 1, 4, ttft_goal=9.0), 9.0)
+    assert (shed.value.reason, shed.value.retry_after) == ("ttft", 4.0)  # 12 s less the goal, at least an interval
+    core.submit(Request(7, 9.0, 1, 4, ttft_goal=13.0), 9.0)
+    core.submit(Request(8, 9.0, 1, 4), 9.0)  # without a goal
+
+
+@pytest.mark.parametrize(
+    ("policy", "shed"), [("fcfs", True), ("priority", False), ("deadline", False), ("fair", False)]
+)
+def test_the_prediction_follows_the_order(policy: str, shed: bool) -> None:
+    """Behind twenty others of a tenant, an urgent request of another tenant waits in one order alone."""
+    core = engine(AdmissionLimits(ttft_factor=1.0), policy)
+    for number in range(20):
+        core.submit(Request(number, 0.0, 1, 4, tenant="flood", priority=1, ttft_goal=1000.0), 0.0)
+    play(core, 9)
+    urgent = Request(20, 9.0, 1, 4, tenant="modest", ttft_goal=9.0)
+    if shed:
+        with pytest.raises(RequestShed):
+            core.submit(urgent, 9.0)
+    else:
+        core.submit(urgent, 9.0)
+
+
+def test_limits_below_zero_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"admission_control.max_waiting: expected 0 \(no limit\) or more, found -1"):
+        WaitingLimits(max_waiting=-1)

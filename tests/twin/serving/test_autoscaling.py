@@ -1,0 +1,308 @@
+"""Autoscaled pools in the simulation: the life of engines by hand, and integrity whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.twin.serving.scenarios import records, reported, run, scenario
+from twin.serving.autoscaling import ScalingLog
+from twin.serving.simulation import Run
+from workloads.errors import BadInput
+
+DAY = {"profile": {"swing": 0.9, "period": 4.0, "peak_at": 2.0}}
+
+
+def scaled(policy: dict[str, Any], replicas: int = 2, **sections: Any) -> dict[str, Any]:
+    """Colocated engines with a policy."""
+    return scenario(**sections, system={"replicas": replicas, "autoscaling": {"engine": policy}})
+
+
+def integral(log: ScalingLog, end: float) -> float:
+    """The integral over time of the engines that are counted in any state."""
+    rows = [row for row in log.changes if row[0] <= end]
+    times = [*(row[0] for row in rows), end]
+    return float(sum(sum(row[1:]) * (after - row[0]) for row, after in zip(rows, times[1:], strict=True)))
+
+
+def check_seconds(result: Run) -> None:
+    """Engine-seconds are the integral of engines over time."""
+    assert result.scaling is not None
+    for log in result.scaling:
+        paid = sum(log.engine_seconds(result.end).values())
+        assert paid == pytest.approx(integral(log, result.end), rel=1e-12)
+        for name, spans in log.paid.items():
+            flat = [time for span in spans for time in span if time is not None]
+            assert flat == sorted(flat), name
+        assert all(0 <= sum(row[1:]) <= len(log.engines) for row in log.changes)
+
+
+# -- oracles -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+@pytest.mark.parametrize("routing", ["least_loaded", "round_robin", "power_of_two"])
+def test_a_constant_schedule_is_a_fixed_fleet_to_the_last_digit(spare: int, routing: str) -> None:
+    policy = {"policy": "scheduled", "schedule": [[0, 3]], "max_replicas": 3 + spare, "sync_period": 0.05}
+    document = scenario(system={"replicas": 3, "routing": routing, "autoscaling": {"engine": policy}})
+    fixed = scenario(system={"replicas": 3, "routing": routing})
+    found, expected = run(document), run(fixed)
+    assert {name: records(found)[name] for name in records(expected)} == records(expected)
+    summary, before = reported(found, document)["summary"], reported(expected, fixed)["summary"]
+    assert summary["autoscaling"]["engine_hours"] == pytest.approx(3 * found.end / 3600, rel=1e-12)
+    assert {name: summary[name] for name in before} == {name: pytest.approx(before[name]) for name in before}
+
+
+def test_the_life_of_an_engine_by_hand() -> None:
+    """One engine becomes three at 1 s, 0.6 s later they are up; at 3 s two drain, the newest first."""
+    policy = {
+        "policy": "scheduled", "schedule": [[0, 1], [1, 3], [3, 1]], "max_replicas": 3, "sync_period": 0.5,
+        "start_up": {"weight_bytes": 1e9, "bandwidth": 2e9, "warm_up": 0.1},
+    }  # fmt: skip
+    result = run(
+        scaled(policy, replicas=1, workload={"requests": 300, "decode": {"distribution": "fixed", "mean": 60}})
+    )
+    assert result.scaling is not None
+    (log,) = result.scaling
+    up_to_drain = log.changes[:4]
+    assert up_to_drain == [(0.0, 1, 0, 0, 0), (1.0, 1, 2, 0, 0), (1.6, 3, 0, 0, 0), (3.0, 1, 0, 2, 0)]
+    assert log.changes[-1][1:] == (1, 0, 0, 0)
+    table = result.columns.table()
+    for name, spans in log.paid.items():
+        mine = table["replica"] == name
+        ((start, stop),) = spans
+        assert start == (0.0 if name == "engine-0" else 1.0)
+        if stop is not None:
+            assert stop == table["last_token"][mine].max(), "it stops with its last answer"
+            assert table["arrival"][mine].max() <= 3.0, "and gets no request while it drains"
+            assert table["scheduled"][mine].min() >= 1.6
+    check_seconds(result)
+
+
+def test_a_starting_engine_that_fails_begins_anew_and_a_draining_one_stops() -> None:
+    policy = {
+        "policy": "scheduled", "schedule": [[0, 1], [1, 2], [4, 1]], "max_replicas": 2, "sync_period": 0.5,
+        "start_up": {"warm_up": 1.0},
+    }  # fmt: skip
+    document = scaled(policy, 1, workload={"requests": 300, "decode": {"distribution": "fixed", "mean": 60}})
+    document["failures"] = [
+        {"engine": "engine-1", "at": 1.5, "duration": 0.25},
+        {"engine": "engine-1", "at": 4.01, "duration": 1.0},
+    ]
+    result = run(document)
+    assert result.scaling is not None
+    (log,) = result.scaling
+    assert log.changes == [
+        (0.0, 1, 0, 0, 0), (1.0, 1, 1, 0, 0), (1.5, 1, 0, 0, 1), (1.75, 1, 1, 0, 0), (2.75, 2, 0, 0, 0),
+        (4.0, 1, 0, 1, 0), (4.01, 1, 0, 0, 0),
+    ]  # fmt: skip
+    assert log.paid["engine-1"] == [(1.0, 4.01)]
+    around = reported(result, document)["summary"]["outages"]
+    arrival = result.columns.table()["arrival"]
+    during = ((arrival >= 1.5) & (arrival < 1.75)) | ((arrival >= 4.01) & (arrival < 5.01))
+    assert around["during"]["requests"] == during.sum() > 0
+    after = ((arrival >= 1.75) & (arrival < 2.0)) | ((arrival >= 5.01) & (arrival < 6.01))
+    assert around["after"]["requests"] == after.sum()
+    assert sum(part["requests"] for part in around.values()) == len(arrival)
+
+
+def test_a_prefill_engine_stops_when_its_caches_have_left() -> None:
+    link = {"bandwidth": 32e3, "latency": 0.25, "bytes_per_token": 1000.0}  # a second for 32 tokens
+    section = {"policy": "scheduled", "schedule": [[0, 2], [1, 1]], "max_replicas": 2, "sync_period": 0.5}
+    result = run(
+        scenario(
+            workload={"requests": 40},
+            system={
+                "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 1, "link": link,
+                "autoscaling": {"prefill": section},
+            },
+        )
+    )  # fmt: skip
+    assert result.scaling is not None
+    stop = result.scaling[0].paid["prefill-1"][0][1]
+    busy = result.engines[1].log.end_of(-1)
+    assert stop is not None
+    assert stop > busy + 1.0, "it has sent for longer than it has computed"
+    check_seconds(result)
+
+
+def test_goals_are_met_by_a_planner_that_simulates() -> None:
+    """Load for one engine, then for several: the planner follows, and stays within its goal but for the rise."""
+    policy = {
+        "policy": "slo", "goals": {"ttft_p99": "60ms"}, "max_replicas": 6, "sync_period": 2.0, "window": 6.0,
+        "start_up": {"warm_up": 0.5},
+    }  # fmt: skip
+    steps = {"points": [[0, 1], [20, 6], [40, 1], [60, 1]], "between": "steps"}
+    document = scaled(
+        policy, 1, workload={"requests": 2400, "arrivals": {"process": "poisson", "rate": 40, "profile": steps}},
+        engine={"max_num_seqs": 8}, measure={"slo": {"ttft": 0.06}},
+    )  # fmt: skip
+    result = run(document)
+    assert result.scaling is not None
+    (log,) = result.scaling
+    by_time = {when: up for when, up, *_ in log.changes}
+    assert max(up for when, up in by_time.items() if when < 20) == 1
+    assert max(up for when, up in by_time.items() if 20 < when < 42) > 1
+    table = result.columns.table()
+    ttft, arrival = table["first_token"] - table["arrival"], table["arrival"]
+    assert np.quantile(ttft[(arrival > 30) & (arrival < 40)], 0.99) < 0.06
+    assert np.quantile(ttft[arrival < 18], 0.99) < 0.06
+    assert records(run(document)) == records(result), "predictions are drawn from seeds"
+
+
+# -- integrity ---------------------------------------------------------------------------------------------------------
+
+POLICIES: list[dict[str, Any]] = [
+    {"policy": "target_utilization", "target": 0.5},
+    {"policy": "target_utilization", "target": 0.6, "metric": "busy"},
+    {"policy": "target_utilization", "target": 0.3, "metric": "kv_used"},
+    {"policy": "queue_length", "target": 2},
+    {"policy": "queue_length", "target": 4, "count": "unfinished"},
+    {"policy": "scheduled", "schedule": [[0, 2], [0.4, 1], [0.8, 3]], "period": 1.0},
+]
+
+QUICK = {"scale_down": {"stabilization_window": 0.3}, "scale_up": {"policies": [{"type": "engines", "value": 2}]}}
+
+
+def outages(engines: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(
+        st.fixed_dictionaries(
+            {
+                "engine": st.sampled_from(engines),
+                "at": st.floats(0.0, 3.0),
+                "duration": st.sampled_from([1e-6, 0.01, 0.3, 2.0]),
+            }
+        ),
+        max_size=6,
+    )
+
+
+def check(document: dict[str, Any]) -> None:
+    """Every request ends exactly once and whole, no block is lost, and engine-seconds are the integral of engines."""
+    result = run(document)  # checks blocks and the number of answers itself
+    found = records(result)
+    assert found["id"] == list(range(len(found["id"])))
+    for arrival, first, last in zip(found["arrival"], found["first_token"], found["last_token"], strict=True):
+        assert arrival < first <= last
+    for engine in result.engines:
+        assert engine.load == 0
+        assert engine.is_idle
+    check_seconds(result)
+    slow = run({**document, "fast_forward": False})
+    assert records(slow) == found
+    assert slow.scaling is not None
+    assert result.scaling is not None
+    assert [log.changes for log in slow.scaling] == [log.changes for log in result.scaling]
+    assert reported(slow, document) == reported(result, document)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.05, 0.7]),
+    st.booleans(), st.sampled_from([20, 60, 400]), st.sampled_from(["least_loaded", "session_affinity"]),
+)  # fmt: skip
+def test_colocated_engines_that_are_scaled_and_fail(
+    policy: dict[str, Any], failures: list[dict[str, Any]], warm_up: float, asynchronous: bool, blocks: int,
+    routing: str,
+) -> None:  # fmt: skip
+    section = {"max_replicas": 3, "sync_period": 0.1, "start_up": {"warm_up": warm_up}, **QUICK, **policy}
+    check(
+        scenario(
+            workload={"arrivals": {"process": "poisson", "rate": 40, **DAY}},
+            engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous, "max_num_seqs": 6},
+            system={"replicas": 2, "routing": routing, "autoscaling": {"engine": section}},
+            failures=failures,
+        )
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(POLICIES), st.sampled_from(POLICIES), outages(["prefill-0", "prefill-1", "decode-0", "decode-2"]),
+    st.sampled_from([0.0, 0.3]), st.sampled_from([2e4, 1e9]), st.sampled_from([20, 60, 400]), st.booleans(),
+)  # fmt: skip
+def test_prefill_and_decode_engines_that_are_scaled_and_fail(
+    prefill: dict[str, Any], decode: dict[str, Any], failures: list[dict[str, Any]], warm_up: float, bandwidth: float,
+    blocks: int, asynchronous: bool,
+) -> None:  # fmt: skip
+    common = {"sync_period": 0.1, "start_up": {"warm_up": warm_up}, **QUICK}
+    link = {"bandwidth": bandwidth, "latency": 0.05, "bytes_per_token": 100.0}
+    check(
+        scenario(
+            workload={"requests": 40, "decode": {"distribution": "uniform", "low": 1, "high": 40}},
+            engine={"num_gpu_blocks": blocks, "async_scheduling": asynchronous},
+            system={
+                "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2, "link": link,
+                "autoscaling": {
+                    "prefill": {"max_replicas": 3, **common, **prefill},
+                    "decode": {"max_replicas": 3, **common, **decode},
+                },
+            },
+            failures=failures,
+        )
+    )  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(POLICIES), outages(["engine-0", "engine-1"]), st.booleans())
+def test_sessions_stay_in_order(policy: dict[str, Any], failures: list[dict[str, Any]], tiers: bool) -> None:
+    """A turn is sent after the answer before it, whatever engines do; with a tier of host memory below each."""
+    section = {"max_replicas": 3, "sync_period": 0.1, "start_up": {"warm_up": 0.2}, **QUICK, **policy}
+    offload = {"bytes_per_token": 100.0, "host": {"capacity": 3e4, "bandwidth": 1e6}} if tiers else None
+    document = scenario(
+        workload={
+            "requests": 60,
+            "sessions": {
+                "source": "drawn", "turns": {"distribution": "fixed", "mean": 4}, "think": {"mean": 0.05},
+                "growth": {"distribution": "fixed", "mean": 20},
+            },
+        },
+        engine={"num_gpu_blocks": 60, "kv_offloading": offload},
+        system={"replicas": 2, "routing": "prefix_aware", "autoscaling": {"engine": section}},
+        failures=failures,
+    )  # fmt: skip
+    result = run(document)
+    table = result.request_table()
+    assert sorted(table["id"]) == list(range(60))
+    for session in set(table["session"]):
+        mine = np.flatnonzero(table["session"] == session)
+        order = mine[np.argsort(table["turn"][mine], kind="stable")]
+        assert (table["arrival"][order][1:] >= table["last_token"][order][:-1]).all()
+    check_seconds(result)
+
+
+# -- what cannot be ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"policy": "guess", "max_replicas": 2}, r"policy: got 'guess', expected one of target_u"),
+        ({"policy": "queue_length", "max_replicas": 2}, r"expected parameters of queue_length: .*target"),
+        ({"policy": "queue_length", "target": 1, "metric": "busy", "max_replicas": 2}, r"metric"),
+        ({"policy": "queue_length", "target": 1, "max_replicas": 1}, r"got 2, expected the pool to begin with 1 to 1"),
+        (
+            {"policy": "queue_length", "target": 1, "min_replicas": 3, "max_replicas": 2},
+            r"max_replicas: got 2, expected at least min_r",
+        ),
+        (
+            {"policy": "slo", "goals": {"itl_p99": 1}, "max_replicas": 2},
+            r"goals: got 'itl_p99', expected ttft, tpot or",
+        ),
+        ({"policy": "slo", "max_replicas": 2}, r"expected parameters of slo"),
+        ({"policy": "scheduled", "schedule": [[1, 2]], "max_replicas": 2}, r"schedule: expected pairs"),
+    ],
+)
+def test_sections_that_cannot_be_used_are_refused(policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        run(scaled(policy))
+
+
+def test_a_pool_that_is_not_there_is_refused() -> None:
+    document = scenario(system={"autoscaling": {"prefill": {"policy": "queue_length", "target": 1, "max_replicas": 2}}})
+    with pytest.raises(BadInput, match=r"system\.autoscaling\.prefill: expected a pool: engine"):
+        run(document)

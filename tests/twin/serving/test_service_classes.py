@@ -1,0 +1,157 @@
+"""Service classes and tenants of a simulation: orders of waiting, what is reported by class, and how fair it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import twin
+from latency_models.io.config_io import write_yaml
+from reports.metrics import jain_index
+from tests.twin.serving.scenarios import records, run, scenario
+from twin.serving.client_summary import summarise_clients
+from twin.sweeps.one_run import make_run
+from twin.sweeps.serving_sweep import prepare
+from workloads.errors import BadInput
+
+
+def tenants(**sections: Any) -> dict[str, Any]:
+    """Two tenants; the first sends three requests of four."""
+    shares = (("flood", "batch", 3), ("modest", "chat", 1))
+    document = scenario(**sections)
+    document["workload"] = {
+        "requests": 200,
+        "service_classes": {"chat": {"priority": 0, "ttft": 0.03, "tpot": 0.02}, "batch": {"priority": 1, "ttft": 5}},
+        "tasks": [
+            {
+                "task": "generate", "tenant": tenant, "service_class": name, "weight": weight,
+                "prefill": {"distribution": "uniform", "low": 1, "high": 90},
+                "decode": {"distribution": "geometric", "mean": 20},
+            }
+            for tenant, name, weight in shares
+        ],
+        "arrivals": {"process": "poisson", "rate": 120.0},
+        **sections.get("workload", {}),
+    }  # fmt: skip
+    return document
+
+
+LENGTHS = {"prefill": {"distribution": "fixed", "mean": 9}, "decode": {"distribution": "fixed", "mean": 9}}
+PLAIN = {"workload": {"requests": 9, **LENGTHS, "arrivals": {"process": "poisson", "rate": 9.0}}}
+"""A workload without classes and tenants."""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["deadline", "fair", "priority"])
+def test_fast_forwarding_changes_nothing(policy: str, asynchronous: bool) -> None:
+    engine = {"scheduling_policy": policy, "max_num_seqs": 4, "async_scheduling": asynchronous}
+    fast, slow = (run(tenants(engine=engine, fast_forward=mode)) for mode in (True, False))
+    assert records(fast) == records(slow)
+    assert fast.columns.client == slow.columns.client
+
+
+def test_fast_forwarding_passes_over_steps_while_tenants_wait_for_slots() -> None:
+    engine = {"scheduling_policy": "fair", "max_num_seqs": 4}
+    fast, slow = (run(tenants(engine=engine, fast_forward=mode)) for mode in (True, False))
+    assert fast.logs[0].events < 0.6 * slow.logs[0].events
+
+
+def test_classes_and_tenants_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(write_yaml(tenants(engine={"scheduling_policy": "priority", "max_num_seqs": 4})))
+    result = twin.simulate(tmp_path / "s.yaml")
+    summary, requests = result.document["summary"], result.requests
+    chat = requests[requests["service_class"] == "chat"]
+    found = summary["service_classes"]["chat"]
+    assert found["requests"] == len(chat) > 30
+    assert found["ttft"]["p99"] == pytest.approx(np.percentile(chat["ttft"], 99), rel=1e-12)
+    met = (chat["ttft"] <= 0.03) & ~(chat["tpot"] > 0.02)
+    assert 0 < met.mean() < 1
+    assert found["goals_met"] == pytest.approx(met.mean())
+    assert set(summary["tenants"]) == set(requests["tenant"]) == {"flood", "modest"}
+    modest = requests[requests["tenant"] == "modest"]
+    service = modest["prompt_tokens"].sum() + 2 * modest["output_tokens"].sum()
+    assert summary["tenants"]["modest"]["service"] == service
+    assert result.summary.loc["service_classes.chat.ttft.p99", "unit"] == "s"
+    assert set(requests) - set(twin.simulate(tmp_path / "s.yaml", PLAIN).requests) == {"service_class", "tenant"}
+    assert set(result.document["series"]["classes"]) == {"batch flood", "chat modest"}
+
+
+@pytest.mark.parametrize("detail", [True, "requests", False])
+def test_the_report_does_not_depend_on_what_is_kept(tmp_path: Path, detail: bool | str) -> None:
+    def summary(document: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+        plan = prepare(document, Path("s.yaml")).cases[0].plan
+        return summarise_clients(make_run(plan, **arguments), plan)
+
+    whole = summary(tenants())
+    assert summary(tenants(detail=detail), sink=(lambda part: None) if detail else None) == whole
+
+
+def test_independent_engines_report_the_same() -> None:
+    document = tenants(system={"layout": "colocated", "replicas": 3, "routing": "round_robin"})
+    plan = prepare(document, Path("s.yaml")).cases[0].plan
+    together, apart = run(document), make_run(plan)
+    assert records(together) == records(apart)
+    assert summarise_clients(together, plan) == summarise_clients(apart, plan)
+
+
+def test_a_fair_order_is_fairer_than_first_come_first_served() -> None:
+    def index(policy: str) -> float:
+        engine = {"scheduling_policy": policy, "max_num_seqs": 4}
+        document = tenants(engine=engine, workload={"requests": 800, "arrivals": {"process": "poisson", "rate": 300.0}})
+        plan = prepare(document, Path("s.yaml")).cases[0].plan
+        return float(summarise_clients(run(document), plan)["fairness"]["jain_index"])
+
+    # Under first come, first served, service follows demand: 3 to 1 of entitlements of 1 to 1 is 16/20.
+    assert index("fcfs") == pytest.approx(0.8, abs=0.03)
+    assert index("fair") > 0.99
+
+
+def test_weights_are_entitlements() -> None:
+    scheduling = {"policy": "fair", "weights": {"flood": 3}}
+    document = tenants(
+        engine={"scheduling_policy": scheduling, "max_num_seqs": 4},
+        workload={"requests": 800, "arrivals": {"process": "poisson", "rate": 300.0}},
+    )
+    plan = prepare(document, Path("s.yaml")).cases[0].plan
+    assert summarise_clients(run(document), plan)["fairness"]["jain_index"] > 0.99
+
+
+def test_jains_index_by_hand() -> None:
+    assert jain_index(np.array([2.0, 2.0, 2.0])) == 1
+    assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == 0.25
+    assert jain_index(np.array([3.0, 1.0])) == 16 / 20
+
+
+def test_a_workload_without_classes_reports_none() -> None:
+    plan = prepare(scenario(), Path("s.yaml")).cases[0].plan
+    assert summarise_clients(run(scenario()), plan) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"service_class": "chta"}, r"workload.tasks.0.service_class: got 'chta', expected one of workload.service_cl"),
+        ({"priority": 3}, r"workload.tasks.0.priority: got 3, expected none: that of service_classes.batch holds"),
+    ],
+)
+def test_tasks_that_are_refused(change: dict[str, Any], told: str) -> None:
+    document = tenants()
+    document["workload"]["tasks"][0] |= change
+    with pytest.raises(BadInput, match=told):
+        prepare(document, Path("s.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "told"),
+    [
+        ("fifo", "expected one of fcfs, priority, shortest_prompt, deadline, fair"),
+        ({"policy": "fair", "weights": {"a": 0}}, "weights.a: got 0, expected a number above 0"),
+        ({"policy": "fcfs", "output_weight": 2}, "expected parameters of fcfs"),
+    ],
+)
+def test_orders_that_are_refused(scheduling: Any, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        prepare(tenants(engine={"scheduling_policy": scheduling}), Path("s.yaml"))
