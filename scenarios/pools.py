@@ -39,6 +39,8 @@ class PoolSpec(Strict):
             proportions count. Default: from step times and the workload's mean lengths.
         engine, step_time: settings and durations of their own. In a file, fields and sections that are left out are
             those of the scenario.
+        engines_per_device: engines that have an equal part of a device each, as with MIG: its memory is what
+            `engine` says, and its steps take so many times as long.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -49,6 +51,7 @@ class PoolSpec(Strict):
     step_time: StepTimeSpec
     device: DeviceSpec | None = None
     speed: PositiveFloat | None = None
+    engines_per_device: PositiveInt = 1
 
     def engine_names(self, models: list[str]) -> dict[str, list[str]]:
         """Names of the engines that serve each of the scenario's `models`, for those that it serves."""
