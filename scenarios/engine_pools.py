@@ -11,7 +11,7 @@ from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec
 from scenarios.scheduling import scheduling_settings
 from scenarios.serving import ServingScenario, check_scenario
-from scenarios.single_engine import check_live_tiers, check_one_stage
+from scenarios.single_engine import check_live_tiers, check_no_slots, check_one_stage
 from workloads.errors import BadInput
 
 
@@ -54,6 +54,7 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
         if policy in ("deadline", "fair"):
             expected = "expected another one: live engines in processes of their own know no classes and tenants"
             raise BadInput(expected, field=f"{section}.scheduling_policy", value=policy, file=path)
+        check_no_slots(spec.engine, section, path)
         if spec.engine.speculative_config is not None:
             expected = "expected none: live engines in processes of their own do not speculate"
             raise BadInput(expected, field=f"{section}.speculative_config", file=path)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from live.engine import Engine
     from live.loaded_model import ModelSource
     from live.server.contracts import ServiceClass
+    from live.server.loading import Cache
     from live.server.server_config import ServerConfig
 
 KEY = "SERVING_TWIN_API_KEY"
@@ -61,6 +62,11 @@ def serve_live(
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
         return serve_scenario(wanted, engine, topology, serve)
     refuse(topology)
+    if engine.lora_modules and engine.scenario is None:
+        from live.server.loading import build_lora_engine
+
+        built = build_lora_engine(wanted, *_cache_and_sizes(engine), model.name, engine)
+        return run(EngineBackend(*built), config, *text)
     return run(EngineBackend(_build_engine(wanted, engine)), config, *text)
 
 
@@ -120,17 +126,16 @@ def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
     Raises:
         BadInput: flags of the engine beside a scenario, changes without one, or what the engine cannot be built from.
     """
-    from live.server.loading import Cache, build_engine, build_planned_engine
+    from live.server.loading import build_engine, build_planned_engine
     from workloads.errors import BadInput
 
     changes = options.set_ or []
     if options.scenario is None:
         if changes:
             raise BadInput("expected it beside --scenario, whose fields it changes", field="--set", value=changes[0])
-        sequences = 128 if options.max_num_seqs is None else options.max_num_seqs
-        tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
-        _at_least_one("max_num_seqs", sequences)
-        cache = Cache(options.num_gpu_blocks, options.kv_cache_memory_bytes)
+        if options.max_loras is not None:
+            raise BadInput("expected it beside --lora-modules", field="--max-loras", value=options.max_loras)
+        cache, sequences, tokens = _cache_and_sizes(options)
         one_shot, drafts = options.one_shot is not False, options.speculative_config
         return build_engine(wanted, cache, sequences, tokens, one_shot, drafts)
     from scenarios.kinds import read_scenario
@@ -142,6 +147,16 @@ def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
         raise BadInput(expected, field=flag(name), value=value)
     document = read_scenario(options.scenario, "serving")
     return build_planned_engine(wanted, single_engine(document, single_settings(changes), options.scenario))
+
+
+def _cache_and_sizes(options: EngineOptions) -> tuple[Cache, int, int]:
+    """The KV cache, running sequences and tokens of a step, from the flags."""
+    from live.server.loading import Cache
+
+    sequences = 128 if options.max_num_seqs is None else options.max_num_seqs
+    tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
+    _at_least_one("max_num_seqs", sequences)
+    return Cache(options.num_gpu_blocks, options.kv_cache_memory_bytes), sequences, tokens
 
 
 def _at_least_one(name: str, value: int) -> None:

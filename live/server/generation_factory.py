@@ -46,6 +46,8 @@ class GenerationFactory:
         contract: Contract,
     ) -> Generation:
         """One output of a request; the keyword arguments are as in `Generation`."""
+        model = self._model(request)
+        own_cache = b"" if model == self.model.base else b"\0" + model.encode()  # an adapter changes keys and values
         return make_generation(
             next(self.request_ids),
             prompt,
@@ -58,8 +60,8 @@ class GenerationFactory:
             stop_check=stop_check,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            cache_salt=(request.cache_salt or "").encode(),
-            model=self._model(request),
+            cache_salt=(request.cache_salt or "").encode() + own_cache,
+            model=model,
             **vars(contract),
         )
 
@@ -67,8 +69,10 @@ class GenerationFactory:
         """The model that a request is for, as the scheduler names it.
 
         Raises:
-            ApiError: 400 if there are several models and the request names none.
+            ApiError: 400 if there are several models, none of which is the base of the others, and it names none.
         """
+        if request.model is None and self.model.base:
+            return self.model.base
         if not self.model.models:
             return "default"
         if request.model is None:
@@ -76,9 +80,11 @@ class GenerationFactory:
         return request.model
 
     def pool(self, prompt: list[int], task: str, contract: Contract) -> Generation:
-        """A pooling request, which produces no tokens."""
-        block_size = self.model.prefix_block_size
-        return make_generation(next(self.request_ids), prompt, 0, block_size=block_size, task=task, **vars(contract))
+        """A pooling request, which produces no tokens; the base model computes it."""
+        return make_generation(
+            next(self.request_ids), prompt, 0, block_size=self.model.prefix_block_size, task=task,
+            model=self.model.base or "default", **vars(contract),
+        )  # fmt: skip
 
     def stop_conditions(self, request: GenerationRequest) -> StopConditions:
         """The stop strings and stop tokens of a request, built once for all of its outputs.

@@ -21,7 +21,7 @@ def simulation_table(document: Document) -> RenderableType:
     """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
-    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants") if summary.get(name)]
+    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants", "pools") if summary.get(name)]
     parts += [Text(text) for text in fairness(summary)]
     if document.get("comparison"):
         parts.append(_comparison(document))
@@ -29,11 +29,11 @@ def simulation_table(document: Document) -> RenderableType:
     parts.append(Text(", ".join(f"{name.replace('_', ' ')} {summary[name]:g}" for name in counts)))
     parts.append(Text(_shares(summary)))
     parts += [Text(text) for text in caches(summary)]
+    parts += [Text(text) for text in scaling_lines(summary)]
     if summary.get("shed"):
         found = summary["shed"]
         told = f"{found['requests']:g} requests shed ({found['share']:.1%}); {found['retries']:g} were sent again"
         parts.append(Text(told))
-    parts += [Text(text) for text in scaling_lines(summary)]
     if summary.get("sessions"):
         parts.append(Text(sessions(summary["sessions"])))
     if document.get("devices"):
@@ -321,7 +321,7 @@ def _clients(found: Document, name: str) -> Table:
     return table
 
 
-TITLES = {"service_classes": "service class", "tenants": "tenant"}
+TITLES = {"service_classes": "service class", "tenants": "tenant", "pools": "pool"}
 
 
 def _comparison(document: Document) -> Table:

@@ -1,4 +1,4 @@
-"""Admission control: limits hold, counts are right, and Retry-After is the place times the drain interval."""
+"""Admission control: limits hold, counts are right, and Retry-After is a place in the queue times the drain time."""
 
 from __future__ import annotations
 

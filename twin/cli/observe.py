@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from twin.recording.run_writer import RunWriter
 
 FLAG = Parameter(negative=())
 
 
 def observe(
     *,
-    upstream: str,
+    upstream: str | None = None,
+    spans: Path | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     host: str = "127.0.0.1",
     port: int = 8001,
@@ -29,6 +33,8 @@ def observe(
     ----------
     upstream
         URL of the server, such as http://127.0.0.1:8000.
+    spans
+        In place of a proxy: file of vLLM's OpenTelemetry spans, in OTLP-JSON, whose requests are written.
     output
         Folder for requests.jsonl and meta.json, which must be empty.
     host
@@ -41,10 +47,20 @@ def observe(
         Do not request counts of tokens of the server. Requests whose clients do not either are skipped.
     """
     from twin.cli.console import note
+    from workloads.errors import BadInput
+
+    if (upstream is None) == (spans is None):
+        raise BadInput("expected either this, or --spans with a file", field="--upstream", value=upstream)
+    if upstream is None:
+        from twin.recording.spans import record_spans
+
+        assert spans is not None
+        recorded = record_spans(spans, output)
+        _tell(recorded, output)
+        return 0
     from twin.recording.proxy import Proxy
     from twin.recording.run_writer import RunWriter
     from twin.recording.upstream import Upstream, published_settings
-    from workloads.errors import BadInput
 
     if not 0 <= port <= 65535:
         raise BadInput("expected a port from 0 to 65535", field="--port", value=port)
@@ -66,6 +82,12 @@ def observe(
     finally:
         proxy.server_close()
         writer.close()
+    _tell(writer, output)
+    return 0
+
+
+def _tell(writer: RunWriter, output: Path) -> None:
+    from twin.cli.console import note
+
     note(f"{writer.written} requests in {output / 'requests.jsonl'}"
          + (f"; {writer.skipped} without times, see skipped.jsonl" if writer.skipped else ""))  # fmt: skip
-    return 0

@@ -112,7 +112,8 @@ def plan(
         interval, in place of a search.
     candidate
         Scenario file whose deployment (engine, step_time, system) competes with those of the plan; its row is in the
-        table even if it fails. May be given several times.
+        table even if it fails. Also the folder that AIConfigurator's --save-dir names, or a best_config_topn.csv in it.
+        May be given several times.
     write
         Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands.
     no_figures
@@ -154,7 +155,7 @@ def plan(
         settings |= {} if max_gpus is None else {"plan.limits.gpus": max_gpus}
         settings |= {} if objective is None else {"plan.objective": objective}
         question = read_question(read_scenario(scenario, "serving"), settings, scenario, trace)
-    given = [_given(path, question) for path in candidate or []]
+    given = [each for path in candidate or [] for each in _given(path, question)]
     return _answer(
         question, given, runs, chosen, as_json=json, fresh=fresh, brief=brief, write=write, figures=not no_figures
     )
@@ -203,12 +204,16 @@ def _prices(texts: list[str], gpus: list[str]) -> dict[str, float]:
     return found
 
 
-def _given(path: Path, question: Question) -> Candidate:
-    """The deployment of a scenario file, as a candidate."""
+def _given(path: Path, question: Question) -> list[Candidate]:
+    """The deployment of a scenario file, or those of AIConfigurator's answer, as candidates."""
+    from twin.planning.aiconfigurator_answer import candidates_of_answer, is_answer
+
+    if is_answer(path):
+        return candidates_of_answer(path, question)
     from scenarios.kinds import read_scenario
     from twin.planning.given import given_candidate
 
-    return given_candidate(read_scenario(path, "serving"), path, question, path.stem)
+    return [given_candidate(read_scenario(path, "serving"), path, question, path.stem)]
 
 
 def _bear(

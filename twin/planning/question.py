@@ -192,7 +192,7 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     if spec.bundles:
         from twin.planning.bundles import with_bundles  # slow to import, and few plans have some
 
-        step_time = {"source": "linear", "overhead": 1.0}  # drawn do not depend on the engine
+        step_time = {"source": "linear", "overhead": 1.0}  # lengths do not depend on the engine
         drawn = question.sample(question.plan({**base, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
         spec = with_bundles(spec, drawn.prompts, drawn.answers, base.get("engine") or {}, path)
         return replace(question, spec=spec)

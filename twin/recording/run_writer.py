@@ -48,7 +48,7 @@ class RunWriter:
         if why:
             self.skip(identity, arrival, why)
             return
-        self._line({
+        self.add_row({
             "request_id": identity, "input_toks": stream.prompt_tokens, "output_toks": stream.output_tokens,
             "arrival_time": arrival, "queued_ts": queued, "first_token_ts": stream.first,
             "last_token_ts": stream.last, **more,
@@ -72,7 +72,8 @@ class RunWriter:
             aside.write_text("".join(json.dumps(row) + "\n" for row in ordered), encoding="utf-8")
             aside.replace(file)
 
-    def _line(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Write a request whose times are known."""
         with self._lock:
             if self._requests.closed:
                 return

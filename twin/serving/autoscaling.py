@@ -8,21 +8,22 @@ states: one that starts begins anew afterwards, one that drains is stopped at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from simpy.events import Event
 
 from scenarios.autoscaling import AutoscalingSpec
 from schedulers.admission_control import RequestShed
-from schedulers.autoscaling import EngineMetrics, Observation, Predict
+from schedulers.autoscaling import EngineMetrics, Observation
+from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine import Engine
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import PlannedPool
 from twin.serving.prediction import Predictor
 from twin.serving.randomness import Draw
-from twin.serving.records import RequestRecord
+from twin.serving.records import RequestRecord, StepIntegral
 from twin.serving.system import System
 
 STOPPED, STARTING, UP, DRAINING = "stopped", "starting", "up", "draining"
@@ -59,33 +60,31 @@ class Autoscaling:
     """The autoscaling of a simulation, beside its system: a `PoolScaler` for engines that serve the same models.
 
     Args:
-        plan, env, system, draw: of the simulation. seed: for predictions.
-        is_over: tells whether all requests are answered.
+        plan, env, system, draw, population: of the simulation. seed: for predictions.
     """
 
     def __init__(
-        self, plan: ServingPlan, env: Environment, system: System, draw: Draw, seed: int, is_over: Callable[[], bool]
+        self, plan: ServingPlan, env: Environment, system: System, draw: Draw, seed: int, population: StepIntegral
     ) -> None:
         scenario = plan.scenario
         sections = scenario.system.autoscaling or {}
         initial = {pool.name: pool.replicas for pool in scenario.system.expand(scenario.engine, scenario.step_time)}
         engines = {engine.name: engine for engine in system.engines()}
+        self._population, self._to_come = population, plan.requests
         self._predictors: list[Predictor] = []
         self._scalers: list[PoolScaler] = []
         for pool in plan.pools:
             spec = sections.get(pool.spec.name)
             for names, models in _groups(pool) if spec is not None else ():
                 assert spec is not None, "pools without a section have no groups"
-                predictor = Predictor(plan, pool, models, names, spec, env, draw, seed)
+                group = Group(
+                    system, pool.spec.name, frozenset(models), [engines[name] for name in names],
+                    decodes=pool.spec.role == "decode",
+                )  # fmt: skip
+                predictor = Predictor(plan, pool, models, names, spec, group.records, env, draw, seed)
                 if spec.latency_goals:
                     self._predictors.append(predictor)
-                self._scalers.append(
-                    PoolScaler(
-                        env, system, pool.spec.name, models, [engines[name] for name in names],
-                        initial[pool.spec.name], spec, predictor.predict, predictor.latencies, is_over,
-                        decodes=pool.spec.role == "decode",
-                    )
-                )  # fmt: skip
+                self._scalers.append(PoolScaler(env, group, initial[pool.spec.name], spec, predictor, self._is_over))
         system.on_outage, system.on_release = self._on_outage, self._on_release
         system.refresh()
         self.processes = [env.process(scaler.run()) for scaler in self._scalers]
@@ -96,9 +95,14 @@ class Autoscaling:
         return [scaler.log for scaler in self._scalers]
 
     def arrived(self, record: RequestRecord) -> None:
-        """Note a request, for predictions."""
+        """Note a request."""
+        self._to_come -= 1
         for predictor in self._predictors:
             predictor.arrived(record)
+
+    def _is_over(self) -> bool:
+        """Tell whether all requests have come and gone."""
+        return self._to_come == 0 == self._population.value
 
     def _on_outage(self, engine: Engine) -> None:
         for scaler in self._scalers:
@@ -154,40 +158,57 @@ class _Instance:
         )
 
 
+@dataclass(frozen=True)
+class Group:
+    """Engines of a pool that serve the same models, as many as there may be at most.
+
+    Attributes:
+        pool: the pool's name. decodes: whether they get requests from prefill engines.
+    """
+
+    system: System
+    pool: str
+    models: frozenset[str]
+    engines: list[Engine]
+    decodes: bool = False
+
+    def stranded(self) -> list[RequestRecord]:
+        """The requests for these models that wait because no engine is up."""
+        return [
+            record
+            for record in self.system.stranded
+            if record.request.model in self.models and bool(record.delivered) == self.decodes
+        ]
+
+    def records(self) -> list[RequestRecord]:
+        """The unfinished requests that the engines have, or that wait for one of them."""
+        return [record for engine in self.engines for record in engine.records] + self.stranded()
+
+
 class PoolScaler:
-    """Scales engines that serve the same models, by the decisions of an autoscaler.
+    """Scales a group of engines by the decisions of an autoscaler.
 
     Args:
-        env, system: of the simulation. pool: the pool's name. models: that the engines serve. decodes: whether they
-            get requests from prefill engines.
-        engines: as many as there may be at most. initial: the number of them that are up at first.
-        spec: the section. predict: for policies that want predictions. latencies: recent ones, by goal.
-        is_over: tells whether all requests are answered.
+        env: of the simulation. initial: the number of engines that are up at first. spec: the pool's section.
+        predictor: for policies with goals. is_over: tells whether all requests have come and gone.
     """
 
     def __init__(
         self,
         env: Environment,
-        system: System,
-        pool: str,
-        models: Iterable[str],
-        engines: list[Engine],
+        group: Group,
         initial: int,
         spec: AutoscalingSpec,
-        predict: Predict,
-        latencies: Callable[[], Mapping[str, float]],
+        predictor: Predictor,
         is_over: Callable[[], bool],
-        *,
-        decodes: bool = False,
     ) -> None:
-        self._env, self._system, self._spec = env, system, spec
-        self._models, self._decodes = frozenset(models), decodes
-        self._latencies, self._is_over = latencies, is_over
-        self._autoscaler = spec.build(predict)
+        self._env, self._system, self._group, self._spec = env, group.system, group, spec
+        self._latencies, self._is_over = predictor.latencies, is_over
+        self._autoscaler = spec.build(predictor.predict)
         self._replicas = initial
-        self._instances = [_Instance(engine) for engine in engines]
+        self._instances = [_Instance(engine) for engine in group.engines]
         self._by_name = {instance.engine.name: instance for instance in self._instances}
-        self.log = ScalingLog(pool, [engine.name for engine in engines])
+        self.log = ScalingLog(group.pool, [engine.name for engine in group.engines])
         for position, instance in enumerate(self._instances):
             if position < initial:
                 instance.enter(UP, env.now)
@@ -240,14 +261,10 @@ class PoolScaler:
         up = [each for each in self._instances if each.state == UP and not each.engine.failed]
         metrics = [found for each in up if (found := each.metrics(now)) is not None]
         failed = sum(each.engine.failed and each.state in (UP, STARTING) for each in self._instances)
-        queued = sum(
-            record.request.model in self._models and bool(record.delivered) == self._decodes
-            for record in self._system.stranded
-        )
         return Observation(
             now, self._replicas, tuple(metrics),
             starting=self._replicas - len(metrics) - failed, failed=failed, draining=self._count(DRAINING),
-            queued=queued, latencies=self._latencies(),
+            queued=len(self._group.stranded()), latencies=self._latencies(),
             min_replicas=self._spec.min_replicas, max_replicas=self._spec.max_replicas,
         )  # fmt: skip
 
@@ -299,11 +316,11 @@ class PoolScaler:
         spans[-1] = spans[-1][0], now
 
     def _watch_finishes(self, instance: _Instance) -> None:
-        """Have an engine that drains stopped with its last request."""
+        """Have an engine that drains stopped when its last request is finished, or shed."""
         engine, finished, was_shed = instance.engine, instance.engine.on_finish, instance.engine.on_shed
 
-        def on_finish(record: RequestRecord, sequence: object) -> None:
-            finished(record, sequence)  # type: ignore[arg-type]
+        def on_finish(record: RequestRecord, sequence: Sequence) -> None:
+            finished(record, sequence)
             if instance.state == DRAINING:
                 self._stop_when_idle(instance)
 

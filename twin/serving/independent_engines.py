@@ -64,10 +64,10 @@ def _shared(plan: ServingPlan) -> Iterator[tuple[bool, str, str]]:
     yield tiers, "engine.kv_offloading", "engines of a host share its tiers"
     drafts = any(pool.scheduler.speculation is not None for pool in plan.pools)
     yield drafts, "engine.speculative_config", "outcomes of drafts are reported of all engines"
-    sheds = any(pool.scheduler.config.admission_control is not None for pool in plan.pools)
-    yield sheds, "engine.admission_control", "requests that are shed may be sent again, to another engine"
     pipelines = any(pool.scheduler.stages is not None for pool in plan.pools)
     yield pipelines, "engine.pipeline_parallel_size", "work of stages is reported of all engines"
+    sheds = any(pool.scheduler.config.admission_control is not None for pool in plan.pools)
+    yield sheds, "engine.admission_control", "requests that are shed may be sent again, to another engine"
     yield scenario.measure.prefix_cache, "measure.prefix_cache", "prompts of all engines are followed"
     yield system.kv_events is not None, "system.kv_events", "routers follow all caches"
     yield bool(system.autoscaling), "system.autoscaling", "the number of engines follows the load of all"

@@ -82,8 +82,8 @@ class Run:
         outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
         sessions: the finished sessions; None for a workload without sessions.
         prefix_reuse: the prompts, if the scenario measures prefix caches.
-        shed: the requests that were shed; None without admission control.
         scaling: the engines over time of each group that is autoscaled.
+        shed: the requests that were shed; None without admission control.
     """
 
     columns: Columns
@@ -93,8 +93,8 @@ class Run:
     outside: dict[str, float]
     sessions: SessionLog | None = None
     prefix_reuse: PrefixReuse | None = None
-    shed: ShedLog | None = None
     scaling: list[ScalingLog] | None = None
+    shed: ShedLog | None = None
 
     @property
     def logs(self) -> list[EngineLog]:
@@ -199,19 +199,14 @@ class Simulation:
         links, reuse = _named_links(system), self.prefix_reuse
         scaling = None if self.autoscaling is None else self.autoscaling.logs
         return Run(
-            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, self.shed, scaling
+            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
         )
 
     def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
         from twin.serving.autoscaling import Autoscaling
 
-        columns, shed, requests = self.columns, self.shed, self.plan.requests
         seed = (self.plan.scenario.seed << 20) + replication
-
-        def ended() -> bool:
-            return len(columns.arrival) + (0 if shed is None else len(shed.ended)) == requests
-
-        return Autoscaling(self.plan, self.environment, self.system, draw, seed, ended)
+        return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
 
     def _arrived(self, record: RequestRecord) -> None:
         self.population.set(self.environment.now, self.population.value + 1)

@@ -160,10 +160,11 @@ def running(
     drain_seconds: float = 5.0,
     ahead: bool = False,
     classes: dict[str, ServiceClass] | None = None,
+    backend: EngineBackend | None = None,
 ) -> Iterator[Setting]:
     """A server on a free port, in a thread; without a folder it has no tokenizer.
 
-    `ahead`: its engine is the one that a GPU has, padded and a step ahead.
+    `ahead`: its engine is the one that a GPU has, padded and a step ahead. `backend`: in place of an engine of its own.
     """
     made = listen("127.0.0.1", 0)
     port = made.getsockname()[1]
@@ -184,11 +185,11 @@ def running(
     def work() -> None:
         text = (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
         make: Callable[..., Executor] = GraphExecutor if ahead else Executor
-        backend = EngineBackend(Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead))
+        own = Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead) if backend is None else None
         ended.append(
             asyncio.run(
                 serve(
-                    backend,
+                    backend if own is None else EngineBackend(own),
                     front,
                     made,
                     tokenizer=text[0],

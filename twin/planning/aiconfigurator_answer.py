@@ -1,0 +1,171 @@
+"""The answer of AIConfigurator to the same question, as candidates of a plan.
+
+`aiconfigurator cli default --save-dir DIR` leaves `agg/best_config_topn.csv` and `disagg/best_config_topn.csv`, the
+best first, with the columns of `pareto.csv`. A row is one replica: `tp`, `pp`, `dp`, `moe_tp`, `moe_ep` of a worker,
+its batch `bs`, and of prefill and decode workers the same with `(p)` and `(d)` before them. There are as many replicas
+as bear the question's rate at the row's `seq/s`.
+
+Only the choice is taken over. Its latencies are simulated with the question's own step times where `plan.engines` has
+an engine of the same GPUs and tensor parallelism, else with those of data sheets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from latency_models.io.builtin_files import builtin_names
+from latency_models.io.tables import Columns, read_columns
+from latency_models.origin import plain_name
+from scenarios.planning import EngineKindSpec
+from twin.planning.given import given_candidate
+from twin.planning.question import Question
+from twin.planning.space import Candidate
+from workloads.errors import BadInput
+
+Document = dict[str, Any]
+
+BEST = "best_config_topn.csv"
+
+WEIGHTS = {
+    "bfloat16": "bf16", "float16": "bf16", "fp8": "fp8", "fp8_static": "fp8", "fp8_block": "fp8", "fp8_ootb": "fp8",
+    "int8_wo": "int8", "nvfp4": "fp4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4",
+}  # fmt: skip
+"""Formats of weights by AIConfigurator's names."""
+
+MEMORY = ("num_gpu_blocks", "kv_memory")
+
+CACHES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
+
+
+def is_answer(path: Path) -> bool:
+    """True for a table or a folder, which scenario files are not."""
+    return path.suffix == ".csv" or path.is_dir()
+
+
+def candidates_of_answer(path: Path, question: Question) -> list[Candidate]:
+    """The best deployment of a table, or those of the tables in a folder that `--save-dir` named.
+
+    Raises:
+        BadInput: no table, or a row that cannot be used.
+    """
+    files = sorted(path.rglob(BEST)) if path.is_dir() else [path]
+    files = [file for file in files if len(file.relative_to(path).parts) <= 3] if path.is_dir() else files
+    if not files:
+        raise BadInput(f"expected agg/{BEST} or disagg/{BEST} in it", file=path)
+    return [_candidate(file, path.stem, question) for file in files]
+
+
+def _candidate(file: Path, name: str, question: Question) -> Candidate:
+    """The deployment of the first row, the best."""
+    table = read_columns(file)
+    if not len(table):
+        raise BadInput("expected a row: AIConfigurator found no deployment", file=file)
+    row = Row(table, file)
+    apart = "(p)tp" in table.names
+    replicas = _replicas(row, question)
+    roles = (("(p)", "prefill"), ("(d)", "decode")) if apart else (("", "both"),)
+    pools = [_pool(row, prefix, role, replicas, question) for prefix, role in roles]
+    system: Document = {"layout": "pools", "pools": pools}
+    if apart:
+        if question.spec.link is None:
+            expected = "expected a link from prefill to decode engines, since this answer has both"
+            raise BadInput(expected, field="plan.link", file=question.path)
+        system["link"] = question.spec.link.model_dump(mode="json")
+    document = {"engine": pools[0]["engine"], "step_time": pools[0]["step_time"], "system": system}
+    return given_candidate(document, file, question, f"{name} ({'disagg' if apart else 'agg'} of AIConfigurator)")
+
+
+class Row:
+    """The first row of a table; errors name file, line and column."""
+
+    def __init__(self, table: Columns, file: Path) -> None:
+        self.table, self.file = table, file
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1; tables may write it as 8.0."""
+        if name not in self.table.names and default is not None:
+            return default
+        value = self.table.numbers(name, above=0)[0]
+        if value != int(value):
+            raise self.table.fault("expected a whole number", 0, name)
+        return int(value)
+
+    def number(self, name: str) -> float:
+        """A number above 0."""
+        return self.table.numbers(name, above=0)[0]
+
+    def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
+        """The value of a column; the default where the table lacks the column or says nothing."""
+        text = self.table.text(name)[0] if name in self.table.names else ""
+        if not text:
+            return default
+        if text not in known:
+            raise self.table.fault(f"expected one of {', '.join(known)}", 0, name)
+        return known[text]
+
+    def known(self, name: str, folder: Literal["hardware", "models"]) -> str:
+        """The built-in file of a model or system, by the last part of its name."""
+        text = self.table.text(name)[0]
+        plain = plain_name(text.rsplit("/", 1)[-1])
+        for prefix in ("meta", ""):
+            for known in builtin_names(folder):
+                if plain_name(known) == plain.removeprefix(prefix).removesuffix("instruct"):
+                    return known
+        expected = f"expected one of {', '.join(builtin_names(folder))}, or an engine of as many GPUs in plan.engines"
+        raise self.table.fault(expected, 0, name)
+
+
+def _replicas(row: Row, question: Question) -> int:
+    """Replicas that bear the question's rate, as AIConfigurator counts them; 1 where there is no rate."""
+    return 1 if question.rate is None else math.ceil(question.rate / row.number("seq/s") - 1e-9)
+
+
+def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -> Document:
+    """The workers of one role."""
+    tp, pp, dp = (row.whole(f"{prefix}{name}", 1) for name in ("tp", "pp", "dp"))
+    split, spread = row.whole(f"{prefix}moe_tp", 1), row.whole(f"{prefix}moe_ep", 1)
+    if split > 1 and spread > 1:
+        raise row.table.fault("expected experts that are split or spread, not both", 0, f"{prefix}moe_ep")
+    batch, workers = row.whole(f"{prefix}bs"), row.whole(f"{prefix}workers", 1)
+    engine = dict(question.document.get("engine") or {})
+    engine |= {"max_num_seqs": batch} | ({"data_parallel_size": dp} if dp > 1 else {})
+    if role == "prefill":
+        engine["max_num_batched_tokens"] = batch * row.whole(f"{prefix}isl", row.whole("isl"))
+    elif role == "both" and "ctx_tokens" in row.table.names:
+        engine["max_num_batched_tokens"] = row.whole("ctx_tokens") + batch
+    kind = _same_engine(question.spec.engines, tp, tp * pp * dp)
+    if kind is not None:
+        memory = {key: value for key, value in kind.engine.items() if key in MEMORY}
+        engine = ({key: value for key, value in engine.items() if key not in MEMORY} if memory else engine) | memory
+        step_time = dict(kind.step_time or question.document["step_time"])
+        device = kind.device.model_dump(exclude_none=True)
+    else:
+        hardware = row.known(f"{prefix}system", "hardware")
+        weights = row.one_of(f"{prefix}gemm", WEIGHTS, "bf16")
+        step_time = {
+            "source": "roofline", "model": row.known("model", "models"), "hardware": hardware,
+            "tensor_parallel": tp, "pipeline_parallel": pp, "data_parallel": dp, "expert_parallel": spread > 1,
+            "weights": weights, "experts": row.one_of(f"{prefix}moe", WEIGHTS, weights),
+            "cache": row.one_of(f"{prefix}kvcache", CACHES, "bf16"),
+        }  # fmt: skip
+        device = {"type": hardware, "count": tp * pp * dp}
+        engine = {key: value for key, value in engine.items() if key not in MEMORY}  # that of the data sheet
+    device |= {"price_per_hour": price} if (price := question.spec.prices.get(device["type"])) is not None else {}
+    name = "engine" if role == "both" else role
+    count = workers * replicas
+    return {"name": name, "role": role, "replicas": count, "engine": engine, "step_time": step_time, "device": device}
+
+
+def _same_engine(kinds: list[EngineKindSpec], tensor_parallel: int, gpus: int) -> EngineKindSpec | None:
+    """The kind of engine with as many GPUs and this tensor parallelism, where there is exactly one."""
+    found = [
+        kind
+        for kind in kinds
+        if kind.device.count == gpus
+        and not kind.is_bundle
+        and int((kind.step_time or {}).get("tensor_parallel", gpus)) == tensor_parallel
+    ]
+    return found[0] if len(found) == 1 else None
