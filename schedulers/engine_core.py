@@ -24,6 +24,7 @@ from schedulers.decode_set import DecodeSet
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers, Load
+from schedulers.model_slots import ADMITS, ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
@@ -41,10 +42,13 @@ class EngineCore:
         kv_cache: the blocks. decode_set: the decoding sequences.
         queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
         waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
+            Those that have their blocks already come first.
+        reserved: sequences, by request id, whose cache is coming from a prefill engine into blocks that they have.
         running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
             holds none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
+        model_slots: the models that the engine holds, None where it holds one or all.
         admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
@@ -62,12 +66,14 @@ class EngineCore:
         caching = config.enable_prefix_caching
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
+        self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
         limits = config.admission_control
         self.admission_control = AdmissionControl(limits) if limits is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
+        self.reserved: dict[int, Sequence] = {}
         self.running: dict[Sequence, None] = {}
         self.one_shot_running: dict[Sequence, None] = {}
         self.awaiting_transfer: dict[Sequence, None] = {}
@@ -101,7 +107,8 @@ class EngineCore:
 
         Args:
             max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
-            remote_prefill: a prefill engine has computed its prompt's cache and its first token.
+            remote_prefill: a prefill engine has computed its prompt's cache and its first token. It may have been
+                reserved before.
             hold_blocks: keep its blocks when it has finished, until `release`.
             never_shed: it was accepted before, by an engine that has failed.
 
@@ -109,6 +116,8 @@ class EngineCore:
             ValueError: an id that is being served, or a request that does not fit even alone.
             RequestShed: admission control refuses it.
         """
+        if remote_prefill and request.id in self.reserved:
+            return self._complete_reserved(self.reserved.pop(request.id))
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
         one_shot = self.config.one_shot is not None and request.one_shot
@@ -135,9 +144,35 @@ class EngineCore:
         self._admission_blocked = False
         return sequence
 
+    def reserve(self, request: Request, now: float) -> Sequence | None:
+        """Allocate the blocks of a prompt whose cache begins to come while a prefill engine is computing it.
+
+        When all of it has come, the request is submitted with `remote_prefill`. None, and nothing is done, if another
+        request waits, or there is no slot or too few blocks: then the cache should come when the prompt is complete.
+
+        Raises:
+            ValueError: as `submit`.
+        """
+        if request.id in self.sequences:
+            raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
+        sequence = Sequence(request, self._num_submitted, False)
+        self._check_fits(sequence)
+        slots = self.config.max_num_seqs - len(self.running) - len(self.reserved)
+        if slots <= 0 or self._has_queued() or self.waiting_for_remote_kv:
+            return None
+        if self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks:
+            return None
+        self._allocate_transferred(sequence)
+        self._num_submitted += 1
+        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
+        self.sequences[request.id] = self.reserved[request.id] = sequence
+        return sequence
+
     def begin_step(self, now: float) -> Batch | None:
         """Schedule the next step. None when there is nothing to run."""
-        decode_set = self.decode_set
+        decode_set, slots = self.decode_set, self.model_slots
+        if slots is not None:
+            slots.begin_step(now)
         transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
         new_blocks = decode_set.num_new_blocks()
         preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
@@ -156,7 +191,10 @@ class EngineCore:
             for sequence in finishing:
                 self._sync_blocks(sequence)
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
-        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        if slots is not None:
+            batch.loads = slots.take_loads()
+        return batch
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """Record that a step has run; steps end in the order in which they began. Returns the finished sequences.
@@ -269,6 +307,11 @@ class EngineCore:
         return self.decode_set.step_index
 
     @property
+    def model_loads(self) -> int:
+        """Models that were loaded into slots so far."""
+        return 0 if self.model_slots is None else self.model_slots.loads
+
+    @property
     def num_decodes(self) -> int:
         """Decoding sequences."""
         return self.decode_set.size
@@ -311,11 +354,16 @@ class EngineCore:
             self.kv_tiers.check_integrity()
             owned += self.kv_tiers.held_blocks()
         self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
+        if self.model_slots is not None:
+            self.model_slots.check_integrity(self.running)
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
         places = self.num_waiting + len(self.running) + len(self.one_shot_running)
-        if places != len(self.sequences):
-            raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are unfinished")
+        if places + len(self.reserved) != len(self.sequences):
+            raise AssertionError(
+                f"{places} sequences wait or run and {len(self.reserved)} are reserved, {len(self.sequences)} are "
+                f"unfinished"
+            )
 
     def _num_unassigned_blocks(self) -> int:
         """Blocks of decodes that their `SequenceBlocks` do not count yet."""
@@ -329,21 +377,50 @@ class EngineCore:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _admit_transferred(self) -> list[Sequence]:
-        """Admit sequences prefilled elsewhere within the slot and block limits; preempted sequences go first."""
-        waiting, admitted, kv_cache = self.waiting_for_remote_kv, [], self.kv_cache
-        while waiting and len(self.running) < self.config.max_num_seqs and not self.queues[0].count:
+        """Admit sequences prefilled elsewhere within the slot and block limits.
+
+        Preempted sequences go first, but those that have their blocks do not wait: they alone can free them.
+        """
+        waiting, admitted, slots = self.waiting_for_remote_kv, [], self.model_slots
+        while waiting and len(self.running) < self.config.max_num_seqs:
             sequence = waiting[0]
-            prompt = sequence.request.prompt_tokens
-            reserve_output = self.config.kv_reservation == "max_tokens"
-            output = sequence.max_tokens - 1
-            if kv_cache.blocks_for(prompt + (output if reserve_output else 1)) > kv_cache.num_free_blocks:
+            reserved = sequence.blocks.num_private > 0
+            if not reserved and (
+                self.queues[0].count or self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks
+            ):
                 break
-            kv_cache.allocate(sequence.blocks, kv_cache.blocks_for(prompt + (output if reserve_output else 0)))
+            if slots is not None:
+                if slots.admission(sequence) != ADMITS:
+                    break
+                slots.enter(sequence)
+            if not reserved:
+                self._allocate_transferred(sequence)
             admitted.append(waiting.popleft())
-            sequence.num_computed_tokens, sequence.blocks_reserved = prompt, reserve_output
+            sequence.num_computed_tokens = sequence.request.prompt_tokens
             self.running[sequence] = None
             self.decode_set.add(sequence)
         return admitted
+
+    def _blocks_to_admit(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence prefilled elsewhere needs: those of its prompt and of the next token at least."""
+        reserve_output = self.config.kv_reservation == "max_tokens"
+        output = sequence.max_tokens - 1 if reserve_output else 1
+        return self.kv_cache.blocks_for(sequence.request.prompt_tokens + output)
+
+    def _allocate_transferred(self, sequence: Sequence) -> None:
+        """Allocate the blocks of a sequence prefilled elsewhere."""
+        reserve_output = self.config.kv_reservation == "max_tokens"
+        output = sequence.max_tokens - 1 if reserve_output else 0
+        self.kv_cache.allocate(sequence.blocks, self.kv_cache.blocks_for(sequence.request.prompt_tokens + output))
+        sequence.blocks_reserved = reserve_output
+
+    def _complete_reserved(self, sequence: Sequence) -> Sequence:
+        """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
+        sequence.num_output_tokens = 1
+        waiting = self.waiting_for_remote_kv
+        place = sum(1 for each in waiting if each.blocks.num_private)
+        waiting.insert(place, sequence)
+        return sequence
 
     def _has_queued(self) -> bool:
         """Tell whether a queue has a sequence."""
@@ -462,14 +539,7 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
-            if self.admission_control is not None:
-                self.admission_control.left(sequence)
-            if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
-                pass  # its prefix is being loaded: it is in no queue
-            elif sequence in self.waiting_for_remote_kv:
-                self.waiting_for_remote_kv.remove(sequence)
-            else:
-                self._queue_of(sequence).remove(sequence)
+            self._remove_waiting(sequence)
         elif sequence.state == DECODING:
             self.decode_set.remove(sequence)
             self._sync_blocks(sequence)
@@ -479,8 +549,23 @@ class EngineCore:
             self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
         if sequence in self.running:
             del self.running[sequence]
+            if self.model_slots is not None:
+                self.model_slots.leave(sequence)
         else:
             self.one_shot_running.pop(sequence, None)
+
+    def _remove_waiting(self, sequence: Sequence) -> None:
+        """Take a sequence out of where it waits."""
+        if self.admission_control is not None:
+            self.admission_control.left(sequence)
+        if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
+            return  # its prefix is being loaded: it is in no queue
+        if self.reserved.pop(sequence.request.id, None) is not None:
+            return  # its cache is on its way
+        if sequence in self.waiting_for_remote_kv:
+            self.waiting_for_remote_kv.remove(sequence)
+        else:
+            self._queue_of(sequence).remove(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again."""
