@@ -36,6 +36,8 @@ WEIGHTS = {
 """Formats of weights by AIConfigurator's names."""
 
 MEMORY = ("num_gpu_blocks", "kv_memory")
+STAGES = ("pipeline_parallel_size", "pipeline", "async_scheduling")
+"""Fields of `engine` that are those of an engine of the plan, not of the answer."""
 
 CACHES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
 
@@ -140,6 +142,7 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
     if kind is not None:
         memory = {key: value for key, value in kind.engine.items() if key in MEMORY}
         engine = ({key: value for key, value in engine.items() if key not in MEMORY} if memory else engine) | memory
+        engine |= {key: value for key, value in kind.engine.items() if key in STAGES}
         step_time = dict(kind.step_time or question.document["step_time"])
         device = kind.device.model_dump(exclude_none=True)
     else:
@@ -153,6 +156,7 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
         }  # fmt: skip
         device = {"type": hardware, "count": tp * pp * dp}
         engine = {key: value for key, value in engine.items() if key not in MEMORY}  # that of the data sheet
+        engine |= {"pipeline_parallel_size": pp, "async_scheduling": False} if pp > 1 else {}
     device |= {"price_per_hour": price} if (price := question.spec.prices.get(device["type"])) is not None else {}
     name = "engine" if role == "both" else role
     count = workers * replicas

@@ -67,6 +67,18 @@ def test_engines_that_the_plan_lacks_get_step_times_of_data_sheets(tmp_path: Pat
     assert found.cost == 6 * 3.5
 
 
+def test_stages_of_the_answer_are_stages_of_the_engine(tmp_path: Path) -> None:
+    made = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5})
+    made["engine"] = {key: value for key, value in made["engine"].items() if key != "num_gpu_blocks"}
+    made["plan"]["engines"][0]["engine"] = {"num_gpu_blocks": 2000}
+    row = {**AGG, "pp": 2, "num_total_gpus": 4}
+    (found,) = candidates_of_answer(write(tmp_path / "best_config_topn.csv", row), question(made))
+    assert found.family.given is not None
+    (pool,) = found.family.given.sections["system"]["pools"]
+    assert pool["engine"]["pipeline_parallel_size"] == pool["step_time"]["pipeline_parallel"] == 2
+    assert pool["device"]["count"] == 4
+
+
 def test_its_row_is_in_the_table_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
