@@ -77,6 +77,7 @@ class MeasuredDeployment:
         notes: on how the timings were completed.
         measured: False for times that were computed for this deployment, of which `origin` says nothing.
         device, devices: name of the devices of one engine, and their number, of computed times.
+        memory, weights: bytes of one of these devices, and of the weights on it.
     """
 
     origin: Origin
@@ -86,6 +87,8 @@ class MeasuredDeployment:
     measured: bool = True
     device: str = ""
     devices: int | None = None
+    memory: float | None = None
+    weights: float | None = None
 
 
 def plain_name(text: str) -> str:

@@ -7,13 +7,14 @@ sequence joins or leaves, so that a simulation can skip over such runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
 from schedulers.batches import Batch
 from schedulers.lockstep import GroupBatch
+from schedulers.sequence import Sequence as EngineSequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,10 @@ class StepTime(Protocol):
             kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
             longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
         """
+        ...
+
+    def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
+        """Seconds that LoRA adapters of these decodes add to each value of `decode_seconds`."""
         ...
 
     def group_seconds(self, batch: GroupBatch) -> float:
@@ -118,6 +123,10 @@ class StepTimeModel(ABC):
     @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
+
+    def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
+        """See `StepTime.adapter_seconds`."""
+        return 0.0
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """Seconds of one data-parallel rank's step.

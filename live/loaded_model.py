@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,10 +15,12 @@ from live.device import device_name, use_threads
 from live.engine import Engine
 from live.executor import Executor
 from live.graphs.executor import GraphExecutor
+from live.lora_executor import LoRAExecutor
 from live.memory import check_memory, keep_freed_memory, use_huge_pages
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
+from live.models.lora import Adapter
 from live.models.weights import (
     FFN,
     Weights,
@@ -213,6 +216,10 @@ class LoadedModel:
 
         shortest, longest = spec.prompt_lookup_min, spec.prompt_lookup_max
         return SpeculativeEngine(self.decoder, scheduler.config, scheduler.make_core, shortest, longest)
+
+    def lora_engine(self, config: EngineConfig, adapters: Sequence[Adapter]) -> Engine:
+        """An engine whose requests may name one of several adapters; it runs its steps kernel by kernel."""
+        return Engine(self.decoder, config, make_executor=partial(LoRAExecutor, adapters=adapters))
 
     def _graph_executor(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> GraphExecutor:
         """An executor with captured decode steps, reused by the next engine of the same settings."""

@@ -17,6 +17,7 @@ from scenarios.chunking import ChunkingSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
+from scenarios.model_slots import LoRASpec, WeightSwappingSpec
 from scenarios.pipeline import PipelineSpec
 from scenarios.registered import registered
 from scenarios.scheduling import Scheduling, scheduling_settings
@@ -25,6 +26,7 @@ from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
 from schedulers.kv_cache import KVCache
+from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
@@ -94,6 +96,7 @@ class EngineSpec(Strict):
         preemption_policy: which sequence is preempted first. Default: lowest_priority under order priority, else
             newest.
         speculative_config: speculative decoding; none without it.
+        lora_config: the engine's models are LoRA adapters of one. weight_swapping: they share its memory by turns.
         admission_control: which arriving requests are shed; none without it.
     """
 
@@ -129,7 +132,20 @@ class EngineSpec(Strict):
     one_shot: OneShotSpec | None = None
     speculative_config: SpeculativeSpec | None = None
     kv_offloading: KVOffloadingSpec | None = None
+    lora_config: LoRASpec | None = None
+    weight_swapping: WeightSwappingSpec | None = None
     admission_control: AdmissionControlSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_slots(self) -> EngineSpec:
+        given = [name for name in ("lora_config", "weight_swapping") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError("expected either lora_config or weight_swapping")
+        if given and self.data_parallel_size > 1:
+            raise ValueError(f"expected data_parallel_size 1 with {given[0]}: ranks load models for themselves")
+        if given and self.pipeline_parallel_size > 1:
+            raise ValueError(f"expected pipeline_parallel_size 1 with {given[0]}: steps of several stages overlap")
+        return self
 
     @model_validator(mode="after")
     def _speculates_step_by_step(self) -> EngineSpec:
@@ -169,8 +185,30 @@ class EngineSpec(Strict):
             bool(self.chunking)
             or self.pipeline_parallel_size > 1
             or bool(speculates and speculates.drafts.policy == "goodput")
+            or bool(self.weight_swapping)
             or (self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None)
         )
+
+    def _slots(self, base: Path, step_time: StepTime | None) -> tuple[SlotsConfig | None, float]:
+        """The slots of models, and the bytes of a device that they take beside one model's weights."""
+        lora, swapping, memory = self.lora_config, self.weight_swapping, self.kv_memory
+        computed = self.num_gpu_blocks is None
+        if lora is not None:
+            size = lora.bytes_of_adapter(memory, base, step_time) if computed else 0.0
+            return lora.slots(), lora.max_loras * size
+        if swapping is not None:
+            slots = swapping.slots(memory, base, step_time)
+            size = swapping.bytes_of_model(memory, base, step_time) if computed else 0.0
+            return slots, (slots.slots - 1) * size
+        return None, 0.0
+
+    def with_models(self, step_time: StepTime, base: Path) -> StepTime:
+        """Step times with those of adapters and loads, if the engine keeps models in slots."""
+        if self.lora_config is not None:
+            return self.lora_config.with_adapters(step_time, self.kv_memory, base)
+        if self.weight_swapping is not None:
+            return self.weight_swapping.with_loads(step_time, self.kv_memory, base)
+        return step_time
 
     def build(
         self, base: Path, prefix_id_tokens: int | None = None, step_time: StepTime | None = None
@@ -186,11 +224,12 @@ class EngineSpec(Strict):
             BadInput: settings that contradict each other.
         """
         blocks = self.num_gpu_blocks
+        slots, reserved = self._slots(base, step_time)
         if blocks is None:
             memory = self.kv_memory or KVMemorySpec()
-            blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs)
+            blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
-            "num_gpu_blocks", "one_shot", "kv_offloading", "admission_control",
+            "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
         settings |= scheduling_settings(self.scheduling_policy)
@@ -200,7 +239,8 @@ class EngineSpec(Strict):
             offloading = self.kv_offloading.build(ids) if self.kv_offloading else None
             config = EngineConfig(
                 num_gpu_blocks=blocks, prefix_id_tokens=ids, one_shot=one_shot, kv_offloading=offloading,
-                admission_control=self.admission_control.build() if self.admission_control else None, **settings
+                admission_control=self.admission_control.build() if self.admission_control else None,
+                model_slots=slots, **settings,
             )  # fmt: skip
         except ValueError as error:
             raise BadInput(str(error), field="engine") from None

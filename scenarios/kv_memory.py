@@ -46,21 +46,29 @@ class KVMemorySpec(Strict):
             raise ValueError("expected both memory and model, or neither and no field but gpu_memory_utilization")
         return self
 
-    def blocks(self, block_size: int, base: Path, step_time: StepTime | None = None, max_num_seqs: int = 256) -> int:
+    def blocks(
+        self,
+        block_size: int,
+        base: Path,
+        step_time: StepTime | None = None,
+        max_num_seqs: int = 256,
+        reserved: float = 0.0,
+    ) -> int:
         """The number of blocks that fit.
 
         Args:
             step_time: the model that knows memory and weights where this section does not state them.
+            reserved: bytes of each device that hold something else, such as LoRA adapters.
 
         Raises:
             BadInput: none do, or more than the limit, or neither the section nor the step times state the memory.
         """
         if self.memory is None or self.model is None:
-            return self._blocks_of(step_time, block_size, max_num_seqs)
+            return self._blocks_of(step_time, block_size, max_num_seqs, reserved)
         from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
 
         model = any_model(self.model, base)
-        weights = model.parameters * self.weight_bytes / self.tensor_parallel_size
+        weights = model.parameters * self.weight_bytes / self.tensor_parallel_size + reserved
         free = self.memory * self.gpu_memory_utilization - weights - self.activations
         block = model.kv_bytes(self.cache_bytes) * model.layers * block_size / self.tensor_parallel_size
         if free < block:
@@ -68,9 +76,26 @@ class KVMemorySpec(Strict):
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)
         return self._within_limit(int(free // block))
 
-    def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int) -> int:
+    def device_weights(self, base: Path) -> float:
+        """Bytes of weights on one device, of the model that this section names."""
+        from latency_models.deployment.hugging_face import any_model
+
+        assert self.model is not None, "a section without a model does not know its weights"
+        return any_model(self.model, base).parameters * self.weight_bytes / self.tensor_parallel_size
+
+    def usable(self, step_time: StepTime | None) -> float | None:
+        """Bytes of one device that the engine may use for weights and cache; None where its memory is not known."""
+        known = step_time.measured_deployment() if step_time is not None else None
+        memory = self.memory if self.memory is not None or known is None else known.memory
+        return None if memory is None else memory * self.gpu_memory_utilization - self.activations
+
+    def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int, reserved: float) -> int:
         """The blocks for which the step times have memory."""
-        tokens = step_time.kv_tokens(self.gpu_memory_utilization, max_num_seqs) if step_time else None
+        share = self.gpu_memory_utilization
+        known = step_time.measured_deployment() if step_time and reserved else None
+        if known is not None and known.memory is not None:
+            share = max(share - reserved / known.memory, 0.0)
+        tokens = step_time.kv_tokens(share, max_num_seqs) if step_time else None
         if tokens is None:
             raise BadInput("expected either num_gpu_blocks or kv_memory", field="engine")
         if tokens < block_size:

@@ -110,7 +110,7 @@ class ServingScenario(Strict):
 
     @model_validator(mode="after")
     def _autoscaled_pools(self) -> ServingScenario:
-        pools = {pool.name: pool for pool in self.system.expand(self.engine, self.step_time)}
+        pools = {pool.name: pool for pool in self._expanded()}
         for name, spec in (self.system.autoscaling or {}).items():
             if name not in pools:
                 raise BadInput(f"expected a pool: {', '.join(pools)}", field=f"system.autoscaling.{name}")
@@ -131,11 +131,15 @@ class ServingScenario(Strict):
 
         A pool that is autoscaled has as many replicas as it may have at most.
         """
-        pools, scaled = self.system.expand(self.engine, self.step_time), self.system.autoscaling or {}
+        pools, scaled = self._expanded(), self.system.autoscaling or {}
         return [
             pool.model_copy(update={"replicas": scaled[pool.name].max_replicas}) if pool.name in scaled else pool
             for pool in pools
         ]
+
+    def _expanded(self) -> list[PoolSpec]:
+        """The pools as the `system` section has them."""
+        return self.system.expand_for(self.workload.models.shares, self.engine, self.step_time)
 
     @property
     def model_names(self) -> list[str]:

@@ -27,7 +27,7 @@ from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, Sessions
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
-from workloads.mixes import ModelMix, TaskMix, TaskShare
+from workloads.mixes import ModelMix, TaskMix, TaskShare, zipf_weights
 from workloads.pairs import Independent, LengthPairs
 from workloads.pauses import SMALLEST_CV, Pauses
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
@@ -161,6 +161,12 @@ class ModelsSpec(Strict):
     def names(self) -> list[str]:
         """The models."""
         return [f"model-{i}" for i in range(self.count)]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each model in all requests; a single one is called default."""
+        names = self.names if self.count > 1 else ["default"]
+        return dict(zip(names, zipf_weights(self.count, self.zipf).tolist(), strict=True))
 
 
 class PrefixesSpec(Strict):

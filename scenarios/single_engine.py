@@ -33,6 +33,7 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
         raise BadInput(expected, field="engine.data_parallel_size", value=engine.data_parallel_size, file=path)
     check_one_stage(engine, "engine", path)
     check_live_tiers(engine, "engine", path)
+    check_no_slots(engine, "engine", path)
     num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
     if num_engines > 1 or "routing" in system.model_fields_set:
         name = router_name(system.routing)
@@ -53,6 +54,20 @@ def check_one_stage(engine: EngineSpec, section: str, path: Path) -> None:
         expected = "expected 1: a live engine has all layers on one device"
         field = f"{section}.pipeline_parallel_size"
         raise BadInput(expected, field=field, value=engine.pipeline_parallel_size, file=path)
+
+
+def check_no_slots(engine: EngineSpec, section: str, path: Path) -> None:
+    """Refuse models in slots, whose files a scenario does not name. `section`: the name of the engine's settings.
+
+    Raises:
+        BadInput: adapters, or weights that are swapped.
+    """
+    if engine.lora_config is not None:
+        expected = "expected none: a live engine is given adapters by --lora-modules, without a scenario"
+        raise BadInput(expected, field=f"{section}.lora_config", file=path)
+    if engine.weight_swapping is not None:
+        expected = "expected none: a live engine does not swap weights"
+        raise BadInput(expected, field=f"{section}.weight_swapping", file=path)
 
 
 def check_live_tiers(engine: EngineSpec, section: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -22,7 +23,9 @@ from latency_models.sources.registry import StepTimeSpec
 from scenarios.autoscaling import Autoscaling
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
-from scenarios.pools import PoolSpec, Serves
+from scenarios.many_models import SHARED_DECODER, Fleet, Strategy, expand_strategy
+from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+from scenarios.pools import DeviceSpec, PoolSpec, Serves
 from scenarios.routing import KVEventsSpec, Routing
 from workloads.errors import BadInput
 from workloads.registry import Registry
@@ -77,6 +80,10 @@ class SystemSpec(Strict):
     @abstractmethod
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
         """The pools; `engine` and `step_time` are the scenario's own."""
+
+    def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """The pools for models with these shares of all requests; `expand` where the shares do not matter."""
+        return self.expand(engine, step_time)
 
     @property
     def topology(self) -> str:
@@ -195,8 +202,78 @@ class PoolsSpec(SystemSpec):
         return f"system.pools[{expanded[pool]}].{field}"
 
 
+@LAYOUTS.register("many_models")
+class ManyModelsSpec(SystemSpec):
+    """One fleet, and the strategy by which the models of the workload share it.
+
+    Attributes:
+        engines: of the whole fleet. prefill_engines: those of them that prefill under sun and qsun; None: half.
+        link: from prefill to decode engines, for sun and qsun. quantised_step_time: of the decoder in few bits, for
+            qsun. lora: for multi_lora. swapping: for swapping, and for prefill engines of sun and qsun, whose modules
+            may not all fit.
+        device: of one engine, for the number of devices and the cost.
+    """
+
+    layout: Literal["many_models"]
+    strategy: Strategy
+    engines: Engines
+    prefill_engines: Engines | None = None
+    link: LinkSpec | None = None
+    quantised_step_time: StepTimeSpec | None = None
+    lora: LoRASpec | None = None
+    swapping: WeightSwappingSpec | None = None
+    device: DeviceSpec | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_strategy_needs(self) -> ManyModelsSpec:
+        shared = self.strategy in SHARED_DECODER
+        needed = {
+            "link": shared, "quantised_step_time": self.strategy == "qsun", "lora": self.strategy == "multi_lora",
+            "swapping": shared or self.strategy == "swapping",
+        }  # fmt: skip
+        for field, is_needed in needed.items():
+            if is_needed and getattr(self, field) is None:
+                raise BadInput(f"expected this section, which the strategy {self.strategy} needs", field=field)
+        if shared and not 1 <= self.num_prefill < self.engines:
+            expected = f"expected 1 to {self.engines - 1}, and 2 engines or more: some prefill, the others decode"
+            raise BadInput(expected, field="prefill_engines", value=self.num_prefill)
+        return self
+
+    @property
+    def num_prefill(self) -> int:
+        """Engines that prefill under sun and qsun."""
+        return self.engines // 2 if self.prefill_engines is None else self.prefill_engines
+
+    @property
+    def topology(self) -> str:
+        """See `SystemSpec.topology`."""
+        return "disaggregated" if self.strategy in SHARED_DECODER else "colocated"
+
+    @property
+    def kv_link(self) -> LinkSpec | None:
+        """See `SystemSpec.kv_link`."""
+        return self.link if self.strategy in SHARED_DECODER else None
+
+    def section(self, pool: int, field: str) -> str:
+        """See `SystemSpec.section`."""
+        decodes_in_few_bits = self.strategy == "qsun" and field == "step_time" and pool >= self.num_prefill
+        return "system.quantised_step_time" if decodes_in_few_bits else field
+
+    def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """See `SystemSpec.expand`: as for one model."""
+        return self.expand_for({"default": 1.0}, engine, step_time)
+
+    def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
+        """See `SystemSpec.expand_for`."""
+        fleet = Fleet(
+            self.strategy, self.engines, self.num_prefill, self.quantised_step_time, self.lora, self.swapping,
+            self.device,
+        )  # fmt: skip
+        return expand_strategy(fleet, shares, engine, step_time)
+
+
 def _with_layout(system: Any) -> Any:
-    """Add the layout to a section that names none: `pools` where there are some, else the default one.
+    """Add the layout to a section that names none: the one that has its fields, else the default one.
 
     A section with fields that only another layout has keeps none, so that the error says so.
     """
@@ -204,6 +281,8 @@ def _with_layout(system: Any) -> Any:
         return system
     if "pools" in system:
         return {"layout": "pools", **system}
+    if "strategy" in system:
+        return {"layout": "many_models", **system}
     foreign = DisaggregatedSpec.model_fields.keys() - ColocatedSpec.model_fields.keys()
     return system if foreign & system.keys() else {"layout": "colocated", **system}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final, Protocol
 
 from schedulers.batches import Chunk
+from schedulers.model_slots import OTHERS_MAY
 from schedulers.sequence import PREFILLING, Sequence
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from schedulers.engine_config import EngineConfig, OneShotBudget
     from schedulers.kv_cache import KVCache, PrefixNode
     from schedulers.kv_tiers import KVTiers
+    from schedulers.model_slots import ModelSlots
     from schedulers.waiting_queue import WaitingQueue
 
 NO_BUDGET: Final = 0
@@ -31,6 +33,9 @@ LOADING: Final = -3
 AWAITS_LOAD: Final = -4
 """The first sequence of a queue waits, since a part of its prefix is being loaded for another one."""
 
+NO_SLOT: Final = -5
+"""The first sequence of a queue waits until a slot for its model is free; those behind it may have other models."""
+
 
 class AdmittingCore(Protocol):
     """The part of `EngineCore` that admission reads and changes; see there for the attributes."""
@@ -38,6 +43,7 @@ class AdmittingCore(Protocol):
     config: EngineConfig
     kv_cache: KVCache
     kv_tiers: KVTiers | None
+    model_slots: ModelSlots | None
     decode_set: DecodeSet
     queues: list[WaitingQueue]
     running: dict[Sequence, None]
@@ -85,7 +91,7 @@ def admit(core: AdmittingCore, chunks: list[Chunk], budget: int) -> bool:
         elif num_tokens == DEFERRED:
             deferred.append(queue.pop())
             lacks_space = False
-        elif num_tokens == AWAITS_LOAD:
+        elif num_tokens in (AWAITS_LOAD, NO_SLOT):
             deferred.append(queue.pop())
         elif num_tokens != LOADING:
             open_queues.remove(queue)
@@ -114,8 +120,8 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     if budget <= 0:
         return NO_BUDGET
     nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
-    if core.prefix_leaders or core.kv_tiers is not None:
-        reason = _awaits_prefix(core, sequence, nodes, reclaimable)
+    if core.prefix_leaders or core.kv_tiers is not None or core.model_slots is not None:
+        reason = _awaits_slot_or_prefix(core, sequence, nodes, reclaimable)
         if reason:
             return reason
     num_tokens = min(sequence.num_tokens_to_compute - num_cached, budget)
@@ -163,6 +169,13 @@ def _get_computed_blocks(core: AdmittingCore, sequence: Sequence) -> tuple[list[
     max_blocks = (max_cached - num_cached) // kv_cache.block_size
     reclaimable = kv_cache.num_reclaimable(sequence.blocks, len(nodes), max_blocks)
     return nodes, num_cached + reclaimable * kv_cache.block_size, reclaimable
+
+
+def _awaits_slot_or_prefix(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
+    """The reason why a sequence waits for a slot for its model or the rest of its prefix, or 0."""
+    if core.model_slots is not None and (waits := core.model_slots.admission(sequence)):
+        return NO_SLOT if waits == OTHERS_MAY else NO_SPACE
+    return _awaits_prefix(core, sequence, nodes, reclaimable)
 
 
 def _awaits_prefix(core: AdmittingCore, sequence: Sequence, nodes: Many[PrefixNode], reclaimable: int) -> int:
@@ -225,6 +238,8 @@ def _start_prefill(core: AdmittingCore, sequence: Sequence, num_cached: int) -> 
     sequence.state = PREFILLING
     sequence.num_computed_tokens = sequence.num_cached_tokens = num_cached
     core.cached_tokens += num_cached
+    if core.model_slots is not None:
+        core.model_slots.enter(sequence)
 
 
 class OneShotStepBudget:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from schedulers.model_slots import ModelLoad
     from schedulers.sequence import Sequence
 
 
@@ -43,13 +44,14 @@ class Batch:
             share of one decode.
         outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
         transferred: decodes that were admitted in this step with a cache computed by a prefill engine.
+        loads: models that are loaded before the step computes (`schedulers.model_slots`).
         finishing: sequences that reach their `max_tokens` in this step.
         step_index: number of this step, counted from 1.
     """
 
     __slots__ = (
-        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "finishing", "longest_decode", "n_decodes",
-        "outputs", "prefill_tokens", "step_index", "transferred",
+        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "finishing", "loads", "longest_decode",
+        "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +76,7 @@ class Batch:
             self.prefill_tokens += chunk.tokens
             self.outputs += chunk.last
         self.transferred, self.finishing, self.step_index = transferred, finishing, step_index
+        self.loads: Many[ModelLoad] = ()
 
     @property
     def tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from schedulers import fair_sharing  # noqa: F401  # which registers its policy
 from schedulers.admission_control import AdmissionLimits
+from schedulers.model_slots import SlotsConfig
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.tier_eviction import EVICTION_POLICIES
 from schedulers.waiting_queue import SCHEDULING_POLICIES
@@ -110,6 +111,7 @@ class EngineConfig:
         kv_reservation: blocks allocated at admission.
         one_shot: limits of one-shot work; None runs one-shot requests like all others.
         kv_offloading: tiers below the device's KV cache; None for none.
+        model_slots: room for the models of an engine that cannot hold all that it serves; None: no limit.
 
     Raises:
         ValueError: settings that contradict each other.
@@ -129,6 +131,7 @@ class EngineConfig:
     kv_reservation: KVReservation = "chunk"
     one_shot: OneShotBudget | None = None
     kv_offloading: KVOffloading | None = None
+    model_slots: SlotsConfig | None = None
     scheduling_parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     admission_control: AdmissionLimits | None = None
 
@@ -158,13 +161,19 @@ class EngineConfig:
                 f"prefix_id_tokens: expected a multiple of block_size ({self.block_size}), "
                 f"found {self.prefix_id_tokens}"
             )
-        if self.kv_offloading is not None and not self.enable_prefix_caching:
-            raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
+        self._check_sections()
         if self.in_batch_prefix_caching and self.cache_blocks_on != "computed":
             raise ValueError(
                 f"in_batch_prefix_caching: expected cache_blocks_on computed, where two requests of a step can miss "
                 f"the same prefix, found {self.cache_blocks_on}"
             )
+
+    def _check_sections(self) -> None:
+        """Raise ValueError for sections that do not go together."""
+        if self.kv_offloading is not None and not self.enable_prefix_caching:
+            raise ValueError("kv_offloading: expected enable_prefix_caching, since prefixes are what tiers keep")
+        if self.model_slots is not None and self.one_shot is not None:
+            raise ValueError("one_shot: expected none, since one-shot work would run beside the models in slots")
 
     @property
     def resolved_preemption_policy(self) -> str:

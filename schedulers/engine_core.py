@@ -24,6 +24,7 @@ from schedulers.decode_set import DecodeSet
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_cache import CacheObserver, KVCache
 from schedulers.kv_tiers import KVTiers, Load
+from schedulers.model_slots import ADMITS, ModelSlots
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.sequence import DECODING, FINISHED, FINISHING, PREFILLING, WAITING, Sequence
 from schedulers.waiting_queue import SCHEDULING_POLICIES, WaitingQueue
@@ -47,6 +48,7 @@ class EngineCore:
             holds none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
+        model_slots: the models that the engine holds, None where it holds one or all.
         admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
@@ -64,6 +66,7 @@ class EngineCore:
         caching = config.enable_prefix_caching
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
+        self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
         limits = config.admission_control
@@ -167,7 +170,9 @@ class EngineCore:
 
     def begin_step(self, now: float) -> Batch | None:
         """Schedule the next step. None when there is nothing to run."""
-        decode_set = self.decode_set
+        decode_set, slots = self.decode_set, self.model_slots
+        if slots is not None:
+            slots.begin_step(now)
         transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
         new_blocks = decode_set.num_new_blocks()
         preempted = bool(new_blocks) and self._allocate_decode_blocks(new_blocks)
@@ -186,7 +191,10 @@ class EngineCore:
             for sequence in finishing:
                 self._sync_blocks(sequence)
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
-        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index)
+        if slots is not None:
+            batch.loads = slots.take_loads()
+        return batch
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
         """Record that a step has run; steps end in the order in which they began. Returns the finished sequences.
@@ -299,6 +307,11 @@ class EngineCore:
         return self.decode_set.step_index
 
     @property
+    def model_loads(self) -> int:
+        """Models that were loaded into slots so far."""
+        return 0 if self.model_slots is None else self.model_slots.loads
+
+    @property
     def num_decodes(self) -> int:
         """Decoding sequences."""
         return self.decode_set.size
@@ -341,6 +354,8 @@ class EngineCore:
             self.kv_tiers.check_integrity()
             owned += self.kv_tiers.held_blocks()
         self.kv_cache.check_integrity(owned, self._num_unassigned_blocks())
+        if self.model_slots is not None:
+            self.model_slots.check_integrity(self.running)
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
         places = self.num_waiting + len(self.running) + len(self.one_shot_running)
@@ -366,12 +381,19 @@ class EngineCore:
 
         Preempted sequences go first, but those that have their blocks do not wait: they alone can free them.
         """
-        waiting, admitted = self.waiting_for_remote_kv, []
+        waiting, admitted, slots = self.waiting_for_remote_kv, [], self.model_slots
         while waiting and len(self.running) < self.config.max_num_seqs:
             sequence = waiting[0]
-            if not sequence.blocks.num_private:
-                if self.queues[0].count or self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks:
+            reserved = sequence.blocks.num_private > 0
+            if not reserved and (
+                self.queues[0].count or self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks
+            ):
+                break
+            if slots is not None:
+                if slots.admission(sequence) != ADMITS:
                     break
+                slots.enter(sequence)
+            if not reserved:
                 self._allocate_transferred(sequence)
             admitted.append(waiting.popleft())
             sequence.num_computed_tokens = sequence.request.prompt_tokens
@@ -536,6 +558,8 @@ class EngineCore:
             self.scheduling_policy.on_output(sequence, sequence.num_output_tokens)
         if sequence in self.running:
             del self.running[sequence]
+            if self.model_slots is not None:
+                self.model_slots.leave(sequence)
         else:
             self.one_shot_running.pop(sequence, None)
 

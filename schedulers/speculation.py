@@ -144,7 +144,9 @@ class SpeculativeEngineCore(EngineCore):
 
     def begin_step(self, now: float) -> Batch | None:
         """See `EngineCore.begin_step`. No step may be running."""
-        decode_set = self.speculative_decodes
+        decode_set, slots = self.speculative_decodes, self.model_slots
+        if slots is not None:
+            slots.begin_step(now)
         transferred = self._transferred = self._admit_transferred() if self.waiting_for_remote_kv else ()
         preempted = self._allocate_next_tokens()
         decodes = tuple(decode_set.sequences)
@@ -163,7 +165,11 @@ class SpeculativeEngineCore(EngineCore):
         decode_set.begin_step()
         finishing: list[Sequence] = []
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
-        return kind(chunks, decodes, kv_tokens, longest, transferred, finishing, decode_set.step_index, draft_tokens)
+        step = decode_set.step_index
+        batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
+        if slots is not None:
+            batch.loads = slots.take_loads()
+        return batch
 
     def record_outputs(self, batch: Batch, num_accepted: Many[int], num_tokens: Many[int]) -> None:
         """Record what a step has decoded, before `end_step`. Sequences that were aborted meanwhile are passed over.

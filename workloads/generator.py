@@ -140,18 +140,26 @@ class Workload:
         times = self.arrivals.stream(for_arrivals)
         content = _content(self.content, for_content)
         prefixes = None if self.prefixes is None else self.prefixes.stream(for_prefixes)
+        mix, apart = self.models, self._models_with_ids()
+
+        def of_model(ids: tuple[int, ...], model: int) -> tuple[int, ...]:
+            return tuple(each * apart + model for each in ids)
 
         def following(first: int, size: int) -> Iterator[tuple[Request, int]]:
             columns = content(size)
             answers, limits = self._limited(columns.answers)
+            models = None if mix is None else mix.sample(for_models, size).tolist()
+            ids = columns.prefixes if prefixes is None else prefixes(columns.prompts)
+            if models is not None and apart > 1:  # caches of two models are never alike
+                ids = map(of_model, ids, models)
             made = map(
                 Request,
                 range(first, first + size),
                 times(size).tolist(),
                 columns.prompts.tolist(),
                 limits.tolist(),
-                self._named(for_models, size),
-                columns.prefixes if prefixes is None else prefixes(columns.prompts),
+                repeat("default") if mix is None or models is None else map(mix.models.__getitem__, models),
+                ids,
                 columns.tasks,
                 columns.priorities,
                 *columns.contracts,
@@ -160,17 +168,17 @@ class Workload:
 
         return following
 
+    def _models_with_ids(self) -> int:
+        """The number of models, if their prompts have prefix ids; else 1."""
+        recorded = isinstance(self.content, Trace) and self.content.prefix_blocks is not None
+        return 1 if self.models is None or not (recorded or self.prefixes is not None) else len(self.models.models)
+
     def _limited(self, answers: IntArray) -> tuple[IntArray, IntArray]:
         """The true lengths of the answers, and the limits on them."""
         if self.max_tokens is None:
             return answers, answers
         limits = np.where(answers > 0, self.max_tokens, 0)
         return np.minimum(answers, limits), limits
-
-    def _named(self, rng: np.random.Generator, size: int) -> Iterable[str]:
-        if self.models is None:
-            return repeat("default")
-        return map(self.models.models.__getitem__, self.models.sample(rng, size).tolist())
 
 
 def _content(content: LengthPairs | TaskMix | Trace, rng: np.random.Generator) -> _Content:

@@ -5,7 +5,9 @@ Heavy modules are imported only when the command runs.
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from live.server.options import EngineOptions, ModelOptions, ServerOptions, Topo
 if TYPE_CHECKING:
     from live.engine import Engine
     from live.loaded_model import ModelSource
+    from live.server.contracts import ServiceClass
+    from live.server.loading import Cache
     from live.server.server_config import ServerConfig
 
 KEY = "SERVING_TWIN_API_KEY"
@@ -53,10 +57,16 @@ def serve_live(
     wanted = ModelSource(model.model, model.random_weights, dtype, model.device, model.threads)
     text = build_text(model.tokenizer, model.model, model.random_weights)
     engine = engine.renamed()
+    config = replace(config, classes=_service_classes(engine))
     if engine.scenario is not None and is_topology(engine.scenario, engine.set_ or []):
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
         return serve_scenario(wanted, engine, topology, serve)
     refuse(topology)
+    if engine.lora_modules and engine.scenario is None:
+        from live.server.loading import build_lora_engine
+
+        built = build_lora_engine(wanted, *_cache_and_sizes(engine), model.name, engine)
+        return run(EngineBackend(*built), config, *text)
     return run(EngineBackend(_build_engine(wanted, engine)), config, *text)
 
 
@@ -87,23 +97,45 @@ def _server_config(name: str, options: ServerOptions) -> ServerConfig:
     return ServerConfig(name, options.host, options.port, key, limits, options.drain_seconds)
 
 
+def _service_classes(options: EngineOptions) -> dict[str, ServiceClass]:
+    """The service classes of a serving scenario; none without one.
+
+    Raises:
+        BadInput: the scenario cannot be used.
+    """
+    from live.server.contracts import ServiceClass
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from scenarios.serving import check_scenario
+
+    if options.scenario is None:
+        return {}
+    document = read_scenario(options.scenario, "serving", "afd-bundle")
+    if document["kind"] != "serving":
+        return {}
+    scenario = check_scenario(document, single_settings(options.set_ or []), options.scenario)
+    return {
+        name: ServiceClass(spec.priority, math.inf if spec.ttft is None else spec.ttft)
+        for name, spec in scenario.workload.service_classes.items()
+    }
+
+
 def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
     """The engine that a scenario describes, or without one the flags.
 
     Raises:
         BadInput: flags of the engine beside a scenario, changes without one, or what the engine cannot be built from.
     """
-    from live.server.loading import Cache, build_engine, build_planned_engine
+    from live.server.loading import build_engine, build_planned_engine
     from workloads.errors import BadInput
 
     changes = options.set_ or []
     if options.scenario is None:
         if changes:
             raise BadInput("expected it beside --scenario, whose fields it changes", field="--set", value=changes[0])
-        sequences = 128 if options.max_num_seqs is None else options.max_num_seqs
-        tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
-        _at_least_one("max_num_seqs", sequences)
-        cache = Cache(options.num_gpu_blocks, options.kv_cache_memory_bytes)
+        if options.max_loras is not None:
+            raise BadInput("expected it beside --lora-modules", field="--max-loras", value=options.max_loras)
+        cache, sequences, tokens = _cache_and_sizes(options)
         one_shot, drafts = options.one_shot is not False, options.speculative_config
         return build_engine(wanted, cache, sequences, tokens, one_shot, drafts)
     from scenarios.kinds import read_scenario
@@ -115,6 +147,16 @@ def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
         raise BadInput(expected, field=flag(name), value=value)
     document = read_scenario(options.scenario, "serving")
     return build_planned_engine(wanted, single_engine(document, single_settings(changes), options.scenario))
+
+
+def _cache_and_sizes(options: EngineOptions) -> tuple[Cache, int, int]:
+    """The KV cache, running sequences and tokens of a step, from the flags."""
+    from live.server.loading import Cache
+
+    sequences = 128 if options.max_num_seqs is None else options.max_num_seqs
+    tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
+    _at_least_one("max_num_seqs", sequences)
+    return Cache(options.num_gpu_blocks, options.kv_cache_memory_bytes), sequences, tokens
 
 
 def _at_least_one(name: str, value: int) -> None:

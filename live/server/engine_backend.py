@@ -23,12 +23,15 @@ log = logging.getLogger("live.server")
 class EngineBackend:
     """An engine that the event loop steps as long as there are requests, as `live.backend.Backend`.
 
+    Args:
+        models: the name of the base model and of its adapters; empty without adapters.
+
     Attributes:
         engine: to be looked at only.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, models: tuple[str, ...] = ()) -> None:
+        self.engine, self._models = engine, models
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Callable[[Progress], None] = lambda progress: None
         self._fail: Callable[[str], None] = lambda reason: None
@@ -53,8 +56,8 @@ class EngineBackend:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """See `Backend.models`: an engine has one."""
-        return ()
+        """See `Backend.models`: an engine has one, or adapters of it."""
+        return self._models
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
         """See `Backend.start`."""

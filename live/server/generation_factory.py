@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kernels.sampling import SamplingParams
 from live.generation import Generation, make_generation
+from live.server.contracts import Contract
 from live.server.errors import bad_request
 from live.server.protocol import GenerationRequest
 from live.server.served_model import ServedModel
@@ -42,8 +43,11 @@ class GenerationFactory:
         stop_check: Callable[[int], bool] | None,
         logprobs: int,
         prompt_logprobs: int,
+        contract: Contract,
     ) -> Generation:
         """One output of a request; the keyword arguments are as in `Generation`."""
+        model = self._model(request)
+        own_cache = b"" if model == self.model.base else b"\0" + model.encode()  # an adapter changes keys and values
         return make_generation(
             next(self.request_ids),
             prompt,
@@ -56,25 +60,31 @@ class GenerationFactory:
             stop_check=stop_check,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            cache_salt=(request.cache_salt or "").encode(),
-            model=self._model(request),
+            cache_salt=(request.cache_salt or "").encode() + own_cache,
+            model=model,
+            **vars(contract),
         )
 
     def _model(self, request: GenerationRequest) -> str:
         """The model that a request is for, as the scheduler names it.
 
         Raises:
-            ApiError: 400 if there are several models and the request names none.
+            ApiError: 400 if there are several models, none of which is the base of the others, and it names none.
         """
+        if request.model is None and self.model.base:
+            return self.model.base
         if not self.model.models:
             return "default"
         if request.model is None:
             raise bad_request("model", f"expected {' or '.join(self.model.models[:10])}")
         return request.model
 
-    def pool(self, prompt: list[int], task: str) -> Generation:
-        """A pooling request, which produces no tokens."""
-        return make_generation(next(self.request_ids), prompt, 0, block_size=self.model.prefix_block_size, task=task)
+    def pool(self, prompt: list[int], task: str, contract: Contract) -> Generation:
+        """A pooling request, which produces no tokens; the base model computes it."""
+        return make_generation(
+            next(self.request_ids), prompt, 0, block_size=self.model.prefix_block_size, task=task,
+            model=self.model.base or "default", **vars(contract),
+        )  # fmt: skip
 
     def stop_conditions(self, request: GenerationRequest) -> StopConditions:
         """The stop strings and stop tokens of a request, built once for all of its outputs.

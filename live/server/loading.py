@@ -13,9 +13,13 @@ from live.engine import Engine
 from live.loaded_model import DTYPES, LoadedModel, ModelSource
 from live.memory import check_memory
 from live.models.config import ModelConfig
+from live.models.lora import load_adapters
+from live.server.options import EngineOptions, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from scenarios.engine import EngineSpec, SchedulerPlan
+from schedulers.engine_config import EngineConfig
+from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput
 
 BLOCKS_FLAG, MEMORY_FLAG = "--num-gpu-blocks", "--kv-cache-memory-bytes"
@@ -76,6 +80,31 @@ def build_engine(
         "speculative_config": speculates,
     }
     return model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path()))
+
+
+def build_lora_engine(
+    wanted: ModelSource, cache: Cache, sequences: int, tokens: int, name: str, options: EngineOptions
+) -> tuple[Engine, tuple[str, ...]]:
+    """An engine with the model and adapters loaded, from the flags of a command line, and the names of all.
+
+    Raises:
+        BadInput: a model or an adapter that cannot be read, or settings that contradict each other.
+    """
+    for given in ("one_shot", "speculative_config"):
+        if value := getattr(options, given):
+            raise BadInput("expected none beside --lora-modules", field=flag(given), value=value)
+    slots = 1 if options.max_loras is None else options.max_loras
+    if slots < 1:
+        raise BadInput("expected a whole number from 1 up", field="--max-loras", value=slots)
+    model = _load(wanted, ahead=False)
+    adapters = load_adapters(options.lora_modules or (), model.decoder.config, DTYPES[wanted.dtype])
+    if name in (adapter.name for adapter in adapters):
+        raise BadInput("expected a name that the base model has not", field="--lora-modules", value=name)
+    config = EngineConfig(
+        _blocks(cache, model.decoder.config, wanted, sequences), BLOCK, tokens, sequences,
+        model_slots=SlotsConfig(slots, base=name),
+    )  # fmt: skip
+    return model.lora_engine(config, adapters), (name, *(adapter.name for adapter in adapters))
 
 
 def build_planned_engine(wanted: ModelSource, scheduler: SchedulerPlan) -> Engine:

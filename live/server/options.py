@@ -68,6 +68,12 @@ class EngineOptions:
     speculative_config: str | None = None
     """Speculative decoding as vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
 
+    lora_modules: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None
+    """NAME=PATH of LoRA adapters of the model, each a PEFT directory. Requests name one in their field model."""
+
+    max_loras: int | None = None
+    """Maximum number of distinct adapters in a step, with --lora-modules; default 1."""
+
     one_shot: bool | None = None
     """Run embeddings, scores, classes and single-token outputs in one step, without a KV cache (default)."""
 
@@ -110,7 +116,7 @@ class EngineOptions:
         """The flags that were given and that a scenario replaces, by name."""
         names = (
             "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks", "kv_cache_memory_bytes", "speculative_config",
-            "one_shot",
+            "one_shot", "lora_modules", "max_loras",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 

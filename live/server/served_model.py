@@ -33,6 +33,11 @@ class ServedModel:
     models: tuple[str, ...] = ()
 
     @property
+    def base(self) -> str:
+        """The model whose adapters the others are; "" where there are none."""
+        return self.name if self.name in self.models else ""
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that clients may use."""
         return self.models or (self.name,)

@@ -59,6 +59,9 @@ def models(annotation: Any) -> list[type[BaseModel]]:
 SAME_AS = {
     "engine.speculative_config.draft_step_time",
     "system.decode_step_time",
+    "system.lora",
+    "system.quantised_step_time",
+    "system.swapping",
     "system.pools.step_time",
     "system.pools.engine",
 }

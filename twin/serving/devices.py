@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from scenarios.pools import DeviceSpec
@@ -16,16 +17,18 @@ def describe_devices(pools: Sequence[PlannedPool]) -> dict[str, Any] | None:
     They are those that the pool states, else those that its step times were computed for. The price is None where that
     of a device is not given. Of a pool that is autoscaled, they are those of as many engines as there may be at most.
     """
-    by_type: Counter[str] = Counter()
+    by_type: dict[str, Fraction] = {}
     cost: float | None = 0.0
     for pool in pools:
         device = devices_of(pool)
         if device is None:
             return None
-        count = len(pool.names) * device.count
-        by_type[device.type] += count
-        cost = None if cost is None or device.price_per_hour is None else cost + count * device.price_per_hour
-    return {"total": by_type.total(), "by_type": dict(by_type), "cost_per_hour": cost}
+        count = Fraction(len(pool.names) * device.count, pool.spec.engines_per_device)
+        by_type[device.type] = by_type.get(device.type, Fraction()) + count
+        price = device.price_per_hour
+        cost = None if cost is None or price is None else cost + float(count) * price
+    whole = {name: ceil(count) for name, count in by_type.items()}
+    return {"total": sum(whole.values()), "by_type": whole, "cost_per_hour": cost}
 
 
 def devices_of(pool: PlannedPool) -> DeviceSpec | None:

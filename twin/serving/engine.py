@@ -77,6 +77,7 @@ class Engine:
         foresight: until when no request comes to it; None if that is not known.
         speculation: see above.
         tier_links: as given.
+        find_speed: finds its `speed` when that is first asked for.
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
         on_chunk: called with the sequence of each chunk that is not its prompt's last, and the tokens computed with it:
@@ -114,6 +115,8 @@ class Engine:
         self.foresight: Foresight | None = None
         self.failed = False
         self.stage_busy: list[float] = []
+        self.find_speed: Callable[[], float] = _unknown_speed
+        self._speed = 0.0
         self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
@@ -304,6 +307,13 @@ class Engine:
     def load(self) -> int:
         """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
         return self.core.outstanding_tokens + self._inbox_load
+
+    @property
+    def speed(self) -> float:
+        """Tokens of load that it works off a second when it is full (`twin.serving.speeds`)."""
+        if not self._speed:
+            self._speed = self.find_speed()
+        return self._speed
 
     def follow_load(self, loads: LoadTree, position: int) -> None:
         """Note the load at `position` of `loads` whenever it changes, until `unfollow_load`."""
@@ -630,3 +640,8 @@ class Engine:
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)
         return self._step_time.group_seconds(batch)
+
+
+def _unknown_speed() -> float:
+    """1: engines are alike."""
+    return 1.0

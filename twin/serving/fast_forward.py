@@ -178,7 +178,11 @@ def steady_step_seconds(core: EngineCore | LockstepGroup, step_time: StepTime, s
     if isinstance(core, LockstepGroup):
         return step_time.group_decode_seconds([next_decode_step(rank) for rank in core.ranks], steps)
     decodes, kv, longest = next_decode_step(core)
-    return step_time.decode_seconds(decodes, kv, longest, steps)
+    seconds = step_time.decode_seconds(decodes, kv, longest, steps)
+    if core.model_slots is not None:
+        adapters = step_time.adapter_seconds(core.decode_set.sequences)
+        seconds = [each + adapters for each in seconds]
+    return seconds
 
 
 def next_decode_step(core: EngineCore) -> tuple[int, int, int]:

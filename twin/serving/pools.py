@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.drafted import DraftedStepTime
+from latency_models.model_slots import PartitionedStepTime
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
@@ -127,6 +128,10 @@ def plan_pools(
         speculates = pool.engine.speculative_config
         if speculates is not None:
             step_time = _drafted(speculates, step_time, build, pool.engine_names(scenario.model_names), engine_section)
+        with _named(engine_section, "engine"):
+            step_time = pool.engine.with_models(step_time, base)
+        if pool.engines_per_device > 1:
+            step_time = PartitionedStepTime(step_time, pool.engines_per_device)
         check_deployment(pool.engine, base, step_time, engine_section, section)
         check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")
         planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names)))

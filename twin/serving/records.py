@@ -83,11 +83,13 @@ class Counters:
 
     Attributes:
         prefill_tokens: prompt tokens scheduled. cached_tokens: prompt tokens supplied by the prefix cache.
+        model_loads: models that were loaded into slots (`schedulers.model_slots`).
     """
 
     prefill_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    model_loads: int = 0
 
     def plus(self, cores: Iterable[EngineCore]) -> Counters:
         """These counts and those of `cores`."""
@@ -96,6 +98,7 @@ class Counters:
             sum(each.prefill_tokens for each in every),
             sum(each.cached_tokens for each in every),
             sum(each.preemptions for each in every),
+            sum(each.model_loads for each in every),
         )
 
 
@@ -247,7 +250,7 @@ class EngineLog:
 
     def busy_until(self, start: float, now: float) -> float:
         """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
-        if start == self._span_end:
+        if start <= self._span_end:
             return self._busy + (now - self._span_start)
         return self.busy + (now - start)
 
@@ -327,7 +330,8 @@ KEPT_COLUMNS: Final[tuple[str, ...]] = ("arrival", "queued", "first_token", "las
 DETAILS: Final[tuple[str, ...]] = (
     "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "kind", "replica",
 )  # fmt: skip
-"""The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
+"""The other columns, of a run with detail. Of these, `kind` and `replica` stay in memory, for latencies by class and
+pool."""
 
 CLIENT_COLUMNS: Final[tuple[str, ...]] = ("client", "started", "tokens")
 """Columns of a run whose requests have classes or tenants, kept in memory: whose each is, when its first step began,
@@ -428,7 +432,7 @@ class Columns:
             return
         sink(self.table())
         for name in DETAILS:
-            if name != "kind":
+            if name not in ("kind", "replica"):
                 del getattr(self, name)[:]
 
     def table(self) -> dict[str, Any]:

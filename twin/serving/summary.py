@@ -90,7 +90,7 @@ def engine_summaries(run: Run) -> list[dict[str, Any]]:
             "busy": log.busy / seconds if seconds else 0.0,
             "load": log.running_seqs.area / (seconds * engine.max_num_seqs) if seconds else 0.0,
             "kv_used": _kv_used(run, [engine]),
-            **asdict(engine.counters),
+            **{name: count for name, count in asdict(engine.counters).items() if count or name != "model_loads"},
             **_stages(engine, log, run.end),
         }
         for log, engine in zip(run.logs, run.engines, strict=True)

@@ -157,6 +157,7 @@ class RooflineStepTime(StepTimeModel):
         """See `StepTime.measured_deployment`. Nothing was measured, but the model and the devices are known."""
         alone = self.placement.devices == self.placement.tensor_parallel
         ranks = self.placement.tensor_parallel if alone else None
+        memory = device_memory(self.model, self.hardware, self.placement)
         return MeasuredDeployment(
             Origin(),
             self.model,
@@ -165,6 +166,8 @@ class RooflineStepTime(StepTimeModel):
             measured=False,
             device=self.hardware.name,
             devices=self.placement.devices,
+            memory=memory.capacity,
+            weights=memory.weights,
         )
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:

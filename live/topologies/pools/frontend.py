@@ -48,7 +48,7 @@ class RoutedEngine:
 
     Attributes:
         rank: the engine's. view: what it has told of its prefix cache.
-        load: prompt tokens plus output limits of its unfinished requests.
+        load: prompt tokens plus output limits of its unfinished requests. speed: 1, since all are on alike devices.
         free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
         requests: its unfinished requests by id, each with its share of the load.
         outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
@@ -57,6 +57,7 @@ class RoutedEngine:
     def __init__(self, rank: int, config: EngineConfig, clock: Callable[[], float], delay: float) -> None:
         self.rank, self.free_blocks = rank, config.num_gpu_blocks
         self.view = CacheView(config.prefix_id_tokens, delay)
+        self.speed = 1.0
         self._clock = clock
         self.load = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self.requests: dict[int, int] = {}

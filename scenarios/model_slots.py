@@ -1,0 +1,204 @@
+"""Engines that serve more models than they hold: `engine.lora_config` and `engine.weight_swapping`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from latency_models.deployment.lora import TARGET_MODULES, TargetModule, adapter_bytes
+from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.io.paths import NAME_OR_FILE
+from latency_models.model_slots import LoRACost, ModelSlotsStepTime
+from latency_models.step_time import StepTime
+from scenarios.kv_memory import KVMemorySpec
+from scenarios.limits import Models
+from schedulers.model_slots import SlotsConfig
+from workloads.errors import BadInput
+
+
+class LoRACostSpec(Strict):
+    """Seconds that n adapters of rank r add to a step: step + n (adapter + adapter_rank r) + rows (row + row_rank r).
+
+    Attributes:
+        step: once, if the step has an adapter. adapter, adapter_rank: for each distinct adapter. row, row_rank: for
+            each row that has one.
+    """
+
+    step: NonNegativeFloat = 0.0
+    adapter: NonNegativeFloat = 0.0
+    adapter_rank: NonNegativeFloat = 0.0
+    row: NonNegativeFloat = 0.0
+    row_rank: NonNegativeFloat = 0.0
+
+    def at(self, rank: int) -> LoRACost:
+        """The cost at a rank."""
+        return LoRACost(self.step, self.adapter + rank * self.adapter_rank, self.row + rank * self.row_rank)
+
+
+class LoRACostFile(Strict):
+    """A measured cost (`python -m benchmarks.lora`)."""
+
+    schema_: Literal["twin.lora-cost/1"] = Field(alias="schema")
+    cost: LoRACostSpec
+    about: dict[str, object] = Field(default_factory=dict)
+
+
+class LinkOfModels(Strict):
+    """The way of models into their slots: bytes/s from host memory and, for those that it does not hold, from disk.
+
+    `latency`: seconds of each load beside that.
+    """
+
+    bandwidth: PositiveFloat
+    latency: NonNegativeFloat = 0.0
+    disk_bandwidth: PositiveFloat | None = None
+
+    def seconds(self, size: float, cold: bool = False) -> float:
+        """Seconds to load so many bytes; `cold`: from disk."""
+        bandwidth = self.disk_bandwidth if cold and self.disk_bandwidth is not None else self.bandwidth
+        return self.latency + size / bandwidth
+
+
+class LoRASpec(Strict):
+    """Multi-LoRA: every model of the workload is an adapter of one base model. Names are vLLM's where it has them.
+
+    Attributes:
+        max_loras: distinct adapters in a step, which the device has memory for. max_cpu_loras: adapters in host memory;
+            None: all. max_lora_rank: their rank.
+        target_modules: the layers that have adapters. adapter_bytes: of one adapter; None: as many as its layers say.
+        base_model: the model whose requests have no adapter.
+        load: the link that adapters are loaded over. cost: what adapters add to a step, or a file that says so.
+    """
+
+    max_loras: Models = 1
+    max_cpu_loras: PositiveInt | None = None
+    max_lora_rank: PositiveInt = 16
+    target_modules: Annotated[list[TargetModule], Field(min_length=1)] = Field(
+        default_factory=lambda: [*TARGET_MODULES]
+    )
+    adapter_bytes: PositiveFloat | None = None
+    base_model: str = ""
+    load: LinkOfModels
+    cost: Annotated[LoRACostSpec | str, NAME_OR_FILE]
+
+    @model_validator(mode="after")
+    def _host(self) -> LoRASpec:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"expected max_cpu_loras of at least max_loras ({self.max_loras})")
+        return self
+
+    def slots(self) -> SlotsConfig:
+        """The scheduler's settings."""
+        return SlotsConfig(self.max_loras, self.max_cpu_loras, self.base_model)
+
+    def bytes_of_adapter(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float:
+        """Bytes of an adapter on one device.
+
+        Raises:
+            BadInput: neither `adapter_bytes` nor a model of known layers.
+        """
+        if self.adapter_bytes is not None:
+            return self.adapter_bytes
+        found = _adapter_bytes(self, memory, base, step_time)
+        if found is None:
+            expected = "expected adapter_bytes, unless kv_memory or step_time name a model of dense layers"
+            raise BadInput(expected, field="engine.lora_config")
+        return found
+
+    def cost_at_rank(self, base: Path) -> LoRACost:
+        """The cost of adapters of this rank.
+
+        Raises:
+            BadInput: a file that cannot be used.
+        """
+        if isinstance(self.cost, LoRACostSpec):
+            return self.cost.at(self.max_lora_rank)
+        path = base / self.cost
+        return checked(LoRACostFile, read_yaml(path), path).cost.at(self.max_lora_rank)
+
+    def with_adapters(self, step_time: StepTime, memory: KVMemorySpec | None, base: Path) -> StepTime:
+        """Step times with those of adapters and of their loads."""
+        size = self.bytes_of_adapter(memory, base, step_time)
+        load, cold = self.load.seconds(size), self.load.seconds(size, cold=True)
+        return ModelSlotsStepTime(step_time, self.cost_at_rank(base), load, cold, self.base_model)
+
+
+class WeightSwappingSpec(Strict):
+    """Models whose whole weights are swapped: the engine computes one of them at a time.
+
+    Attributes:
+        resident: models whose weights the device holds. auto: as many as leave `kv_share` of the memory in use to the
+            KV cache, and at most `models`.
+        models: the number that an engine serves. host_models: those that host memory holds; None: all.
+        weight_bytes: of one model on one device; None: as `kv_memory` or `step_time` say.
+        load: the link that weights are loaded over.
+        keep_alive: seconds after its last request for which a model stays loaded (Ollama's); None: until another model
+            needs its place.
+        turn: while others wait, requests of the loaded model are admitted for so many seconds longer.
+    """
+
+    resident: Models | Literal["auto"] = "auto"
+    kv_share: float = Field(default=0.25, gt=0, lt=1)
+    models: Models | None = None
+    host_models: PositiveInt | None = None
+    weight_bytes: PositiveFloat | None = None
+    load: LinkOfModels
+    keep_alive: NonNegativeFloat | None = None
+    turn: NonNegativeFloat = 0.0
+
+    def bytes_of_model(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float:
+        """Bytes of a model's weights on one device.
+
+        Raises:
+            BadInput: nothing says how many they are.
+        """
+        if self.weight_bytes is not None:
+            return self.weight_bytes
+        if memory is not None and memory.model is not None:
+            return memory.device_weights(base)
+        known = step_time.measured_deployment() if step_time is not None else None
+        if known is None or known.weights is None:
+            expected = "expected weight_bytes, unless kv_memory or step_time know the model"
+            raise BadInput(expected, field="engine.weight_swapping")
+        return known.weights
+
+    def num_resident(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> int:
+        """Models whose weights the device holds.
+
+        Raises:
+            BadInput: `auto` without a memory of known size.
+        """
+        if self.resident != "auto":
+            return self.resident
+        size = self.bytes_of_model(memory, base, step_time)
+        capacity = (memory or KVMemorySpec()).usable(step_time)
+        if capacity is None:
+            expected = "expected a number, since neither kv_memory nor step_time know the memory"
+            raise BadInput(expected, field="engine.weight_swapping.resident", value=self.resident)
+        fitting = max(int(capacity * (1 - self.kv_share) // size), 1)
+        return fitting if self.models is None else min(fitting, self.models)
+
+    def slots(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> SlotsConfig:
+        """The scheduler's settings."""
+        resident = self.num_resident(memory, base, step_time)
+        host = None if self.host_models is None else max(self.host_models, resident)
+        return SlotsConfig(resident, host, exclusive=True, turn=self.turn, keep_alive=self.keep_alive)
+
+    def with_loads(self, step_time: StepTime, memory: KVMemorySpec | None, base: Path) -> StepTime:
+        """Step times with loads of weights."""
+        size = self.bytes_of_model(memory, base, step_time)
+        load, cold = self.load.seconds(size), self.load.seconds(size, cold=True)
+        return ModelSlotsStepTime(step_time, LoRACost(), load, cold)
+
+
+def _adapter_bytes(spec: LoRASpec, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float | None:
+    """Bytes of an adapter of the model of the memory, or else of the step times; None where neither is known."""
+    known = step_time.measured_deployment() if step_time is not None else None
+    model, ranks = (None, 1) if known is None else (known.model, known.ranks or 1)
+    if memory is not None and memory.model is not None:
+        from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
+
+        model, ranks = any_model(memory.model, base), memory.tensor_parallel_size
+    return None if model is None else adapter_bytes(model, spec.max_lora_rank, spec.target_modules, ranks)

@@ -1,0 +1,76 @@
+"""Requests name an adapter in `model`, as with vLLM's --lora-modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.sampling import SamplingParams
+from live.generation import make_generation
+from live.loaded_model import ModelSource
+from live.server.engine_backend import EngineBackend
+from live.server.loading import Cache, build_lora_engine
+from live.server.options import EngineOptions
+from tests.live.server.conftest import running
+from tests.live.test_lora import ATTENTION, EVERY, write_adapter
+from twin.cli import run
+from workloads.errors import BadInput
+
+PROMPT = [72, 5, 33, 120, 7, 61, 100, 4, 18, 3, 9, 27, 81, 44, 2, 11, 90, 1, 5, 77]
+GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True, "max_tokens": 12, "prompt": PROMPT}
+
+
+@pytest.fixture(scope="module")
+def parts(
+    checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """A model, and two adapters as the flag has them."""
+    directory, folder = checkpoint("llama")[0], tmp_path_factory.mktemp("served-adapters")
+    one = write_adapter(folder / "one", directory, 4, EVERY, 1)
+    two = write_adapter(folder / "two", directory, 2, ATTENTION, 2)
+    return directory, [f"one={one}", f"two={two}"]
+
+
+def build(parts: tuple[Path, list[str]], max_loras: int | None = None) -> Any:
+    source = ModelSource(parts[0], False, "float32", "cpu", 1)
+    return build_lora_engine(
+        source, Cache(64, None), 8, 64, "tiny", EngineOptions(lora_modules=parts[1], max_loras=max_loras)
+    )
+
+
+def test_each_name_has_its_own_answers(parts: tuple[Path, list[str]]) -> None:
+    expected = {}
+    for model in ("tiny", "one", "two"):
+        engine, _ = build(parts)
+        generation = make_generation(0, PROMPT, 12, sampling_params=SamplingParams(0.0), model=model)
+        engine.submit(generation)
+        while engine.step() is not None:
+            pass
+        expected[model] = generation.output
+    assert len({tuple(each) for each in expected.values()}) == 3
+    engine, names = build(parts, 2)
+    torch.set_num_threads(1)
+    with running(engine.executor.decoder, None, backend=EngineBackend(engine, names)) as server:
+        for model in ("one", "tiny", "two", "one", None):  # the second time, one finds its own prompt in the cache
+            named = {} if model is None else {"model": model}
+            answer = server.client.post("/v1/completions", **GREEDY, **named)
+            assert answer.status == 200, answer.body
+            assert answer.document["choices"][0]["token_ids"] == expected[model or "tiny"]
+        assert engine.core.model_loads == 2
+        assert engine.core.cached_tokens == 32  # a block of one's, and one of the base model's
+        listed = server.client.get("/v1/models").document["data"]
+        assert [each["id"] for each in listed] == ["tiny", "one", "two"]
+        assert server.client.post("/v1/completions", **GREEDY, model="three").status == 404
+
+
+def test_flags_that_do_not_go_together(parts: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInput, match="a name that the base model has not"):
+        build((parts[0], [parts[1][0].replace("one=", "tiny=")]))
+    with pytest.raises(BadInput, match="--max-loras"):
+        build(parts, 0)
+    assert run(["serve-live", "--model", str(parts[0]), "--max-loras", "2"]) == 2
+    assert "expected it beside --lora-modules" in capsys.readouterr().err

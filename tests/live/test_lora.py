@@ -1,0 +1,196 @@
+"""Adapters on the live engine answer as models whose weights have them merged, token by token, in any mixture."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kernels.sampling import SamplingParams
+from live.engine import Engine
+from live.generation import Generation, make_generation
+from live.lora_executor import LoRAExecutor
+from live.models.config import ModelConfig, read_config
+from live.models.decoder import Decoder
+from live.models.lora import load_adapter, load_adapters
+from live.models.weights import load_weights
+from schedulers.engine_config import EngineConfig
+from schedulers.model_slots import SlotsConfig
+from workloads.errors import BadInput
+
+BLOCK = 4
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+EVERY = (*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def write_adapter(
+    directory: Path, checkpoint: Path, rank: int, modules: tuple[str, ...], seed: int, **other: Any
+) -> Path:
+    """A PEFT directory with adapters large enough to change answers."""
+    directory.mkdir(parents=True)
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for name, weight in weights_of(checkpoint).items():
+        if name.endswith(tuple(f"{module}.weight" for module in modules)):
+            outputs, inputs = weight.shape
+            full = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+            tensors[f"{full}A.weight"] = torch.randn(rank, inputs, generator=generator) / math.sqrt(inputs)
+            tensors[f"{full}B.weight"] = torch.randn(outputs, rank, generator=generator) * 0.3
+    save_file(tensors, directory / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": [*modules], "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(settings | other))
+    return directory
+
+
+def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def merge(checkpoint: Path, adapter: Path, into: Path, scale: float) -> Path:
+    """A checkpoint whose weights are W + scale B A, in float64."""
+    into.mkdir()
+    merged, parts = weights_of(checkpoint), load_file(adapter / "adapter_model.safetensors")
+    for name, a in parts.items():
+        if "lora_A" in name:
+            own = name.removeprefix("base_model.model.").replace(".lora_A", "")
+            b = parts[name.replace("lora_A", "lora_B")]
+            merged[own] = merged[own].double() + scale * b.double() @ a.double()
+    save_file({name: weight.contiguous() for name, weight in merged.items()}, into / "model.safetensors")
+    (into / "config.json").write_text((checkpoint / "config.json").read_text())
+    return into
+
+
+def decoder_of(directory: Path) -> Decoder:
+    config = read_config(directory)
+    return Decoder(config, load_weights(directory, config, torch.float64, "cpu"))
+
+
+def prompts(models: list[str], sampling: SamplingParams) -> list[Generation]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        make_generation(
+            i, torch.randint(0, 199, (3 + 5 * (i % 4),), generator=generator).tolist(), 4 + 3 * (i % 5),
+            sampling_params=sampling, block_size=BLOCK, model=model, cache_salt=model.encode(),
+        )
+        for i, model in enumerate(models)
+    ]  # fmt: skip
+
+
+def answers(engine: Engine, asked: list[Generation]) -> list[list[int]]:
+    for generation in asked:
+        engine.submit(generation)
+    while engine.step() is not None:
+        engine.core.check_integrity()
+    return [generation.output for generation in asked]
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(
+    checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Decoder, dict[str, Path], dict[str, Decoder]]:
+    """The base model, directories of three adapters, and the models that have them merged."""
+    directory, _ = checkpoint("llama")
+    folder = tmp_path_factory.mktemp("adapters")
+    adapters = {
+        "every": write_adapter(folder / "every", directory, 4, EVERY, 1),
+        "attention": write_adapter(folder / "attention", directory, 8, ATTENTION, 2),
+        "down": write_adapter(folder / "down", directory, 2, ("mlp.down_proj", "self_attn.k_proj"), 3, use_rslora=True),
+    }
+    scales = {"every": 2.0, "attention": 2.0, "down": 4 / math.sqrt(2)}
+    merged = {
+        name: decoder_of(merge(directory, path, folder / f"{name}-merged", scales[name]))
+        for name, path in adapters.items()
+    }
+    return decoder_of(directory), adapters, merged
+
+
+MIXTURE = ["every", "base", "attention", "down", "every", "every", "down", "base", "attention", "down", "every", "base"]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("budget", [8, 64])
+def test_answers_are_those_of_merged_weights(
+    fine_tuned: tuple[Decoder, dict[str, Path], dict[str, Decoder]], slots: int, temperature: float, budget: int
+) -> None:
+    base, directories, merged = fine_tuned
+    sampling = SamplingParams(temperature, seed=4)
+    plain = EngineConfig(200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK)
+    adapters = [load_adapter(name, path, base.config, torch.float64) for name, path in directories.items()]
+    config = EngineConfig(
+        200, BLOCK, max_num_batched_tokens=budget, max_num_seqs=8, prefix_id_tokens=BLOCK,
+        model_slots=SlotsConfig(slots, base="base"),
+    )  # fmt: skip
+    engine = Engine(base, config, make_executor=lambda *parts: LoRAExecutor(*parts, adapters))
+    asked = prompts(MIXTURE, sampling)
+    mixed = answers(engine, asked)
+    assert engine.core.model_loads >= 3
+    assert isinstance(engine.executor, LoRAExecutor)
+    assert set(engine.executor.slots) == set(engine.core.model_slots.resident if engine.core.model_slots else ())
+    for model, decoder in {"base": base, **merged}.items():
+        alone = answers(Engine(decoder, plain), prompts(MIXTURE, sampling))
+        for i, name in enumerate(MIXTURE):
+            if name == model:
+                assert mixed[i] == alone[i], f"request {i} of {name}"
+            elif model == "base" and temperature == 0:
+                assert mixed[i] != alone[i] or len(mixed[i]) < 5, "an adapter that changes nothing shows nothing"
+
+
+@pytest.fixture
+def config(checkpoint: Callable[[str], tuple[Path, Any]]) -> ModelConfig:
+    return read_config(checkpoint("llama")[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"r": 0}, "r: got 0, expected a whole number"),
+        ({"lora_alpha": "big"}, "lora_alpha: got 'big', expected a number"),
+        ({"use_dora": True}, "use_dora: got True, expected False"),
+        ({"bias": "all"}, "bias: got 'all', expected 'none'"),
+        ({"r": 5}, "expected shape [5, 48]"),
+    ],
+)
+def test_adapters_that_are_not_served(
+    checkpoint: Callable[[str], tuple[Path, Any]], config: ModelConfig, tmp_path: Path, other: dict[str, Any],
+    expected: str,
+) -> None:  # fmt: skip
+    directory = write_adapter(tmp_path / "a", checkpoint("llama")[0], 4, EVERY, 1, **other)
+    with pytest.raises(BadInput) as raised:
+        load_adapter("a", directory, config, torch.float32)
+    assert expected in str(raised.value)
+
+
+def test_adapters_of_other_layers(
+    checkpoint: Callable[[str], tuple[Path, Any]], config: ModelConfig, tmp_path: Path
+) -> None:
+    directory = write_adapter(tmp_path / "a", checkpoint("llama")[0], 4, (*EVERY, "lm_head"), 1)
+    with pytest.raises(BadInput, match="expected adapters of q_proj"):
+        load_adapter("a", directory, config, torch.float32)
+    moe = read_config(checkpoint("qwen3-moe")[0])
+    with pytest.raises(BadInput):
+        load_adapter("a", directory, moe, torch.float32)
+
+
+def test_flags_of_adapters(config: ModelConfig) -> None:
+    with pytest.raises(BadInput, match="expected NAME=PATH"):
+        load_adapters(["a"], config, torch.float32)
+    with pytest.raises(BadInput, match=r"adapter_config\.json"):
+        load_adapters(["a=/nowhere"], config, torch.float32)
+
+
+def test_bytes_of_an_adapter(
+    fine_tuned: tuple[Decoder, dict[str, Path], dict[str, Decoder]], config: ModelConfig
+) -> None:
+    _, directories, _ = fine_tuned
+    adapter = load_adapter("a", directories["every"], config, torch.float32)
+    widths = 2 * (48 + 96) + 2 * (48 + 32) + 3 * (48 + 80)
+    assert adapter.bytes == 3 * 4 * widths * 4
