@@ -539,16 +539,7 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
-            if self.admission_control is not None:
-                self.admission_control.left(sequence)
-            if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
-                pass  # its prefix is being loaded: it is in no queue
-            elif self.reserved.pop(sequence.request.id, None) is not None:
-                pass  # its cache is on its way
-            elif sequence in self.waiting_for_remote_kv:
-                self.waiting_for_remote_kv.remove(sequence)
-            else:
-                self._queue_of(sequence).remove(sequence)
+            self._remove_waiting(sequence)
         elif sequence.state == DECODING:
             self.decode_set.remove(sequence)
             self._sync_blocks(sequence)
@@ -562,6 +553,19 @@ class EngineCore:
                 self.model_slots.leave(sequence)
         else:
             self.one_shot_running.pop(sequence, None)
+
+    def _remove_waiting(self, sequence: Sequence) -> None:
+        """Take a sequence out of where it waits."""
+        if self.admission_control is not None:
+            self.admission_control.left(sequence)
+        if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
+            return  # its prefix is being loaded: it is in no queue
+        if self.reserved.pop(sequence.request.id, None) is not None:
+            return  # its cache is on its way
+        if sequence in self.waiting_for_remote_kv:
+            self.waiting_for_remote_kv.remove(sequence)
+        else:
+            self._queue_of(sequence).remove(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again."""
