@@ -72,7 +72,8 @@ class BundleValidationScenario(Strict):
     Attributes:
         workload: lengths, in a closed loop.
         ratio: r of rA-1F, whole numbers.
-        requests: to complete in each repeat, beside those that are left in the slots then.
+        requests: of each attention instance, to complete in each repeat, beside those that are left in the slots then.
+            So runs at all ratios have about as many steps.
         repeats: of each ratio, with other requests each time.
         clock: direct execution, the only one for a bundle.
     """
@@ -101,6 +102,10 @@ class BundleValidationScenario(Strict):
         if any(topology.ffn_instances > 1 for topology in self.topologies):
             raise BadInput("expected whole ratios: one FFN instance", field="ratio", value=self.ratio)
         return self
+
+    def completions(self, instances: int) -> int:
+        """Requests that a bundle with so many attention instances completes in each repeat."""
+        return self.requests * instances
 
     @property
     def topologies(self) -> list[Topology]:

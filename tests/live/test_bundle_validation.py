@@ -41,6 +41,7 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     assert code == (4 if document["missed"] else 0)
     assert (document["schema"], document["clock"]) == ("twin.bundle-validation/1", "direct")
     assert [entry["topology"] for entry in document["ratios"]] == ["1A-1F", "2A-1F"]
+    assert [entry["requests"] for entry in document["ratios"]] == [16, 32]
     for name in ("throughput", "tpot", "idle_attention", "idle_ffn", "transfer_attention_to_ffn"):
         assert list(document["errors"][name]) == ["1", "2"]
     # The link is given, and rows have the same size on both sides.

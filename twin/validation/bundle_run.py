@@ -154,7 +154,7 @@ class BundleValidation:
 
 def workload_supply(scenario: BundleValidationScenario, x: int, repeat: int) -> Supply:
     """The requests of a repeat: the bundle starts with ones of random ages, as in the steady state."""
-    in_flight, completions = _in_flight(scenario, x), scenario.requests
+    in_flight, completions = _in_flight(scenario, x), scenario.completions(x)
     rng, lengths = np.random.default_rng([scenario.seed, 3, x, repeat]), scenario.workload.lengths(None)
     prefill, decode = lengths.sample(rng, completions + in_flight)
     prefill[:in_flight], decode[:in_flight] = mid_life(lengths, rng, in_flight)
@@ -169,7 +169,7 @@ def profiling_supply(scenario: BundleValidationScenario, x: int, part: int) -> S
     spec = scenario.profiling
     rng = np.random.default_rng([scenario.seed, 4, x, part])
     mean = spec.max_output_tokens / max(np.log(spec.max_output_tokens), 1.0)
-    completions = int(2 * scenario.requests * scenario.workload.lengths(None).mean_decode / mean) + 1
+    completions = int(2 * scenario.completions(x) * scenario.workload.lengths(None).mean_decode / mean) + 1
     count = completions + _in_flight(scenario, x)
     prefill, decode = (
         np.ceil(most ** rng.random(count)).astype(np.int64) for most in (spec.max_prompt_tokens, spec.max_output_tokens)

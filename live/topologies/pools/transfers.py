@@ -7,6 +7,7 @@ message says that it is the last one, or that no more come because the prompt wa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -119,12 +120,14 @@ class Departures:
         departure.rank = rank
         self._send_computed(departure)
 
-    def end_step(self, finished: list[Generation]) -> None:
-        """A step has ended, and the front knows: send what it has computed of prompts whose engine is known."""
-        for generation in finished:
-            request_id = generation.request.id
+    def finish(self, request_ids: Iterable[int]) -> None:
+        """Prompts are complete. The front is told right after, and says where those of them go that it has not yet."""
+        for request_id in request_ids:
             if request_id in self._held and self._held[request_id].rank is None:
                 self.complete.add(request_id)
+
+    def go_on(self) -> None:
+        """A step has ended: send what it has computed of prompts whose decode engine is known."""
         for departure in [each for each in self._held.values() if each.rank is not None]:
             self._send_computed(departure)
 

@@ -127,6 +127,7 @@ class EngineWorker:
         for generation in result.finished:
             if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
                 self._drop(generation.request.id)
+        self._departures.finish(generation.request.id for generation in result.finished)
         if self._events is not None:
             self._tell(self._events.take())
         counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
@@ -135,7 +136,7 @@ class EngineWorker:
             self._transport.send(FRONT, Message(LOGPROBS, (), logprobs))
         tokens = pack_tokens(advanced)
         self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (tokens,)))
-        self._departures.end_step(result.finished)
+        self._departures.go_on()
 
     def _tell(self, events: list[tuple[bool, int]]) -> None:
         """Tell the front of changes of the prefix cache."""
