@@ -113,6 +113,25 @@ class Engine:
             ValueError: an id that is in use, a request that does not fit into the KV cache, one that is longer than the
                 model's context, or one for tokens from a model without an LM head.
         """
+        request = generation.request
+        self._check(generation)
+        generation.submitted = self.clock()
+        sequence = self.core.submit(
+            request, generation.submitted, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
+        )
+        sequence.payload = generation
+        return sequence
+
+    def reserve(self, generation: Generation) -> Sequence | None:
+        """Allocate blocks for a prompt's cache on its way: see `EngineCore.reserve`. Raises as `submit`."""
+        self._check(generation)
+        sequence = self.core.reserve(generation.request, self.clock())
+        if sequence is not None:
+            sequence.payload = generation
+        return sequence
+
+    def _check(self, generation: Generation) -> None:
+        """Raise ValueError for a request that the model cannot run."""
         request, decoder = generation.request, self.executor.decoder
         limit, tokens = decoder.config.max_position_embeddings, request.prompt_tokens + request.max_tokens
         if tokens > limit:
@@ -122,12 +141,6 @@ class Engine:
             )
         if decoder.weights.head is None and (request.task == "generate" or generation.prompt_logprobs >= 0):
             raise ValueError(f"request {request.id}: expected a pooling task, since the model has no LM head")
-        generation.submitted = self.clock()
-        sequence = self.core.submit(
-            request, generation.submitted, max_tokens=max_tokens, remote_prefill=remote_prefill, hold_blocks=hold_blocks
-        )
-        sequence.payload = generation
-        return sequence
 
     def step(self) -> StepResult | None:
         """Launch as many steps as the depth allows and finish the oldest; None when there is nothing to run."""

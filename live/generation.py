@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -114,6 +115,9 @@ def make_generation(
     prompt_logprobs: int = -1,
     cache_salt: bytes = b"",
     model: str = "default",
+    tenant: str = "",
+    service_class: str = "",
+    ttft_goal: float = inf,
 ) -> Generation:
     """A generation with its request, which has the prefix ids that let the scheduler share cached blocks.
 
@@ -122,6 +126,9 @@ def make_generation(
     """
     tokens = np.asarray(prompt, dtype=np.int64)
     shared = prefix_ids(tokens, block_size, cache_salt) if prompt_logprobs < 0 else ()
-    request = Request(request_id, arrival, len(tokens), max_tokens, model, shared, task, priority)
+    request = Request(
+        request_id, arrival, len(tokens), max_tokens, model, shared, task, priority,
+        tenant=tenant, service_class=service_class, ttft_goal=ttft_goal,
+    )  # fmt: skip
     params = sampling_params or SamplingParams()
     return Generation(request, tokens, params, end_tokens, min_tokens, stop_check, logprobs, prompt_logprobs)

@@ -92,8 +92,8 @@ class AutoscalingSpec(Strict):
             policy's own.
         target, metric, tolerance: of target_utilization. target, count, tolerance: of queue_length.
         schedule, period: of scheduled. goals, margin: of slo.
-        window, max_requests: seconds, and most requests, that are played for a prediction. A plug-in's policy may have
-            other fields.
+        window, max_requests: seconds, and most requests, that are played for a prediction. forecast: of their rate when
+            an engine that is started now is up. A plug-in's policy may have other fields.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -114,6 +114,7 @@ class AutoscalingSpec(Strict):
     goals: dict[str, float | str] | None = None
     margin: Annotated[float, Field(ge=0, lt=1)] | None = None
     window: PositiveFloat = 300.0
+    forecast: Literal["constant", "linear"] = "constant"
     max_requests: Annotated[Requests, Field(ge=1)] = 1000
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Any
 from scenarios.engine import SchedulerPlan
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec
+from scenarios.scheduling import scheduling_settings
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.single_engine import check_live_tiers, check_no_slots, check_one_stage
 from workloads.errors import BadInput
@@ -46,6 +47,13 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
             raise BadInput(expected, field=f"{section}.async_scheduling", value=True, file=path)
         check_one_stage(spec.engine, section, path)
         check_live_tiers(spec.engine, section, path)
+        if spec.engine.admission_control is not None:
+            expected = "expected none: live engines in processes of their own shed no requests"
+            raise BadInput(expected, field=f"{section}.admission_control", file=path)
+        policy = scheduling_settings(spec.engine.scheduling_policy)["scheduling_policy"]
+        if policy in ("deadline", "fair"):
+            expected = "expected another one: live engines in processes of their own know no classes and tenants"
+            raise BadInput(expected, field=f"{section}.scheduling_policy", value=policy, file=path)
         check_no_slots(spec.engine, section, path)
         if spec.engine.speculative_config is not None:
             expected = "expected none: live engines in processes of their own do not speculate"

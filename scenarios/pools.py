@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.io.config_io import Strict
 from latency_models.sources.registry import StepTimeSpec
@@ -35,6 +35,8 @@ class PoolSpec(Strict):
         role: `prefill` engines send their caches to `decode` engines; `both`: each engine does both.
         replicas: engines. models: `all`: they serve every model; `each`: there are so many for each model; or a list of
             the models that they serve.
+        speed: tokens of prompts and answers that one engine works off a second, for routers that weigh it. Only
+            proportions count. Default: from step times and the workload's mean lengths.
         engine, step_time: settings and durations of their own. In a file, fields and sections that are left out are
             those of the scenario.
         engines_per_device: engines that have an equal part of a device each, as with MIG: its memory is what
@@ -48,6 +50,7 @@ class PoolSpec(Strict):
     engine: EngineSpec
     step_time: StepTimeSpec
     device: DeviceSpec | None = None
+    speed: PositiveFloat | None = None
     engines_per_device: PositiveInt = 1
 
     def engine_names(self, models: list[str]) -> dict[str, list[str]]:

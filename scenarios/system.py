@@ -34,13 +34,15 @@ from workloads.registry import Registry
 class LinkSpec(Strict):
     """The link that KV caches cross between prefill and decode: bytes/s, seconds, bytes of cache a token.
 
-    `shared`: one link for all prefill engines, rather than one each.
+    `shared`: one link for all prefill engines, rather than one each. `transfer`: whether a cache leaves when its prompt
+    has been computed, or with each of its chunks, into blocks that the decode engine reserves when the first begins.
     """
 
     bandwidth: PositiveFloat
     latency: NonNegativeFloat = 0.0
     bytes_per_token: NonNegativeFloat
     shared: bool = False
+    transfer: Literal["after_prefill", "with_chunks"] = "after_prefill"
 
 
 class FrontendSpec(Strict):

@@ -42,6 +42,8 @@ class EngineCore:
         kv_cache: the blocks. decode_set: the decoding sequences.
         queues: waiting sequences: [all], or with one-shot limits [generation, one-shot].
         waiting_for_remote_kv: sequences whose cache was computed by a prefill engine, and that wait for admission.
+            Those that have their blocks already come first.
+        reserved: sequences, by request id, whose cache is coming from a prefill engine into blocks that they have.
         running: sequences that hold a slot, oldest admission first. one_shot_running: admitted one-shot work, which
             holds none.
         awaiting_transfer: finished sequences that keep their blocks until `release`.
@@ -71,6 +73,7 @@ class EngineCore:
         self.admission_control = AdmissionControl(limits) if limits is not None else None
         self.queues = [self.scheduling_policy.make_queue() for _ in range(2 if config.one_shot else 1)]
         self.waiting_for_remote_kv: deque[Sequence] = deque()
+        self.reserved: dict[int, Sequence] = {}
         self.running: dict[Sequence, None] = {}
         self.one_shot_running: dict[Sequence, None] = {}
         self.awaiting_transfer: dict[Sequence, None] = {}
@@ -104,7 +107,8 @@ class EngineCore:
 
         Args:
             max_tokens: output tokens after which to end it, in place of the request's own (1 on a prefill engine).
-            remote_prefill: a prefill engine has computed its prompt's cache and its first token.
+            remote_prefill: a prefill engine has computed its prompt's cache and its first token. It may have been
+                reserved before.
             hold_blocks: keep its blocks when it has finished, until `release`.
             never_shed: it was accepted before, by an engine that has failed.
 
@@ -112,6 +116,8 @@ class EngineCore:
             ValueError: an id that is being served, or a request that does not fit even alone.
             RequestShed: admission control refuses it.
         """
+        if remote_prefill and request.id in self.reserved:
+            return self._complete_reserved(self.reserved.pop(request.id))
         if request.id in self.sequences:
             raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
         one_shot = self.config.one_shot is not None and request.one_shot
@@ -136,6 +142,30 @@ class EngineCore:
         self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
         self.sequences[request.id] = sequence
         self._admission_blocked = False
+        return sequence
+
+    def reserve(self, request: Request, now: float) -> Sequence | None:
+        """Allocate the blocks of a prompt whose cache begins to come while a prefill engine is computing it.
+
+        When all of it has come, the request is submitted with `remote_prefill`. None, and nothing is done, if another
+        request waits, or there is no slot or too few blocks: then the cache should come when the prompt is complete.
+
+        Raises:
+            ValueError: as `submit`.
+        """
+        if request.id in self.sequences:
+            raise ValueError(f"request {request.id}: expected an id that is not being served, found one that is")
+        sequence = Sequence(request, self._num_submitted, False)
+        self._check_fits(sequence)
+        slots = self.config.max_num_seqs - len(self.running) - len(self.reserved)
+        if slots <= 0 or self._has_queued() or self.waiting_for_remote_kv:
+            return None
+        if self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks:
+            return None
+        self._allocate_transferred(sequence)
+        self._num_submitted += 1
+        self.outstanding_tokens += request.prompt_tokens + sequence.max_tokens
+        self.sequences[request.id] = self.reserved[request.id] = sequence
         return sequence
 
     def begin_step(self, now: float) -> Batch | None:
@@ -329,8 +359,11 @@ class EngineCore:
         if len(self.running) > self.config.max_num_seqs:
             raise AssertionError(f"{len(self.running)} sequences run, the limit is {self.config.max_num_seqs}")
         places = self.num_waiting + len(self.running) + len(self.one_shot_running)
-        if places != len(self.sequences):
-            raise AssertionError(f"{places} sequences wait or run, {len(self.sequences)} are unfinished")
+        if places + len(self.reserved) != len(self.sequences):
+            raise AssertionError(
+                f"{places} sequences wait or run and {len(self.reserved)} are reserved, {len(self.sequences)} are "
+                f"unfinished"
+            )
 
     def _num_unassigned_blocks(self) -> int:
         """Blocks of decodes that their `SequenceBlocks` do not count yet."""
@@ -344,25 +377,50 @@ class EngineCore:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _admit_transferred(self) -> list[Sequence]:
-        """Admit sequences prefilled elsewhere within the slot and block limits; preempted sequences go first."""
-        waiting, admitted, kv_cache, slots = self.waiting_for_remote_kv, [], self.kv_cache, self.model_slots
-        while waiting and len(self.running) < self.config.max_num_seqs and not self.queues[0].count:
+        """Admit sequences prefilled elsewhere within the slot and block limits.
+
+        Preempted sequences go first, but those that have their blocks do not wait: they alone can free them.
+        """
+        waiting, admitted, slots = self.waiting_for_remote_kv, [], self.model_slots
+        while waiting and len(self.running) < self.config.max_num_seqs:
             sequence = waiting[0]
-            prompt = sequence.request.prompt_tokens
-            reserve_output = self.config.kv_reservation == "max_tokens"
-            output = sequence.max_tokens - 1
-            if kv_cache.blocks_for(prompt + (output if reserve_output else 1)) > kv_cache.num_free_blocks:
+            reserved = sequence.blocks.num_private > 0
+            if not reserved and (
+                self.queues[0].count or self._blocks_to_admit(sequence) > self.kv_cache.num_free_blocks
+            ):
                 break
             if slots is not None:
                 if slots.admission(sequence) != ADMITS:
                     break
                 slots.enter(sequence)
-            kv_cache.allocate(sequence.blocks, kv_cache.blocks_for(prompt + (output if reserve_output else 0)))
+            if not reserved:
+                self._allocate_transferred(sequence)
             admitted.append(waiting.popleft())
-            sequence.num_computed_tokens, sequence.blocks_reserved = prompt, reserve_output
+            sequence.num_computed_tokens = sequence.request.prompt_tokens
             self.running[sequence] = None
             self.decode_set.add(sequence)
         return admitted
+
+    def _blocks_to_admit(self, sequence: Sequence) -> int:
+        """Free blocks that a sequence prefilled elsewhere needs: those of its prompt and of the next token at least."""
+        reserve_output = self.config.kv_reservation == "max_tokens"
+        output = sequence.max_tokens - 1 if reserve_output else 1
+        return self.kv_cache.blocks_for(sequence.request.prompt_tokens + output)
+
+    def _allocate_transferred(self, sequence: Sequence) -> None:
+        """Allocate the blocks of a sequence prefilled elsewhere."""
+        reserve_output = self.config.kv_reservation == "max_tokens"
+        output = sequence.max_tokens - 1 if reserve_output else 0
+        self.kv_cache.allocate(sequence.blocks, self.kv_cache.blocks_for(sequence.request.prompt_tokens + output))
+        sequence.blocks_reserved = reserve_output
+
+    def _complete_reserved(self, sequence: Sequence) -> Sequence:
+        """A reserved sequence's cache has come: it waits for a slot, behind those that came before it."""
+        sequence.num_output_tokens = 1
+        waiting = self.waiting_for_remote_kv
+        place = sum(1 for each in waiting if each.blocks.num_private)
+        waiting.insert(place, sequence)
+        return sequence
 
     def _has_queued(self) -> bool:
         """Tell whether a queue has a sequence."""
@@ -481,14 +539,7 @@ class EngineCore:
     def _remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue or set, and write its counts and blocks back into it."""
         if sequence.state == WAITING:
-            if self.admission_control is not None:
-                self.admission_control.left(sequence)
-            if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
-                pass  # its prefix is being loaded: it is in no queue
-            elif sequence in self.waiting_for_remote_kv:
-                self.waiting_for_remote_kv.remove(sequence)
-            else:
-                self._queue_of(sequence).remove(sequence)
+            self._remove_waiting(sequence)
         elif sequence.state == DECODING:
             self.decode_set.remove(sequence)
             self._sync_blocks(sequence)
@@ -502,6 +553,19 @@ class EngineCore:
                 self.model_slots.leave(sequence)
         else:
             self.one_shot_running.pop(sequence, None)
+
+    def _remove_waiting(self, sequence: Sequence) -> None:
+        """Take a sequence out of where it waits."""
+        if self.admission_control is not None:
+            self.admission_control.left(sequence)
+        if self.kv_tiers is not None and self.kv_tiers.forget(sequence):
+            return  # its prefix is being loaded: it is in no queue
+        if self.reserved.pop(sequence.request.id, None) is not None:
+            return  # its cache is on its way
+        if sequence in self.waiting_for_remote_kv:
+            self.waiting_for_remote_kv.remove(sequence)
+        else:
+            self._queue_of(sequence).remove(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's blocks and queue it; it will compute its prompt and its generated tokens again."""

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf
+from typing import Final
 
 from schedulers.sequence import Sequence
 from schedulers.waiting_queue import SCHEDULING_POLICIES, KeyQueue, priority
+
+MAX_ACCOUNTS: Final = 10_000
+"""Tenants from which on those that wait with nothing are forgotten."""
 
 
 class Account:
@@ -83,8 +87,19 @@ class FairSharing:
         """The account of a tenant, which is new if the tenant is."""
         found = self._accounts.get(tenant)
         if found is None:
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                self._forget_idle()
             found = self._accounts[tenant] = Account(self.weights.get(tenant, 1.0))
         return found
+
+    def _forget_idle(self) -> None:
+        """Drop the accounts of tenants that wait with nothing and have no more service than the others.
+
+        A tenant that comes back is lifted at least as high. If all others owe service, they are forgiven it.
+        """
+        least = min((self.counter(name) for name, each in self._accounts.items() if each.waiting), default=inf)
+        kept = {name: each for name, each in self._accounts.items() if each.waiting or self.counter(name) > least}
+        self._accounts = kept if len(kept) < MAX_ACCOUNTS else {n: each for n, each in kept.items() if each.waiting}
 
     def counter(self, tenant: str) -> float:
         """The virtual token counter of a tenant."""

@@ -60,10 +60,7 @@ class LockstepGroup:
         never_shed: bool = False,
     ) -> Sequence:
         """See `EngineCore.submit`, on the rank with the least work; ranks take turns among equals."""
-        size = len(self.ranks)
-        start, self._turn = self._turn, (self._turn + 1) % size
-        order = [self.ranks[(start + i) % size] for i in range(size)]
-        rank = min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
+        rank = self._rank_of[request.id] if remote_prefill and request.id in self.reserved else self._choose_rank()
         sequence = rank.submit(
             request,
             now,
@@ -74,6 +71,21 @@ class LockstepGroup:
         )
         self._rank_of[request.id] = rank
         return sequence
+
+    def reserve(self, request: Request, now: float) -> Sequence | None:
+        """See `EngineCore.reserve`, on the rank that `submit` would choose."""
+        rank = self._choose_rank()
+        sequence = rank.reserve(request, now)
+        if sequence is not None:
+            self._rank_of[request.id] = rank
+        return sequence
+
+    def _choose_rank(self) -> EngineCore:
+        """The rank with the least work, in turns."""
+        size = len(self.ranks)
+        start, self._turn = self._turn, (self._turn + 1) % size
+        order = [self.ranks[(start + i) % size] for i in range(size)]
+        return min(order, key=lambda core: 4 * core.num_waiting + core.num_running)
 
     def begin_step(self, now: float) -> GroupBatch | None:
         """See `EngineCore.begin_step`, on every rank; idle ranks advance too."""
@@ -103,7 +115,9 @@ class LockstepGroup:
 
     def release(self, sequence: Sequence) -> None:
         """See `EngineCore.release`."""
-        self._rank_of.pop(sequence.request.id).release(sequence)
+        rank = self._rank_of.pop(sequence.request.id, None)
+        if rank is not None:
+            rank.release(sequence)
 
     def steady_decode_steps(self) -> int:
         """See `EngineCore.steady_decode_steps`: the fewest of all ranks that are not idle."""
@@ -168,6 +182,11 @@ class LockstepGroup:
     def sequences(self) -> dict[int, Sequence]:
         """Submitted and unfinished sequences of all ranks, by request id."""
         return {number: sequence for rank in self.ranks for number, sequence in rank.sequences.items()}
+
+    @property
+    def reserved(self) -> dict[int, Sequence]:
+        """See `EngineCore.reserved`, of all ranks."""
+        return {number: sequence for rank in self.ranks for number, sequence in rank.reserved.items()}
 
     def cached_prefix_tokens(self, request: Request) -> int:
         """See `EngineCore.cached_prefix_tokens`, the most of all ranks."""

@@ -182,6 +182,14 @@ class PipelinedEngineCore(EngineCore):
         super()._requeue(sequence)
         self._admission_blocked = False
 
+    def _note_outputs(self) -> None:
+        """See `EngineCore._note_outputs`, for the decodes of all micro-batches."""
+        scheduled = self.decode_set
+        for decodes in self.micro_batches:
+            self.decode_set = decodes
+            super()._note_outputs()
+        self.decode_set = scheduled
+
     def _num_unassigned_blocks(self) -> int:
         """See `EngineCore._num_unassigned_blocks`."""
         scheduled, unassigned = self.decode_set, 0

@@ -34,6 +34,11 @@ class EngineState(Protocol):
         ...
 
     @property
+    def speed(self) -> float:
+        """Tokens of load that it works off a second when it is full, or a number in proportion to that."""
+        ...
+
+    @property
     def free_blocks(self) -> int:
         """KV blocks that no sequence holds, as of the last step begun."""
         ...
@@ -146,6 +151,67 @@ class LeastLoaded:
         if self._loads is not None:
             return engines[self._loads.first_least(start)]
         return min((*engines[start:], *engines[:start]), key=_load)
+
+
+class WeightedLeastLoaded:
+    """The engine with the least load for its speed, for engines that differ. Engines take turns among equals."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._turn = 0
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        start = self._turn % len(engines)
+        self._turn += 1
+        return _soonest(engines, start, 0)
+
+
+class ShortestExpectedDelay:
+    """The engine that is first to have worked off its load and the request, by its speed.
+
+    An idle slow engine gets no request that a fast one would finish sooner behind others, unlike with the least load
+    for the speed (Banawan and Zahorjan 1989; `sed` beside `wlc` in the Linux virtual server). Engines take turns among
+    equals.
+    """
+
+    def __init__(self, draw: Draw) -> None:
+        self._turn = 0
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        start = self._turn % len(engines)
+        self._turn += 1
+        return _soonest(engines, start, request.prompt_tokens + request.max_tokens)
+
+
+class WeightedRandom:
+    """An engine drawn at random, with a probability in proportion to its speed."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+
+    def choose(self, request: Request, engines: Many[Engine]) -> Engine:
+        """See `Router.choose`."""
+        left = 0.0
+        for engine in engines:
+            left += engine.speed
+        left *= self._draw(1 << 53) / (1 << 53)
+        for engine in engines:
+            left -= engine.speed
+            if left < 0:
+                return engine
+        return engines[-1]
+
+
+def _soonest(engines: Many[Engine], start: int, tokens: int) -> Engine:
+    """The engine with the least time for its load and so many further tokens; from `start` on among equals."""
+    best, least = engines[start], 0.0
+    for i in range(len(engines)):
+        engine = engines[(start + i) % len(engines)]
+        delay = (engine.load + tokens) / engine.speed
+        if not i or delay < least:
+            best, least = engine, delay
+    return best
 
 
 class PowerOfTwo:
@@ -306,6 +372,9 @@ ROUTERS: Registry[Callable[..., Router]] = Registry(
     prefix_aware=PrefixAware,
     session_affinity=SessionAffinity,
     consistent_hashing=ConsistentHashing,
+    weighted_least_loaded=WeightedLeastLoaded,
+    shortest_expected_delay=ShortestExpectedDelay,
+    weighted_random=WeightedRandom,
 )
 """Makes a router, given a source of randomness and its parameters by name, if it has some.
 
@@ -313,6 +382,15 @@ Each pool of engines has a router of its own.
 """
 
 CACHE_BLIND: Final = frozenset(
-    {"least_loaded", "power_of_two", "round_robin", "session_affinity", "consistent_hashing"}
+    {
+        "least_loaded",
+        "power_of_two",
+        "round_robin",
+        "session_affinity",
+        "consistent_hashing",
+        "weighted_least_loaded",
+        "shortest_expected_delay",
+        "weighted_random",
+    }
 )
 """Routers that do not look at prefix caches, so that engines in other processes need not tell of theirs."""

@@ -14,9 +14,10 @@ from live.backend import Backend
 from live.engine import Progress
 from live.generation import Generation
 from live.server.asgi import HttpExchange
-from live.server.errors import ApiError, ClientDisconnected, bad_request
+from live.server.errors import ApiError, ClientDisconnected, bad_request, busy
 from live.server.metrics import ServerStats
 from live.server.request_state import FinishedReason, RequestState
+from schedulers.admission_control import RequestShed
 
 
 class RequestGroup:
@@ -112,12 +113,17 @@ class AsyncEngine:
         """Run a generation.
 
         Raises:
-            ApiError: 400 for one that the engine refuses, 503 if the engine has failed.
+            ApiError: 400 for one that the engine refuses; 429 or 503 for one that it sheds, by a limit of its tenant or
+                by another one; 503 if the engine has failed.
         """
         if self.failure is not None:
             raise self.failure
         try:
             self.backend.submit(state.generation)
+        except RequestShed as shed:
+            self.stats.record_shed(state, shed.reason)
+            message = f"the engine is overloaded ({shed.reason.replace('_', ' ')}); expected a retry later"
+            raise busy(429 if shed.reason == "tenant_waiting" else 503, message, shed.retry_after) from None
         except ValueError as error:
             raise bad_request(None, str(error)) from None
         self.request_states[state.generation.request.id] = state

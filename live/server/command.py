@@ -5,7 +5,9 @@ Heavy modules are imported only when the command runs.
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from live.server.options import EngineOptions, ModelOptions, ServerOptions, Topo
 if TYPE_CHECKING:
     from live.engine import Engine
     from live.loaded_model import ModelSource
+    from live.server.contracts import ServiceClass
     from live.server.loading import Cache
     from live.server.server_config import ServerConfig
 
@@ -54,6 +57,7 @@ def serve_live(
     wanted = ModelSource(model.model, model.random_weights, dtype, model.device, model.threads)
     text = build_text(model.tokenizer, model.model, model.random_weights)
     engine = engine.renamed()
+    config = replace(config, classes=_service_classes(engine))
     if engine.scenario is not None and is_topology(engine.scenario, engine.set_ or []):
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)
         return serve_scenario(wanted, engine, topology, serve)
@@ -91,6 +95,29 @@ def _server_config(name: str, options: ServerOptions) -> ServerConfig:
     )
     key = os.environ.get(KEY, "") if options.api_key is None else options.api_key
     return ServerConfig(name, options.host, options.port, key, limits, options.drain_seconds)
+
+
+def _service_classes(options: EngineOptions) -> dict[str, ServiceClass]:
+    """The service classes of a serving scenario; none without one.
+
+    Raises:
+        BadInput: the scenario cannot be used.
+    """
+    from live.server.contracts import ServiceClass
+    from scenarios.kinds import read_scenario
+    from scenarios.overrides import single_settings
+    from scenarios.serving import check_scenario
+
+    if options.scenario is None:
+        return {}
+    document = read_scenario(options.scenario, "serving", "afd-bundle")
+    if document["kind"] != "serving":
+        return {}
+    scenario = check_scenario(document, single_settings(options.set_ or []), options.scenario)
+    return {
+        name: ServiceClass(spec.priority, math.inf if spec.ttft is None else spec.ttft)
+        for name, spec in scenario.workload.service_classes.items()
+    }
 
 
 def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from live.generation import TopLogprobs
 from live.server.async_engine import RequestGroup
+from live.server.contracts import Contract
 from live.server.protocol import GenerationRequest
 from live.server.replies import Alternative, FinishReason, TokenLogprob, Usage
 from live.server.request_state import OutputText, RequestState
@@ -53,6 +54,7 @@ class CompletionOutput:
         seed: int,
         logprobs: int,
         prompt_logprobs: int,
+        contract: Contract,
     ) -> Self:
         """Submit the generation of one output; `logprobs` and `prompt_logprobs` as in `Generation`."""
         text = OutputText(service.generations.text_stream(request, stop.strings))
@@ -65,6 +67,7 @@ class CompletionOutput:
             stop_check=text.add if stop.strings is not None else None,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            contract=contract,
         )
         return cls(service, stop, group.submit(generation), index, text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import ValidationError
@@ -64,9 +65,10 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Api
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
-def busy(status: int, message: str) -> ApiError:
-    """An error for an overloaded or stopping server, with a Retry-After of one second."""
-    return ApiError(status, message, code="overloaded", headers=(("retry-after", "1"),))
+def busy(status: int, message: str, retry_after: float = 1.0) -> ApiError:
+    """An error for an overloaded or stopping server, with a Retry-After of whole seconds, rounded up."""
+    seconds = str(max(math.ceil(retry_after), 1))
+    return ApiError(status, message, code="overloaded", headers=(("retry-after", seconds),))
 
 
 def invalid_body(error: ValidationError) -> ApiError:

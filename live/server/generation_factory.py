@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kernels.sampling import SamplingParams
 from live.generation import Generation, make_generation
+from live.server.contracts import Contract
 from live.server.errors import bad_request
 from live.server.protocol import GenerationRequest
 from live.server.served_model import ServedModel
@@ -42,6 +43,7 @@ class GenerationFactory:
         stop_check: Callable[[int], bool] | None,
         logprobs: int,
         prompt_logprobs: int,
+        contract: Contract,
     ) -> Generation:
         """One output of a request; the keyword arguments are as in `Generation`."""
         model = self._model(request)
@@ -60,6 +62,7 @@ class GenerationFactory:
             prompt_logprobs=prompt_logprobs,
             cache_salt=(request.cache_salt or "").encode() + own_cache,
             model=model,
+            **vars(contract),
         )
 
     def _model(self, request: GenerationRequest) -> str:
@@ -76,11 +79,11 @@ class GenerationFactory:
             raise bad_request("model", f"expected {' or '.join(self.model.models[:10])}")
         return request.model
 
-    def pool(self, prompt: list[int], task: str) -> Generation:
+    def pool(self, prompt: list[int], task: str, contract: Contract) -> Generation:
         """A pooling request, which produces no tokens; the base model computes it."""
         return make_generation(
             next(self.request_ids), prompt, 0, block_size=self.model.prefix_block_size, task=task,
-            model=self.model.base or "default",
+            model=self.model.base or "default", **vars(contract),
         )  # fmt: skip
 
     def stop_conditions(self, request: GenerationRequest) -> StopConditions:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from live.server.asgi import HttpExchange, event
 from live.server.async_engine import RequestGroup
 from live.server.completion_output import CompletionOutput, outputs_with_deltas, usage
+from live.server.contracts import Contract, read_contract
 from live.server.identifiers import response_id, unix_time
 from live.server.protocol import GenerationRequest
 from live.server.replies import Usage
@@ -29,6 +30,7 @@ class GenerationResponse(ABC, Generic[_Request]):
 
     Attributes:
         outputs: `n` for each prompt, once they are submitted.
+        contract: of all of them.
 
     Raises:
         ApiError: 400 for stop strings without a tokenizer.
@@ -41,6 +43,7 @@ class GenerationResponse(ABC, Generic[_Request]):
         self.n = request.n or 1
         self.stop = service.generations.stop_conditions(request)
         self.outputs: list[CompletionOutput] = []
+        self.contract = Contract()
         self.id, self.created = response_id(kind), unix_time()
 
     @property
@@ -78,6 +81,7 @@ class GenerationResponse(ABC, Generic[_Request]):
                 output = CompletionOutput.start(
                     self.service, self.request, self.stop, group, prompt, self.max_tokens, len(self.outputs),
                     seed=seed + i, logprobs=self.logprobs, prompt_logprobs=self.prompt_logprobs,
+                    contract=self.contract,
                 )  # fmt: skip
                 self.outputs.append(output)
 
@@ -97,7 +101,9 @@ async def respond(
     Args:
         make_response: checks and encodes the request, in a thread if it is large.
     """
+    contract = read_contract(exchange, request.priority, service.config.classes)
     response = await service.offload.run(exchange.size, partial(make_response, service, request))
+    response.contract = contract
     if request.stream:
         return _stream(response, exchange)
     with service.async_engine.group(exchange) as group:

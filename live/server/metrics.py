@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, get_args
 
@@ -59,10 +59,23 @@ class Histogram:
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
-class ServerStats:
-    """Counters and histograms of the server, updated on the event loop."""
+class ClassStats:
+    """Histograms of one service class, and its shed requests by the limit that was reached."""
 
     def __init__(self) -> None:
+        self.time_to_first_token, self.end_to_end = Histogram(TTFT_BUCKETS), Histogram(E2E_BUCKETS)
+        self.shed: Counter[str] = Counter()
+
+
+class ServerStats:
+    """Counters and histograms of the server, updated on the event loop.
+
+    Attributes:
+        classes: those of service classes by name; "" has the requests without one.
+    """
+
+    def __init__(self, classes: Iterable[str] = ()) -> None:
+        self.classes = {name: ClassStats() for name in ("", *classes)}
         self.time_to_first_token, self.inter_token = Histogram(TTFT_BUCKETS), Histogram(ITL_BUCKETS)
         self.per_output_token, self.end_to_end = Histogram(ITL_BUCKETS), Histogram(E2E_BUCKETS)
         self.generation_tokens = self.prompt_tokens = 0
@@ -80,6 +93,7 @@ class ServerStats:
             self.inter_token.observe(now - state.last_token_time)
         else:
             self.time_to_first_token.observe(now - state.arrival_time)
+            self._of(state).time_to_first_token.observe(now - state.arrival_time)
 
     def record_finished(self, state: RequestState, reason: FinishedReason) -> None:
         """Count a finished generation."""
@@ -88,9 +102,17 @@ class ServerStats:
             return
         self.prompt_tokens += state.generation.request.prompt_tokens
         self.end_to_end.observe(state.last_token_time - state.arrival_time)
+        self._of(state).end_to_end.observe(state.last_token_time - state.arrival_time)
         tokens = len(state.generation.output)
         if tokens > 1:
             self.per_output_token.observe((state.last_token_time - state.first_token_time) / (tokens - 1))
+
+    def record_shed(self, state: RequestState, reason: str) -> None:
+        """Count a generation that the engine has shed."""
+        self._of(state).shed[reason] += 1
+
+    def _of(self, state: RequestState) -> ClassStats:
+        return self.classes[state.generation.request.service_class]
 
 
 class PrometheusExporter(Collector):
@@ -110,6 +132,28 @@ class PrometheusExporter(Collector):
         yield from self._histograms()
         yield from self._gauges()
         yield from self._counters()
+        yield from self._classes()
+
+    def _classes(self) -> Iterator[Metric]:
+        """Latencies by service class, where there are some, and what was shed."""
+        classes, labels = self.stats.classes, ["model_name", "service_class"]
+        if len(classes) > 1:
+            for name, text in (
+                ("time_to_first_token_seconds", "From a request's arrival to its first token, by service class."),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end, by service class."),
+            ):
+                family = HistogramMetricFamily(f"serving_twin:class_{name}", text, labels=labels)
+                for service_class, stats in classes.items():
+                    found = stats.time_to_first_token if name.startswith("time") else stats.end_to_end
+                    family.add_metric([self.model, service_class], found.buckets(), found.total)
+                yield family
+        shed = CounterMetricFamily(
+            "serving_twin:requests_shed", "Requests shed, by the limit that was reached.", labels=[*labels, "reason"]
+        )
+        for service_class, stats in classes.items():
+            for reason, count in stats.shed.items():
+                shed.add_metric([self.model, service_class, reason], count)
+        yield shed
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self.stats

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from live.server.asgi import HttpExchange
+from live.server.contracts import read_contract
 from live.server.errors import bad_request
 from live.server.identifiers import response_id, unix_time
 from live.server.protocol import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
@@ -158,9 +159,10 @@ def _distinct(
 async def _run(service: Service, prompts: list[list[int]], task: str, exchange: HttpExchange) -> list[Vector]:
     """The pooled output of each prompt."""
     service.check_capacity(len(prompts))
+    contract = read_contract(exchange, None, service.config.classes)
     with service.async_engine.group(exchange) as group:
         for prompt in prompts:
-            group.submit(service.generations.pool(prompt, task))
+            group.submit(service.generations.pool(prompt, task, contract))
         await group.finished()
     found = [state.generation.pooled_output for state in group.states]
     return [vector for vector in found if vector is not None]

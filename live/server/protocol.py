@@ -53,6 +53,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 Positive: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 NumChoices: TypeAlias = Annotated[int, Field(ge=1, le=128), BeforeValidator(_whole)]
 TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), BeforeValidator(_whole)]
+Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), BeforeValidator(_whole)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_whole)]
 Id: TypeAlias = Annotated[int, Field(ge=0)]
 AnyIds: TypeAlias = Annotated[list[Id], Field(fail_fast=True, max_length=MAX_IDS), BeforeValidator(_all_whole)]
@@ -147,6 +148,7 @@ class GenerationRequest(Body):
     return_token_ids: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
     cache_salt: str | None = None
+    priority: Priority | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -166,7 +168,6 @@ class GenerationRequest(Body):
     allowed_token_ids: Annotated[Any, Unsupported()] = None
     bad_words: Annotated[Any, Unsupported([])] = None
     truncate_prompt_tokens: Annotated[Any, Unsupported()] = None
-    priority: Annotated[Any, Unsupported(0)] = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from live.server.contracts import ServiceClass
 from live.server.limits import Limits
 
 
@@ -14,6 +16,7 @@ class ServerConfig:
     Attributes:
         name: the model's name for clients. port: 0 takes a free one. api_key: "" for none.
         drain_seconds: grace period for running requests at shutdown.
+        classes: service classes that requests may name, by name.
     """
 
     name: str
@@ -22,3 +25,4 @@ class ServerConfig:
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
     drain_seconds: float = 30.0
+    classes: Mapping[str, ServiceClass] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class Service:
         template: ChatTemplate | None = None,
     ) -> Self:
         """The service of a backend, which runs on the present event loop."""
-        model, stats = ServedModel.of(config.name, backend, tokenizer), ServerStats()
+        model, stats = ServedModel.of(config.name, backend, tokenizer), ServerStats(config.classes)
         return cls(
             config=config,
             model=model,

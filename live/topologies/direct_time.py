@@ -40,6 +40,8 @@ class DirectTime:
     Args:
         cpu: the CPU time of the thread that all roles run on, seconds. Roles must compute on this thread alone
             (`torch.set_num_threads(1)`).
+        one_at_a_time: a message waits until those from its source to its destination have left, as large ones do on a
+            network. Otherwise each takes its own time alone.
 
     Attributes:
         name: of the clock, as results carry it. roles: times by rank. transfers: by source and destination.
@@ -49,8 +51,15 @@ class DirectTime:
 
     name: ClassVar[ClockName] = "direct"
 
-    def __init__(self, link: MessageLink | None = None, cpu: Callable[[], float] = time.thread_time) -> None:
-        self.link, self._cpu = link or MessageLink(), cpu
+    def __init__(
+        self,
+        link: MessageLink | None = None,
+        cpu: Callable[[], float] = time.thread_time,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        self.link, self._cpu, self._one_at_a_time = link or MessageLink(), cpu, one_at_a_time
+        self._left: dict[tuple[int, int], float] = {}  # when the latest message left, if they go one at a time
         self.roles: dict[int, RoleTime] = {}
         self.transfers: dict[tuple[int, int], Transfers] = {}
         self.work: dict[int, list[float]] = {}
@@ -61,6 +70,7 @@ class DirectTime:
         """Set all clocks and counts to 0. No message may be on its way."""
         self.roles.clear()
         self.transfers.clear()
+        self._left.clear()
         self.work.clear()
 
     def now(self, rank: int) -> float:
@@ -86,7 +96,11 @@ class DirectTime:
             self._end_stretch(source)
         role = self._role(source)
         self._work(role, self.link.overhead)
-        return role.now + seconds
+        if not self._one_at_a_time:
+            return role.now + seconds
+        pair = source, destination
+        left = self._left[pair] = max(role.now, self._left.get(pair, 0.0)) + seconds - self.link.latency
+        return left + self.link.latency
 
     def receive(self, rank: int, arrival: float) -> None:
         """See `Timekeeper.receive`."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from live.backend import BackendLimits, BackendState
 from live.engine import Progress
-from live.generation import Generation
+from live.generation import Generation, TopLogprobs
 from live.models.config import ModelConfig
 from live.topologies.deployment import Deployment
 from live.topologies.processes import END_SECONDS
@@ -23,8 +23,8 @@ from live.topologies.requests import FINISH_REASONS, append_token
 from live.topologies.transport import TransportError
 from live.topologies.workers import Workers
 
-Rows = list[tuple[int, int, int]]
-"""New tokens: request id, token, code of the finish reason."""
+Rows = list[tuple[int, int, int, tuple[float, TopLogprobs] | None]]
+"""New tokens: request id, token, code of the finish reason; log-probabilities of it and of the most likely tokens."""
 
 
 class TopologyBackend:
@@ -70,7 +70,7 @@ class TopologyBackend:
 
     def submit(self, generation: Generation) -> None:
         """See `Backend.submit`."""
-        self._role.submit(replace(generation, stop_check=None, output=[]))
+        self._role.submit(replace(generation, stop_check=None, output=[], token_logprobs=[], top_logprobs=[]))
         generation.submitted = time.perf_counter()
         self._generations[generation.request.id] = generation
         self._workers.wake()
@@ -107,7 +107,12 @@ class TopologyBackend:
 
     def _note(self, progress: Progress) -> None:
         """Hand a step's tokens to the event loop."""
-        rows = [(g.request.id, g.output[-1], FINISH_REASONS.index(g.finish_reason)) for g in progress.advanced]
+        rows: Rows = []
+        for generation in progress.advanced:
+            wants = generation.logprobs >= 0
+            logprobs = (generation.token_logprobs[-1], generation.top_logprobs[-1]) if wants else None
+            code = FINISH_REASONS.index(generation.finish_reason)
+            rows.append((generation.request.id, generation.output[-1], code, logprobs))
         if rows:
             self._call(lambda: self._take(rows))
 
@@ -122,11 +127,14 @@ class TopologyBackend:
         """Write a step's tokens to the requests."""
         now = time.perf_counter()
         advanced, finished = [], []
-        for request_id, token, code in rows:
+        for request_id, token, code, logprobs in rows:
             generation = self._generations.get(request_id)
             if generation is None:  # aborted meanwhile
                 continue
             advanced.append(generation)
+            if logprobs is not None:
+                generation.token_logprobs.append(logprobs[0])
+                generation.top_logprobs.append(logprobs[1])
             if append_token(generation, token, code, now):
                 finished.append(generation)
                 del self._generations[request_id]

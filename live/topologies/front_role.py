@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from live.engine import Progress
 from live.generation import Generation
-from live.topologies.requests import MAX_END_TOKENS
+from live.topologies.requests import MAX_END_TOKENS, MOST_LOGPROBS
 from live.topologies.transport import Transport
 
 
@@ -36,12 +36,15 @@ class FrontRole:
         """Refuse what the workers cannot run.
 
         Raises:
-            ValueError: a request that is too long, or for something else than tokens.
+            ValueError: a request that is too long, or for something else than tokens and their log-probabilities.
         """
         request = generation.request
         tokens = request.prompt_tokens + request.max_tokens
-        if request.task != "generate" or generation.logprobs >= 0 or generation.prompt_logprobs >= 0:
-            raise ValueError(f"request {request.id}: expected tokens to be wanted: {self._gives} nothing else")
+        if request.task != "generate" or generation.prompt_logprobs >= 0:
+            expected = "expected output tokens to be wanted, and their log-probabilities at most"
+            raise ValueError(f"request {request.id}: {expected}: {self._gives} nothing else")
+        if generation.logprobs > MOST_LOGPROBS:
+            raise ValueError(f"request {request.id}: expected at most {MOST_LOGPROBS} log-probabilities of a token")
         if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
             raise ValueError(
                 f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "

@@ -6,19 +6,19 @@ and its times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernels.sampling import SamplingParams
 from live.generation import FinishReason, Generation
-from live.topologies.transport import Payload
+from live.topologies.transport import Form, Message, Payload
 from workloads.request import TASKS, Request
 
-COLUMNS = 12
+COLUMNS = 13
 """Integers of a request: id, prompt tokens, max_tokens, min_tokens, top_k, seed, end tokens, prefix ids, task, first
-output token, priority, and a number that tells its receiver where it belongs.
+output token, priority, log-probabilities wanted, and a number that tells its receiver where it belongs.
 """
 
 WORD = 1 << 64
@@ -67,7 +67,8 @@ def pack_requests(generations: Sequence[Generation], lanes: Sequence[int]) -> Pa
             [
                 request.id, request.prompt_tokens, request.max_tokens, generation.min_tokens, params.top_k,
                 _signed(params.seed), len(generation.end_tokens), len(request.prefix_blocks),
-                TASKS.index(request.task), generation.output[0] if generation.output else -1, request.priority, lane,
+                TASKS.index(request.task), generation.output[0] if generation.output else -1, request.priority,
+                generation.logprobs, lane,
             ]
         )  # fmt: skip
         ends += sorted(generation.end_tokens)
@@ -90,7 +91,8 @@ def unpack_requests(packed: PackedRequests) -> list[tuple[Generation, int]]:
     ends, ids = packed.end_tokens.tolist(), packed.prefix_ids.tolist()
     token = end = block = 0
     for row, (temperature, top_p, min_p) in zip(packed.numbers.tolist(), packed.fractions.tolist(), strict=True):
-        request_id, prompt, max_tokens, min_tokens, top_k, seed, num_ends, num_blocks, task, first, priority, lane = row
+        request_id, prompt, max_tokens, min_tokens, top_k, seed, num_ends, num_blocks, task, first, *rest = row
+        priority, logprobs, lane = rest
         prefix = tuple((low % WORD) + (high % WORD) * WORD for low, high in ids[block : block + num_blocks])
         generation = Generation(
             Request(request_id, 0.0, prompt, max_tokens, prefix_blocks=prefix, task=TASKS[task], priority=priority),
@@ -98,6 +100,7 @@ def unpack_requests(packed: PackedRequests) -> list[tuple[Generation, int]]:
             SamplingParams(temperature, top_k, top_p, min_p, seed % WORD),
             frozenset(ends[end : end + num_ends]),
             min_tokens,
+            logprobs=logprobs,
             output=[] if first < 0 else [first],
         )
         token, end, block = token + prompt, end + num_ends, block + num_blocks
@@ -113,6 +116,51 @@ def pack_tokens(generations: Sequence[Generation]) -> torch.Tensor:
     """(tokens, TOKEN_COLUMNS) int64: the last output token of each generation."""
     rows = [(each.request.id, each.output[-1], FINISH_REASONS.index(each.finish_reason)) for each in generations]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, TOKEN_COLUMNS)
+
+
+MOST_LOGPROBS = 20
+"""Most likely tokens of one output token, at most."""
+
+
+def logprobs_form(sequences: int) -> Form:
+    """The form of messages with the log-probabilities of the next message's tokens, of so many sequences at most.
+
+    Such a message is only sent where some are wanted. Payloads: (request id, number of most likely tokens) of each
+    token; its log-probability, and theirs; and their ids.
+    """
+    most = sequences * MOST_LOGPROBS
+    return Form(
+        0, (Payload(torch.int64, sequences, (2,)), Payload(torch.float32, sequences + most), Payload(torch.int64, most))
+    )
+
+
+def pack_logprobs(generations: Sequence[Generation]) -> tuple[torch.Tensor, ...]:
+    """The log-probabilities of the last output token of each generation that wants them; empty where none does."""
+    wanting = [each for each in generations if each.logprobs >= 0]
+    if not wanting:
+        return ()
+    rows: list[tuple[int, int]] = []
+    values: list[float] = []
+    ids: list[int] = []
+    for generation in wanting:
+        top = generation.top_logprobs[-1]
+        rows.append((generation.request.id, len(top)))
+        values += [generation.token_logprobs[-1], *(value for _, value in top)]
+        ids += [token for token, _ in top]
+    return torch.tensor(rows), torch.tensor(values, dtype=torch.float32), torch.tensor(ids, dtype=torch.int64)
+
+
+def store_logprobs(message: Message, generation_of: Callable[[int], Generation | None]) -> None:
+    """Append log-probabilities to the generations that they belong to, before their tokens."""
+    rows, values, ids = (tensor.tolist() for tensor in message.tensors)
+    value = place = 0
+    for request_id, count in rows:
+        generation = generation_of(request_id)
+        if generation is not None:
+            generation.token_logprobs.append(values[value])
+            top = values[value + 1 : value + 1 + count]
+            generation.top_logprobs.append(list(zip(ids[place : place + count], top, strict=True)))
+        value, place = value + 1 + count, place + count
 
 
 def append_token(generation: Generation, token: int, code: int, now: float) -> bool:

@@ -51,7 +51,7 @@ class RecordedTime(DirectTime):
     """
 
     def __init__(self, link: MessageLink | None = None) -> None:
-        super().__init__(link)
+        super().__init__(link, one_at_a_time=True)
         self.turns: dict[int, list[Turn]] = {}
         self.posts: dict[int, list[Post]] = {}
         self._begun = 0.0

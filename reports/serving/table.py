@@ -21,7 +21,7 @@ def simulation_table(document: Document) -> RenderableType:
     """Latencies in milliseconds, with their intervals or with a measured run; then the work of the engines."""
     summary = document["summary"]
     parts: list[RenderableType] = [Text(headline(document), style="bold"), _latencies(document)]
-    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants") if summary.get(name)]
+    parts += [_clients(summary[name], name) for name in ("service_classes", "tenants", "pools") if summary.get(name)]
     parts += [Text(text) for text in fairness(summary)]
     if document.get("comparison"):
         parts.append(_comparison(document))
@@ -321,7 +321,7 @@ def _clients(found: Document, name: str) -> Table:
     return table
 
 
-TITLES = {"service_classes": "service class", "tenants": "tenant"}
+TITLES = {"service_classes": "service class", "tenants": "tenant", "pools": "pool"}
 
 
 def _comparison(document: Document) -> Table:

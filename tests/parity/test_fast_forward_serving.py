@@ -104,6 +104,45 @@ def test_prefill_and_decode_apart(decode: str, asynchronous: bool) -> None:
     assert fast == slow
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    rate=st.sampled_from([2.0, 15.0, 60.0]),
+    asynchronous=st.booleans(),
+    blocks=st.sampled_from([20, 40, 400]),
+    seats=st.sampled_from([2, 16]),
+    latency=st.sampled_from([0.0, 1e-3]),
+    ranks=st.sampled_from([1, 2]),
+    seed=st.integers(0, 10**6),
+    outages=st.lists(st.tuples(st.sampled_from(["prefill-0", "decode-1"]), st.floats(0.0, 3.0)), max_size=3),
+)
+def test_caches_that_leave_with_chunks(
+    rate: float,
+    asynchronous: bool,
+    blocks: int,
+    seats: int,
+    latency: float,
+    ranks: int,
+    seed: int,
+    outages: list[tuple[str, float]],
+) -> None:
+    document = scenario(
+        seed=seed,
+        workload={"arrivals": {"process": "poisson", "rate": rate}},
+        engine={
+            "num_gpu_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous,
+            "max_num_batched_tokens": 16, "data_parallel_size": ranks,
+        },
+        system={
+            "layout": "disaggregated", "prefill_replicas": 2, "decode_replicas": 2,
+            "link": {**LINK, "latency": latency, "transfer": "with_chunks"},
+        },
+        failures=[{"engine": name, "at": at, "duration": 0.3} for name, at in outages],
+    )  # fmt: skip
+    fast, slow = both(document)
+    assert fast == slow
+    assert sum(fast["output_tokens"]) == sum(answers(document))
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_ranks_in_lockstep(asynchronous: bool) -> None:
     fast, slow = both(

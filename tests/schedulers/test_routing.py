@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -20,6 +21,9 @@ from schedulers.routing import (
     PrefixAware,
     RoundRobin,
     SessionAffinity,
+    ShortestExpectedDelay,
+    WeightedLeastLoaded,
+    WeightedRandom,
     own_method,
 )
 from workloads.request import Request
@@ -118,6 +122,8 @@ def test_routers_by_name() -> None:
     kinds = {
         "least_loaded": LeastLoaded, "power_of_two": PowerOfTwo, "round_robin": RoundRobin, "prefix_aware": PrefixAware,
         "session_affinity": SessionAffinity, "consistent_hashing": ConsistentHashing,
+        "weighted_least_loaded": WeightedLeastLoaded, "shortest_expected_delay": ShortestExpectedDelay,
+        "weighted_random": WeightedRandom,
     }  # fmt: skip
     assert {name: type(make(draw)) for name, make in ROUTERS.items()} == kinds
     with pytest.raises(ValueError, match=r"expected one of least_loaded, power_of_two, .*, found 'random'"):
@@ -303,3 +309,49 @@ def test_parameters_out_of_range_are_refused(make: Callable[..., object], parame
     ((name, value),) = parameters.items()
     with pytest.raises(ValueError, match=f"{name}: expected .*, found {value:g}"):
         make(unasked, **parameters)
+
+
+class Fast(Engine):
+    """An engine of some speed."""
+
+    def __init__(self, load: int, speed: float, index: int = 0) -> None:
+        super().__init__(load, index=index)
+        self.speed = speed
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.sampled_from([0.5, 1.0, 2.0, 3.0])), min_size=1, max_size=9),
+    st.integers(1, 500),
+    st.integers(0, 20),
+)
+def test_speeds_are_weighed(states: list[tuple[int, float]], tokens: int, turns: int) -> None:
+    """By brute force: the least load / speed, or (load + request) / speed; the next in turn among equals."""
+    engines = [Fast(load, speed, i) for i, (load, speed) in enumerate(states)]
+    asked = Request(0, 0.0, tokens, 2)
+    for name, added in (("weighted_least_loaded", 0), ("shortest_expected_delay", tokens + 2)):
+        router = ROUTERS.select(name)(lambda size: 0)
+        for turn in range(turns + 1):
+            chosen = router.choose(asked, engines)
+            delays = [(engine.load + added) / engine.speed for engine in engines]
+            equals = [i for i, delay in enumerate(delays) if delay == min(delays)]
+            first = turn % len(engines)
+            assert chosen.index == min(equals, key=lambda i: (i - first) % len(engines))
+
+
+def test_an_idle_slow_engine_gets_nothing_that_a_busy_fast_one_finishes_sooner() -> None:
+    engines = [Fast(100, 10.0, 0), Fast(0, 1.0, 1)]
+    asked = Request(0, 0.0, 98, 2)
+    assert ROUTERS.select("weighted_least_loaded")(lambda size: 0).choose(asked, engines) is engines[1]
+    assert ROUTERS.select("shortest_expected_delay")(lambda size: 0).choose(asked, engines) is engines[0]
+
+
+def test_random_choices_are_in_proportion_to_speeds() -> None:
+    """The thresholds of a draw from [0, 1): 1/6, 1/6 + 2/6, and the rest."""
+    engines = [Fast(0, 1.0, 0), Fast(0, 2.0, 1), Fast(0, 3.0, 2)]
+    for drawn, expected in ((0.0, 0), (0.16, 0), (0.17, 1), (0.49, 1), (0.51, 2), (1 - 2**-53, 2)):
+        router = ROUTERS.select("weighted_random")(partial(_part, drawn))
+        assert router.choose(REQUEST, engines).index == expected
+
+
+def _part(share: float, size: int) -> int:
+    return int(share * size)

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from simpy.events import Event
 
 from scenarios.autoscaling import AutoscalingSpec
+from schedulers.admission_control import RequestShed
 from schedulers.autoscaling import EngineMetrics, Observation
+from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
 from twin.serving.engine import Engine
 from twin.serving.plan import ServingPlan
@@ -314,15 +316,20 @@ class PoolScaler:
         spans[-1] = spans[-1][0], now
 
     def _watch_finishes(self, instance: _Instance) -> None:
-        """Have an engine that drains stopped with its last request."""
-        engine, finished = instance.engine, instance.engine.on_finish
+        """Have an engine that drains stopped when its last request is finished, or shed."""
+        engine, finished, was_shed = instance.engine, instance.engine.on_finish, instance.engine.on_shed
 
-        def on_finish(record: RequestRecord, sequence: object) -> None:
-            finished(record, sequence)  # type: ignore[arg-type]
+        def on_finish(record: RequestRecord, sequence: Sequence) -> None:
+            finished(record, sequence)
             if instance.state == DRAINING:
                 self._stop_when_idle(instance)
 
-        engine.on_finish = on_finish
+        def on_shed(record: RequestRecord, shed: RequestShed) -> None:
+            was_shed(record, shed)
+            if instance.state == DRAINING:
+                self._stop_when_idle(instance)
+
+        engine.on_finish, engine.on_shed = on_finish, on_shed
 
     def _stop_when_idle(self, instance: _Instance) -> None:
         """Stop an engine that drains if it is idle when everything else of this instant has happened."""

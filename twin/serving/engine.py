@@ -36,12 +36,17 @@ from workloads.request import Request
 
 Finished = Callable[[RequestRecord, Sequence], None]
 
+OnChunk = Callable[[Sequence, int], None]
+
 Shed = Callable[[RequestRecord, RequestShed], None]
 
 Watch = Callable[["Engine", Batch, float, float], None]
 """Called with the engine, a step that it has just begun, and the step's start and end, seconds. It must not change
 them."""
 
+
+Answer = Callable[[bool], None]
+"""Called with whether blocks have been reserved."""
 
 Submission = tuple[RequestRecord, Request, int | None, bool, bool]
 """A request for `EngineCore.submit`: its record, the request, and the options max_tokens, remote_prefill, hold_blocks.
@@ -72,8 +77,11 @@ class Engine:
         foresight: until when no request comes to it; None if that is not known.
         speculation: see above.
         tier_links: as given.
+        find_speed: finds its `speed` when that is first asked for.
         stage_busy: seconds that each stage of a pipeline has computed; empty without one.
         on_finish: called with the record and the sequence of each finished request, at its last step's end.
+        on_chunk: called with the sequence of each chunk that is not its prompt's last, and the tokens computed with it:
+            -1 when its step begins and the number when it ends; None for nothing.
         on_shed: called with the record of each request that its scheduler sheds, and why.
     """
 
@@ -101,11 +109,14 @@ class Engine:
         self.core = self._new_core()
         self.log = EngineLog(name, detail=detail)
         self.on_finish: Finished = lambda record, sequence: None
+        self.on_chunk: OnChunk | None = None
         self.on_shed: Shed = lambda record, shed: None
         self._sheds = any(core.admission_control is not None for core in self.cores)
         self.foresight: Foresight | None = None
         self.failed = False
         self.stage_busy: list[float] = []
+        self.find_speed: Callable[[], float] = _unknown_speed
+        self._speed = 0.0
         self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
@@ -116,6 +127,7 @@ class Engine:
         self._seconds = self._group_seconds if isinstance(self.core, LockstepGroup) else step_time.seconds
         self._inbox: list[Submission] = []
         self._inbox_load = 0
+        self._reservations: list[tuple[RequestRecord, Answer]] = []
         self._running: deque[RunningStep] = deque()
         self._answer_ends = AnswerEnds()
         self._window: Window | None = None
@@ -166,7 +178,7 @@ class Engine:
 
     def _next_visit_tells(self) -> bool:
         """Tell whether something outside may notice the next visit: a request finishes, or the load changes."""
-        if self._sheds and self._inbox:
+        if self._reservations or (self._sheds and self._inbox):
             return True
         for _, request, max_tokens, _, _ in self._inbox:
             if not (max_tokens or request.max_tokens):  # it counts for a token more once the scheduler has it
@@ -189,7 +201,7 @@ class Engine:
         if self.tier_links is not None:
             self._finish_loads()
             self._begin_copies(computed=True)
-        if self._inbox:
+        if self._inbox or self._reservations:
             self._accept_requests(now)
             self._note_load()
         elif finished:
@@ -252,9 +264,31 @@ class Engine:
         request = request or record.request
         self.backlog.arrive(self._env.now)
         self._inbox.append((record, request, max_tokens, remote_prefill, hold_blocks))
-        self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
+        if not (remote_prefill and request.id in self.core.reserved):  # the scheduler counts it already
+            self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
         self._note_load()
         self._notice(late)
+
+    def reserve(self, record: RequestRecord, answer: Answer) -> None:
+        """Reserve blocks for a prompt that a prefill engine computes (`EngineCore.reserve`).
+
+        It is decided at the next step end, or now if the engine is idle. A request that is in the scheduler by then
+        needs nothing reserved.
+        """
+        self._reservations.append((record, answer))
+        self._inbox_load += record.request.prompt_tokens + record.request.max_tokens
+        self._note_load()
+        self._notice(late=True)
+
+    def cancel(self, record: RequestRecord) -> None:
+        """Give up what is or is to be reserved for a request."""
+        self._reservations = [entry for entry in self._reservations if entry[0] is not record]
+        if record.request.id in self.core.reserved:
+            self._allocate_begun_steps()
+            self.core.abort(record.request.id, self._env.now)
+            self._note_load()
+            if self.core.num_waiting:
+                self._notice(late=True)
 
     def hold(self, seconds: float) -> float:
         """Begin no step for some time; for `on_finish`. Returns the end of this time; calls add up."""
@@ -273,6 +307,13 @@ class Engine:
     def load(self) -> int:
         """Prompt tokens plus `max_tokens` of its unfinished requests (`EngineCore.outstanding_tokens`)."""
         return self.core.outstanding_tokens + self._inbox_load
+
+    @property
+    def speed(self) -> float:
+        """Tokens of load that it works off a second when it is full (`twin.serving.speeds`)."""
+        if not self._speed:
+            self._speed = self.find_speed()
+        return self._speed
 
     def follow_load(self, loads: LoadTree, position: int) -> None:
         """Note the load at `position` of `loads` whenever it changes, until `unfollow_load`."""
@@ -354,6 +395,9 @@ class Engine:
         if self._window is not None and self._fast_forward is not None:
             self._fast_forward.close_early(self.core, self._window, now)
         self._window = None
+        self._reservations.clear()
+        for number in list(self.core.reserved):  # their prompts are still being computed
+            self.core.abort(number, now)
         lost = [self._abort(sequence, now) for sequence in list(self.core.sequences.values())]
         lost.extend(record for record, *_ in self._inbox)
         self._inbox.clear()
@@ -390,7 +434,7 @@ class Engine:
     def is_idle(self) -> bool:
         """True if it has no requests, and no cache that is still to be sent."""
         waits = any(core.awaiting_transfer for core in self.cores)
-        return not (self.core.sequences or self._inbox or waits)
+        return not (self.core.sequences or self._inbox or self._reservations or waits)
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -496,6 +540,8 @@ class Engine:
         for chunk in batch.chunks:
             if chunk.last:
                 self._first_token(chunk.sequence, end)
+            elif self.on_chunk is not None:
+                self.on_chunk(chunk.sequence, chunk.context + chunk.tokens)
         for sequence in batch.transferred:
             record: RequestRecord = sequence.payload  # type: ignore[assignment]
             log.odd_gaps.append(end + self._deliver - record.first_token)
@@ -518,7 +564,9 @@ class Engine:
         self.on_finish(record, sequence)
 
     def _accept_requests(self, now: float) -> None:
-        """Pass the requests handed in since the last step end to the scheduler."""
+        """Pass the requests handed in since the last step end to the scheduler, after reservations."""
+        if self._reservations:
+            self._decide_reservations(now)
         for record, request, max_tokens, remote_prefill, hold_blocks in self._inbox:
             try:
                 sequence = self.core.submit(
@@ -536,6 +584,17 @@ class Engine:
                 record.queued = now
         self._inbox.clear()
         self._inbox_load = 0
+
+    def _decide_reservations(self, now: float) -> None:
+        """Answer whether blocks can be reserved, and reserve them."""
+        reservations, self._reservations = self._reservations, []
+        for record, answer in reservations:
+            request = record.request
+            self._inbox_load -= request.prompt_tokens + request.max_tokens
+            sequence = None if request.id in self.core.sequences else self.core.reserve(request, now)
+            if sequence is not None:
+                sequence.payload = record
+            answer(sequence is not None)
 
     def _begin_steps(self, now: float) -> None:
         """Begin steps until `depth` of them run, or open a window."""
@@ -571,6 +630,8 @@ class Engine:
                 record.cached_tokens = sequence.num_cached_tokens
             if chunk.last and sequence.state == DECODING and self.speculation is None:
                 self._answer_ends.expect(sequence, batch.step_index)
+            if self.on_chunk is not None and not chunk.last:
+                self.on_chunk(sequence, -1)
         for sequence in batch.transferred:
             self.backlog.start(now)
             if self.speculation is None:
@@ -579,3 +640,8 @@ class Engine:
     def _group_seconds(self, batch: Batch) -> float:
         assert isinstance(batch, GroupBatch)
         return self._step_time.group_seconds(batch)
+
+
+def _unknown_speed() -> float:
+    """1: engines are alike."""
+    return 1.0

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
@@ -27,6 +29,11 @@ from workloads.generator import Workload
 from workloads.recorded_sessions import RecordedSessions
 from workloads.sessions import DrawnSessions
 from workloads.traces import Trace
+
+LENGTHS_DRAWN = 1000
+"""Requests whose lengths are drawn for `ServingPlan.mean_lengths`."""
+
+ASSUMED_LENGTHS = (1000.0, 250.0)
 
 AnyWorkload: TypeAlias = Workload | DrawnSessions | RecordedSessions
 
@@ -84,6 +91,15 @@ class ServingPlan:
     def groups(self) -> list[tuple[str, ...]]:
         """Engines that a router chooses among, one tuple for each router."""
         return list(dict.fromkeys((*self.prefill_engines.values(), *self.decode_engines.values())))
+
+    @cached_property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean prompt and output tokens of the first requests; of sessions, which are not drawn for it, assumed."""
+        if not isinstance(self.workload, Workload):
+            return ASSUMED_LENGTHS
+        size = min(self.requests, LENGTHS_DRAWN)
+        drawn = list(self.workload.requests(np.random.default_rng(self.scenario.seed), size))
+        return sum(each.prompt_tokens for each, _ in drawn) / size, sum(answer for _, answer in drawn) / size
 
     def with_step_time(self, step_time: StepTime) -> ServingPlan:
         """The same plan with other step times in every pool."""

@@ -2,7 +2,8 @@
 
 The answer is a short simulation, with the scheduler, step times and router of the pool. At its start there are the
 requests that are in the system now. Then the requests of the last minutes come again, at the same intervals, and the
-latencies of these count. Answers that are not finished have lengths drawn from those that are; of an answer that has
+latencies of these count. With a linear forecast the intervals are shorter by the growth of the rate until an engine
+that is started now is up. Answers that are not finished have lengths drawn from those that are; of an answer that has
 begun, half is taken to be left. Prefix caches are empty at first. A prefill pool is simulated up to the first token, a
 decode pool from there on.
 """
@@ -54,6 +55,7 @@ class Predictor:
         self._env, self._draw, self._seed = env, draw, seed
         self._goals = spec.latency_goals
         self._role = pool.spec.role
+        self._lead = 0.0 if spec.forecast == "constant" else spec.start_up.seconds + spec.sync_period
         self._present = present
         self._records: deque[RequestRecord] = deque()  # of the window, in order of arrival
         self._asked_at = -1.0
@@ -109,11 +111,15 @@ class Predictor:
         times = [(record.first_token if decodes else record.request.arrival, record) for record in self._records]
         again = sorted((each for each in times if each[0] != UNSET), key=lambda each: (each[0], each[1].request.id))
         chosen = again[-self._spec.max_requests :]
-        start = max(now - self._spec.window, 0.0) if len(chosen) == len(again) else chosen[0][0]
+        begin = max(now - self._spec.window, 0.0)
+        start = begin if len(chosen) == len(again) else chosen[0][0]
+        growth = 1.0
+        if self._lead and now >= self._spec.window:  # a part of a window says little about growth
+            growth = growth_until([time for time, _ in again], begin, now, now + self._lead)
         for time, record in chosen:
             tokens = answer(record)
             if not decodes or tokens > 1:
-                coming.append(_Coming(max(time - start, 0.0), record.request, tokens, decodes, judged=True))
+                coming.append(_Coming(max(time - start, 0.0) / growth, record.request, tokens, decodes, judged=True))
         return coming
 
     def _simulate(self, engines: int) -> dict[str, float]:
@@ -161,6 +167,21 @@ class _Coming:
         if self.begun:
             record.first_token = self.time
         return record
+
+
+MOST_GROWTH = 4.0
+"""The rate is forecast to grow, or to shrink, by this factor at most."""
+
+
+def growth_until(times: Sequence[float], begin: float, end: float, until: float) -> float:
+    """The rate at `until` over the mean rate of a window, by a straight line through the rates of its two halves."""
+    half = (end - begin) / 2
+    late = sum(time >= begin + half for time in times)
+    if not times or not half:
+        return 1.0
+    early = len(times) - late
+    growth = 1 + (late - early) / len(times) * (until - begin - half) / half
+    return min(max(growth, 1 / MOST_GROWTH), MOST_GROWTH)
 
 
 def latencies_of(records: Sequence[RequestRecord], goals: Sequence[Goal]) -> dict[str, float]:

@@ -34,7 +34,10 @@ def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, f
     return {name: score}
 
 
-DETERMINISTIC_ROUTERS = ("least_loaded", "round_robin", "prefix_aware", "session_affinity", "consistent_hashing")
+DETERMINISTIC_ROUTERS = (
+    "least_loaded", "round_robin", "prefix_aware", "session_affinity", "consistent_hashing",
+    "weighted_least_loaded", "shortest_expected_delay",
+)  # fmt: skip
 """Routers that draw nothing. A plug-in's may, so its replications are run."""
 
 

@@ -250,7 +250,7 @@ class EngineLog:
 
     def busy_until(self, start: float, now: float) -> float:
         """The time in which steps ran, with one that has run since `start` and is not yet counted; seconds."""
-        if start == self._span_end:
+        if start <= self._span_end:
             return self._busy + (now - self._span_start)
         return self.busy + (now - start)
 
@@ -330,7 +330,8 @@ KEPT_COLUMNS: Final[tuple[str, ...]] = ("arrival", "queued", "first_token", "las
 DETAILS: Final[tuple[str, ...]] = (
     "scheduled", "id", "prompt_tokens", "cached_tokens", "preemptions", "attempts", "kind", "replica",
 )  # fmt: skip
-"""The other columns, of a run with detail. Of these, `kind` stays in memory, for latencies by class."""
+"""The other columns, of a run with detail. Of these, `kind` and `replica` stay in memory, for latencies by class and
+pool."""
 
 CLIENT_COLUMNS: Final[tuple[str, ...]] = ("client", "started", "tokens")
 """Columns of a run whose requests have classes or tenants, kept in memory: whose each is, when its first step began,
@@ -431,7 +432,7 @@ class Columns:
             return
         sink(self.table())
         for name in DETAILS:
-            if name != "kind":
+            if name not in ("kind", "replica"):
                 del getattr(self, name)[:]
 
     def table(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from schedulers.load_tree import LoadTree
 from schedulers.routing import Router, own_method
 from schedulers.sequence import Sequence
 from twin.environment import Environment, Priority
+from twin.serving.early_transfers import EarlyTransfer, EarlyTransfers
 from twin.serving.engine import Engine
 from twin.serving.foresight import Arrivals, Foresight, RequestsElsewhere
 from twin.serving.link import Link
@@ -74,11 +75,12 @@ class System:
         decode_pools: the pool that decodes each model's requests, by model; empty in a colocated system.
         links: the link that leaves each prefill engine, by the engine's name.
         route, deliver, hand_over: seconds of work between steps, as in a scenario's `system.frontend`.
+        with_chunks: caches leave while later chunks of their prompts are computed.
 
     Attributes:
         on_arrival, on_finish: called with the record of every request that arrives, and of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
-            transfer.
+            transfer, and with a decode engine whose reservation is given up.
         on_shed: called with the record of every request that an engine sheds, and why.
     """
 
@@ -91,6 +93,8 @@ class System:
         route: float = 0.0,
         deliver: float = 0.0,
         hand_over: float = 0.0,
+        *,
+        with_chunks: bool = False,
     ) -> None:
         self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
         self.on_arrival: Callable[[RequestRecord], None] = lambda record: None
@@ -110,6 +114,12 @@ class System:
             for pool in prefill_pools.values():
                 for engine in pool.engines:
                     engine.on_finish = self._prefilled(engine)
+        self._early: EarlyTransfers | None = None
+        if with_chunks:
+            self._early = EarlyTransfers(env, links, self._choose_decode, route, self._released)
+            for engine in self.engines():
+                if engine.name in links:
+                    self._early.watch(engine)
 
     def pools(self) -> list[Pool]:
         """Every pool once, prefill pools first."""
@@ -169,31 +179,39 @@ class System:
         env, sending = self.env, self._sending[engine.name]
 
         def finished(record: RequestRecord, sequence: Sequence) -> None:
+            early = self._early.complete(record) if self._early is not None else None
             if record.request.one_shot or record.answer_tokens <= 1:
                 engine.release(sequence)
+                if self._early is not None:
+                    self._early.give_up(record)
                 self._answer(record)
             else:
                 record.delivered = 0
-                leaves = engine.hold(self._hand_over) if self._hand_over else 0.0
-                sending[record] = env.process(self._transfer(engine, record, sequence, leaves))
+                told = early is not None and early.leaves_from <= env.now
+                leaves = engine.hold(self._hand_over) if self._hand_over and not told else 0.0
+                sending[record] = env.process(self._transfer(engine, record, sequence, leaves, early))
 
         return finished
 
     def _transfer(
-        self, engine: Engine, record: RequestRecord, sequence: Sequence, leaves: float
+        self, engine: Engine, record: RequestRecord, sequence: Sequence, leaves: float, early: EarlyTransfer | None
     ) -> Generator[Event, object, None]:
         """Send a request's cache from its prefill engine to a decode engine, and the request with it.
 
         `leaves`: when the cache begins to leave, if that is later than now. The decode engine is then told by the
-        frontend, which is routed like a new request.
+        frontend, which is routed like a new request. `early`: what has left before.
         """
         env, link, core, request = self.env, self.links[engine.name], engine.core, record.request
         try:
             if leaves > env.now:
                 yield env.at(leaves)
             announced = env.now + link.latency + self._route_seconds if self._route_seconds else 0.0
-            yield from link.send(request.prompt_tokens)
+            yield from link.send(request.prompt_tokens - (early.sent if early is not None else 0))
+            if early is not None and early.sent and early.target is None:  # lost with the engine that they went to
+                yield from link.send(early.sent)
         except simpy.Interrupt:
+            if self._early is not None:
+                self._early.give_up(record)
             return  # the engine has failed, and `fail` resumes the request
         del self._sending[engine.name][record]
         yield link.arrival()
@@ -202,12 +220,19 @@ class System:
         if engine.core is core:  # it has not failed since
             engine.release(sequence)
             self.on_release(engine)
-        target = self.decode_pools[request.model].choose(request)
+        target = self._early.arrived(record) if self._early is not None else None
+        target = target or self._choose_decode(request)
         if target is None:
             record.delivered = 1
             self._stranded.append(record)
         else:
             target.submit(record, remote_prefill=True, late=True)
+
+    def _released(self, engine: Engine) -> None:
+        self.on_release(engine)  # which is set after this system has been made
+
+    def _choose_decode(self, request: Request) -> Engine | None:
+        return self.decode_pools[request.model].choose(request)
 
     # -- outages -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +253,8 @@ class System:
         """
         self._outages[engine.name] += 1
         lost = engine.fail() + self._interrupt_transfers(engine)
+        if self._early is not None:
+            self._early.lose(engine)
         for pool in self.pools():
             pool.refresh()
         for record in lost:

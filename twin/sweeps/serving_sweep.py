@@ -18,6 +18,7 @@ from twin.executors.executor import Executor
 from twin.serving.client_summary import summarise_clients
 from twin.serving.devices import cost_per_million_tokens, describe_devices
 from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
+from twin.serving.pool_summary import summarise_pools
 from twin.serving.randomness import Draw
 from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
@@ -192,6 +193,7 @@ def run_task(task: Task) -> dict[str, Any]:
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     """The report of a run, which is kept without its records."""
     summary = summarise(run, plan.scenario.measure) | summarise_clients(run, plan)
+    summary |= summarise_pools(run, plan, summary["duration"])
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
     scaled: dict[str, Any] = {}
     if run.scaling is not None:

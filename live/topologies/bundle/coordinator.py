@@ -14,9 +14,9 @@ import torch
 from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
-from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
+from live.topologies.bundle.layout import COMMAND, LOGPROBS, RESULT, BundleLayout
 from live.topologies.front_role import FrontRole
-from live.topologies.requests import append_token, pack_requests
+from live.topologies.requests import append_token, pack_requests, store_logprobs
 from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 
@@ -82,7 +82,11 @@ class Coordinator(FrontRole):
                 microbatch = running.popleft()
                 rows: list[list[int]] = []
                 for rank in self._layout.attention_ranks:
-                    rows += self._read(received((yield Receive(rank))), rank, microbatch)
+                    message = received((yield Receive(rank)))
+                    if message.kind == LOGPROBS:
+                        store_logprobs(message, self._generations.get)
+                        message = received((yield Receive(rank)))
+                    rows += self._read(message, rank, microbatch)
                 progress = self._end_step(microbatch, rows)
                 self._take_calls()
                 started = self._begin_idle([*running, microbatch])

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 import torch
 
 from live.models.config import ModelConfig
-from live.topologies.requests import TOKEN_COLUMNS, request_payloads
+from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
 
-COMMAND, RESULT, ROWS, OUTPUT = 2, 3, 4, 5
+COMMAND, RESULT, ROWS, OUTPUT, LOGPROBS = range(2, 7)
 """Kinds of messages.
 
 COMMAND, coordinator to attention: microbatches to start (a bit each), requests that enter slots, ids to abort.
 RESULT, attention to coordinator: the microbatch whose step has ended, free KV blocks, preemptions; its new tokens.
 ROWS, attention to FFN: microbatch and layer; the rows of an FFN stage (`live.models.decoder.FFNRows`).
 OUTPUT, FFN to attention: microbatch and layer; the FFN's output for those rows.
+LOGPROBS, attention to coordinator, before the RESULT that they belong to: see `logprobs_form`.
 """
 
 COORDINATOR = 0
@@ -98,6 +99,7 @@ def bundle_forms(layout: BundleLayout, config: ModelConfig, dtype: torch.dtype) 
             ),
         ),
         RESULT: Form(3, (Payload(torch.int64, layout.batch_size, (TOKEN_COLUMNS,)),)),
+        LOGPROBS: logprobs_form(layout.batch_size),
         ROWS: Form(2, (hidden, *routed) if shape.experts else (hidden,)),
         OUTPUT: Form(2, (hidden,)),
     }

@@ -91,10 +91,9 @@ class PoolsDeployment:
 
     def load(self, rank: int, models: Models) -> MakeRole:
         """See `Deployment.load`: an engine with its model."""
-        place = self.layout.engines[rank - 1]
-        source = self.model if place.module is None else self.modules[place.module]
+        module = self.layout.engines[rank - 1].module
+        source = self.model if module is None else self.modules[module]
         decoder = models.decoder(source)
         chunks = self.chunks[rank - 1]() if self.chunks else None
         graphs = self.device != "cpu"
-        events = self.layout.kv_events
-        return lambda transport: EngineWorker(place, decoder, transport, chunks, graphs=graphs, kv_events=events).run()
+        return lambda transport: EngineWorker(self.layout, rank, decoder, transport, chunks, graphs=graphs).run()

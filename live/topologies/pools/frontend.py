@@ -1,7 +1,9 @@
 """The front of a topology of pools: it routes requests to engines, and from prefill to decode engines.
 
 `schedulers.routing`, which the twin uses too, chooses. A request whose prompt has been computed is given to the decode
-engine that the router chooses then; its KV goes there directly, from engine to engine.
+engine that the router chooses then; its KV goes there directly, from engine to engine. With `with_chunks`, the decode
+engine of a prompt of several chunks is chosen when the first one begins. If it can reserve the blocks, they are sent as
+they are computed.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ from live.engine import Progress
 from live.generation import Generation
 from live.topologies.front_role import FrontRole
 from live.topologies.pools.layout import (
+    BEGUN,
     EVENTS,
     IDS_AT_ONCE,
+    LOGPROBS,
     NORMAL,
     PREFILL,
     REPORT,
     REQUESTS_AT_ONCE,
+    RESERVED,
     SENT,
     WORK,
     PoolsLayout,
 )
-from live.topologies.requests import FINISH_REASONS, append_token, pack_requests
+from live.topologies.requests import FINISH_REASONS, append_token, pack_requests, store_logprobs
 from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_events import CacheView
@@ -43,7 +48,7 @@ class RoutedEngine:
 
     Attributes:
         rank: the engine's. view: what it has told of its prefix cache.
-        load: prompt tokens plus output limits of its unfinished requests.
+        load: prompt tokens plus output limits of its unfinished requests. speed: 1, since all are on alike devices.
         free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
         requests: its unfinished requests by id, each with its share of the load.
         outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
@@ -52,6 +57,7 @@ class RoutedEngine:
     def __init__(self, rank: int, config: EngineConfig, clock: Callable[[], float], delay: float) -> None:
         self.rank, self.free_blocks = rank, config.num_gpu_blocks
         self.view = CacheView(config.prefix_id_tokens, delay)
+        self.speed = 1.0
         self._clock = clock
         self.load = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self.requests: dict[int, int] = {}
@@ -106,6 +112,7 @@ class Frontend(FrontRole):
         for ranks in (*layout.prefill.values(), *layout.decode.values()):
             self._routers.setdefault(ranks, ROUTERS.select(layout.routing)(draw, **dict(layout.parameters)))
         self._at: dict[int, RoutedEngine] = {}  # of each unfinished request
+        self._asked: dict[int, RoutedEngine] = {}  # engines that shall reserve blocks for a prompt, by request
         self._moving: dict[int, tuple[RoutedEngine, RoutedEngine]] = {}  # prompts that are being sent: from, to
         models = len(layout.prefill)
         self._steps_by_models = [0] * models if models > 1 else []
@@ -147,18 +154,34 @@ class Frontend(FrontRole):
             message = yield ReceiveAny(ranks, wait=True) if self._generations else Idle()
             if message is None:
                 self._send_all(Message(IDLE))
-            elif message.kind == REPORT:
-                self._on_progress(self._read(message))
-            elif message.kind == EVENTS:
-                view = self.engines[message.fields[0]].view
-                view.now = self._transport.clock()
-                for cached, block in message.tensors[0].tolist():
-                    view.publish(bool(cached), block)
-            elif message.kind == SENT:
-                self._continue(message.fields[1])
             else:
-                raise TransportError(f"an engine sent a message of kind {message.kind}: expected a report")
+                self._hear(message)
         self._send_all(Message(STOP))
+
+    def _hear(self, message: Message) -> None:
+        """Take an engine's message."""
+        kind = message.kind
+        if kind == REPORT:
+            self._on_progress(self._read(message))
+        elif kind == LOGPROBS:
+            store_logprobs(message, self._generations.get)
+        elif kind == EVENTS:
+            self._note_events(message)
+        elif kind == SENT:
+            self._continue(message.fields[1], bool(message.fields[2]))
+        elif kind == BEGUN:
+            self._ask(message.fields[1], self.engines[message.fields[0]])
+        elif kind == RESERVED:
+            self._send_early(message.fields[1], bool(message.fields[2]))
+        else:
+            raise TransportError(f"an engine sent a message of kind {kind}: expected a report")
+
+    def _note_events(self, message: Message) -> None:
+        """Note changes of an engine's prefix cache."""
+        view = self.engines[message.fields[0]].view
+        view.now = self._transport.clock()
+        for cached, block in message.tensors[0].tolist():
+            view.publish(bool(cached), block)
 
     def _take_calls(self) -> None:
         """Route the requests that have arrived, and abort others."""
@@ -178,9 +201,17 @@ class Frontend(FrontRole):
             aborted = self._generations.get(request_id)
             if aborted is not None and not aborted.finish_reason:
                 aborted.finish_reason = "abort"
-                if request_id not in self._moving:  # its blocks are on their way: it ends when they are there
-                    self._at[request_id].aborts.append(request_id)
-                    self._forget(request_id)
+                self._abort(request_id)
+
+    def _abort(self, request_id: int) -> None:
+        """End a request at its engines; where its blocks are on their way, when all are there, or no more come."""
+        moving, asked = self._moving.get(request_id), self._asked.get(request_id)
+        if asked is not None:
+            asked.aborts.append(request_id)
+        if moving is None or self._at[request_id] is moving[0]:
+            self._at[request_id].aborts.append(request_id)
+        if moving is None:
+            self._forget(request_id)
 
     def _choose(self, pools: Mapping[str, tuple[int, ...]], request: Request) -> RoutedEngine:
         ranks = pools[request.model]
@@ -195,13 +226,17 @@ class Frontend(FrontRole):
         advanced, finished = [], []
         for request_id, token, code in report.tensors[0].tolist():
             generation = self._generations.get(request_id)
-            if generation is None or self._at.get(request_id) is not engine:  # aborted meanwhile
+            if generation is None or generation.finish_reason or self._at.get(request_id) is not engine:  # aborted
                 continue
             first = not generation.output and not generation.request.one_shot
             handed_over = first and bool(self._layout.decode) and FINISH_REASONS[code] == "length"
             advanced.append(generation)
             if append_token(generation, token, 0 if handed_over else code, now):
                 finished.append(generation)
+                if request_id in self._moving:  # it is forgotten when its blocks are there, or no more come
+                    continue
+                if request_id in self._asked:
+                    self._asked[request_id].aborts.append(request_id)
                 if handed_over or not code:  # a stop check has ended it: its engine does not know
                     engine.aborts.append(request_id)
                 self._forget(request_id)
@@ -212,28 +247,66 @@ class Frontend(FrontRole):
         return Progress(advanced, finished)
 
     def _hand_over(self, generation: Generation, source: RoutedEngine) -> None:
-        """Let a prompt's KV be sent to a decode engine."""
-        target = self._choose(self._layout.decode, generation.request)
-        request_id, request = generation.request.id, generation.request
+        """Let a complete prompt's KV be sent to a decode engine, unless that has begun."""
+        request_id = generation.request.id
+        if request_id not in self._moving:
+            target = self._asked.pop(request_id, None) or self._expect(generation)
+            self._move(request_id, source, target)
         source.remove(request_id)
-        source.sends.append((request_id, target.rank))
-        tokens = request.prompt_tokens + request.max_tokens
-        target.requests[request_id] = tokens
-        target.load += tokens
-        self._moving[request_id] = source, target
-        self._at[request_id] = target
+        self._at[request_id] = self._moving[request_id][1]
 
-    def _continue(self, request_id: int) -> None:
-        """A prompt's KV is on its way: its decode engine takes it, and the request if it has not been aborted."""
+    def _expect(self, generation: Generation) -> RoutedEngine:
+        """Choose the decode engine of a request. It counts there from now on."""
+        request = generation.request
+        target = self._choose(self._layout.decode, request)
+        tokens = request.prompt_tokens + request.max_tokens
+        target.requests[request.id] = tokens
+        target.load += tokens
+        return target
+
+    def _move(self, request_id: int, source: RoutedEngine, target: RoutedEngine) -> None:
+        source.sends.append((request_id, target.rank))
+        self._moving[request_id] = source, target
+
+    def _ask(self, request_id: int, source: RoutedEngine) -> None:
+        """The first of several chunks of a prompt begins: let a decode engine reserve blocks for it."""
+        generation = self._generations.get(request_id)
+        if generation is None or generation.finish_reason:
+            return
+        target = self._asked[request_id] = self._expect(generation)
+        target.outbox.append((replace(generation, output=[]), source.rank))
+
+    def _send_early(self, request_id: int, reserved: bool) -> None:
+        """A decode engine has or has not reserved blocks for a prompt: let them be sent as they are computed."""
+        target = self._asked.pop(request_id, None)
+        if target is None:  # the prompt is complete, or was aborted
+            return
+        if reserved:
+            self._move(request_id, self._at[request_id], target)
+        else:
+            target.remove(request_id)
+
+    def _continue(self, request_id: int, complete: bool) -> None:
+        """A prompt's KV is on its way: its decode engine takes it, and the request if it has not been aborted.
+
+        If it is not `complete`, the prompt was given up, and both engines have dropped it.
+        """
         source, target = self._moving.pop(request_id)
         generation = self._generations[request_id]
-        target.outbox.append((replace(generation, output=generation.output[:1]), source.rank))
+        if complete:  # an output that has ended is ended there: it only must not be empty, which is a reservation
+            target.outbox.append((replace(generation, output=generation.output[:1] or [0]), source.rank))
+            if generation.finish_reason:
+                target.aborts.append(request_id)
+        if generation.finish_reason or not complete:
+            target.remove(request_id)
         if generation.finish_reason:
-            target.aborts.append(request_id)
             self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:
         """A request has ended."""
+        asked = self._asked.pop(request_id, None)
+        if asked is not None:
+            asked.remove(request_id)
         self._at.pop(request_id).remove(request_id)
         del self._generations[request_id]
 

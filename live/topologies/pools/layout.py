@@ -9,20 +9,28 @@ from typing import Any, Literal
 import torch
 
 from live.models.config import ModelConfig
-from live.topologies.requests import TOKEN_COLUMNS, request_payloads
+from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
 from schedulers.routing import CACHE_BLIND
 
-WORK, REPORT, SENT, BLOCKS, EVENTS = 2, 3, 4, 5, 6
+WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED, LOGPROBS = range(2, 10)
 """Kinds of messages.
 
-WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent.
+WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent, as
+    far as it is computed and as more is. A request for a decode engine without its first token: blocks are to be
+    reserved for its prompt, which is being computed.
 REPORT, engine to front: its rank, free KV blocks, preemptions, prompt tokens computed, and cached; new tokens.
-SENT, engine to front: its rank, and a request whose KV is on its way.
-BLOCKS, prefill to decode: a request id, and how many of its messages follow; KV blocks.
+SENT, engine to front: its rank, a request, and 1 if all of its KV is on its way, 0 if no more will be.
+BLOCKS, prefill to decode: a request id, and whether more will come (`MORE`, `LAST`, `GIVEN_UP`); KV blocks.
 EVENTS, engine to front: its rank; of each change of its prefix cache whether a block was cached, and its hash.
+BEGUN, prefill engine to front: its rank, and a request whose prompt begins with the first of several chunks.
+RESERVED, decode engine to front: its rank, a request, and 1 if it has reserved blocks for it, else 0.
+LOGPROBS, engine to front, before the REPORT that they belong to: see `logprobs_form`.
 """
+
+MORE, LAST, GIVEN_UP = 1, 0, -1
+"""Further messages with blocks of the same prompt: some, none, and none because the prompt was given up."""
 
 FRONT = 0
 """The front's rank."""
@@ -61,6 +69,7 @@ class PoolsLayout:
             continue on; empty where the first ones do both.
         routing: name of the router before each pool. parameters: of the router, by name.
         kv_event_delay: seconds that cache events take besides the time of their messages.
+        with_chunks: KV blocks leave prefill engines while later chunks of their prompts are computed.
     """
 
     engines: tuple[EnginePlace, ...]
@@ -69,11 +78,21 @@ class PoolsLayout:
     routing: str = "least_loaded"
     parameters: tuple[tuple[str, Any], ...] = ()
     kv_event_delay: float = 0.0
+    with_chunks: bool = False
 
     @property
     def kv_events(self) -> bool:
         """True if engines report changes of their prefix caches to the front, because the router may look at them."""
         return self.routing not in CACHE_BLIND
+
+    def senders(self, rank: int) -> tuple[int, ...]:
+        """The ranks that send KV caches to a rank: the prefill engines of its models, if it is a decode engine."""
+        models = [model for model, ranks in self.decode.items() if rank in ranks]
+        return tuple(sorted({source for model in models for source in self.prefill[model]}))
+
+    def receivers(self, rank: int) -> tuple[int, ...]:
+        """The ranks that a rank sends KV caches to."""
+        return tuple(other for other in self.ranks if rank in self.senders(other))
 
     @property
     def ranks(self) -> range:
@@ -111,7 +130,10 @@ def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> 
             ),
         ),
         REPORT: Form(5, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
-        SENT: Form(2),
+        LOGPROBS: logprobs_form(sequences),
+        SENT: Form(3),
+        BEGUN: Form(2),
+        RESERVED: Form(3),
         EVENTS: Form(1, (Payload(torch.int64, EVENTS_AT_ONCE, (2,)),)),
         BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block, on_device=True),)),
     }

@@ -53,9 +53,7 @@ class LocalPools:
         longest = min(config.max_position_embeddings, tokens)
         self.frontend = Frontend(layout, longest, transport(FRONT), on_progress)
         self.workers = [
-            EngineWorker(
-                place, decoder_of(place.module), transport(rank), chunks(), graphs=graphs, kv_events=layout.kv_events
-            )
+            EngineWorker(layout, rank, decoder_of(place.module), transport(rank), chunks(), graphs=graphs)
             for rank, place in zip(layout.ranks, layout.engines, strict=True)
         ]
         roles: list[Role] = [self.frontend.run(), *(worker.run() for worker in self.workers)]

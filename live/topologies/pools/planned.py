@@ -41,7 +41,9 @@ def pools_layout(
     routing, events = spec.system.routing, spec.system.kv_events
     parameters = () if isinstance(routing, str) else tuple(sorted(routing.parameters.items()))
     delay = 0.0 if events is None else events.delay
+    link = spec.system.kv_link
     layout = PoolsLayout(
-        tuple(engines), ranks["prefill"], ranks["decode"], router_name(routing), parameters, kv_event_delay=delay
-    )
+        tuple(engines), ranks["prefill"], ranks["decode"], router_name(routing), parameters, kv_event_delay=delay,
+        with_chunks=link is not None and link.transfer == "with_chunks",
+    )  # fmt: skip
     return layout, tuple(chunks)

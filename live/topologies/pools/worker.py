@@ -2,91 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 
-from live.block_pool import BlockPool
 from live.engine import Engine, StepResult
-from live.executor import AsyncModelRunnerOutput, Executor
-from live.generation import Generation
-from live.graphs.executor import GraphExecutor
 from live.models.decoder import Decoder
 from live.topologies.pools.layout import (
     BLOCKS,
-    BLOCKS_AT_ONCE,
     EVENTS,
     EVENTS_AT_ONCE,
     FRONT,
+    LOGPROBS,
     NORMAL,
     PREFILL,
     REPORT,
-    SENT,
+    RESERVED,
     WORK,
-    EnginePlace,
+    PoolsLayout,
 )
-from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
-from live.topologies.transport import (
-    IDLE,
-    STOP,
-    Message,
-    Receive,
-    ReceiveAny,
-    Role,
-    Transport,
-    TransportError,
-    Wait,
-    received,
-)
-from schedulers.batches import Batch
+from live.topologies.pools.transfers import Arrivals, Departures, ReceivingExecutor, ReceivingGraphExecutor
+from live.topologies.requests import PackedRequests, pack_logprobs, pack_tokens, unpack_requests
+from live.topologies.transport import IDLE, STOP, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
 from schedulers.kv_events import CacheEvents
-from schedulers.sequence import Sequence
-
-
-class ReceivingExecutor(Executor):
-    """An executor whose sequences may come with a KV cache that another engine has computed.
-
-    Attributes:
-        arrived: by request id, the blocks of prompts that have not been admitted yet, (blocks, 2, layers, block size,
-            kv_heads, head_dim).
-    """
-
-    def __init__(self, decoder: Decoder, pool: BlockPool, config: EngineConfig) -> None:
-        super().__init__(decoder, pool, config)
-        self.arrived: dict[int, torch.Tensor] = {}
-
-    def launch(self, batch: Batch) -> AsyncModelRunnerOutput:
-        """See `Executor.launch`. Blocks of sequences that are admitted in this step are written to the cache first."""
-        for sequence in batch.transferred:
-            blocks = self.arrived.pop(sequence.request.id)
-            ids = self.pool.table(sequence.blocks)[: len(blocks)]
-            if not ids:  # admitted and preempted at once: it computes its prompt again
-                continue
-            table = torch.tensor(ids)
-            parts = blocks.permute(1, 2, 0, 3, 4, 5)
-            with torch.inference_mode():
-                self.cache.keys[:, table], self.cache.values[:, table] = parts[0], parts[1]
-        return super().launch(batch)
-
-    def blocks_of(self, sequence: Sequence, count: int) -> torch.Tensor:
-        """The first `count` blocks of a sequence, as in `arrived`."""
-        table = torch.tensor(self.pool.table(sequence.blocks)[:count])
-        with torch.inference_mode():
-            return torch.stack((self.cache.keys[:, table], self.cache.values[:, table])).permute(2, 0, 1, 3, 4, 5)
-
-
-class ReceivingGraphExecutor(ReceivingExecutor, GraphExecutor):
-    """A `ReceivingExecutor` that runs padded steps, on a GPU as graphs."""
 
 
 class EngineWorker:
     """One engine.
 
     Args:
-        graphs: steps run as CUDA graphs, and on a CPU padded as these are.
-        kv_events: tell the front what is in the prefix cache.
+        layout, rank: its place among the engines. graphs: steps run as CUDA graphs, and on a CPU padded as these are.
 
     Attributes:
         engine: the engine. Its role decides what the front sends it.
@@ -94,114 +38,104 @@ class EngineWorker:
 
     def __init__(
         self,
-        place: EnginePlace,
+        layout: PoolsLayout,
+        rank: int,
         decoder: Decoder,
         transport: Transport,
         chunks: ChunkPolicy | None = None,
         *,
         graphs: bool = False,
-        kv_events: bool = False,
     ) -> None:
+        place = layout.engines[rank - 1]
         make = ReceivingGraphExecutor if graphs else ReceivingExecutor
         self.engine = Engine(decoder, place.config, chunks, clock=transport.clock, make_executor=make)
         executor = self.engine.executor
         if isinstance(executor, ReceivingGraphExecutor):
             executor.warm_up(executor.capture_sizes.decode_shapes())
         assert isinstance(executor, ReceivingExecutor)
-        self._executor, self._transport = executor, transport
-        self._held: dict[int, Sequence] = {}  # prompts whose blocks are to be sent
-        self._events = CacheEvents() if kv_events else None
+        self._transport = transport
+        self._senders, self._receivers = layout.senders(rank), layout.receivers(rank)
+        self._departures = Departures(self.engine, executor, transport)
+        if layout.with_chunks:
+            executor.departures = self._departures
+        self._arrivals = Arrivals(self.engine, executor)
+        self._events = CacheEvents() if layout.kv_events else None
         if self._events is not None:
             self.engine.core.observe_cache(self._events)
-        self._complete: set[int] = set()  # those of them that the front has been told of
+        self._nothing_to_run = False  # until a message comes
 
     def run(self) -> Role:
-        """Take what the front sends; step while there are requests.
+        """Take what the front and prefill engines send; step while there are requests.
 
         Before its next step, a prefill engine waits until the front has said where complete prompts go: that takes two
-        messages, and otherwise they would wait for a whole step.
+        messages, and otherwise they would wait for a whole step. It ends when all that send to it have ended.
         """
-        while True:
-            idle = not self.engine.core.sequences or bool(self._complete)
-            message = yield ReceiveAny((FRONT,), wait=idle)
+        sources, not_stopped = (FRONT, *self._senders), 1 + len(self._senders)
+        while not_stopped:
+            message = yield ReceiveAny(sources, wait=self._is_idle())
             if message is None:
                 result = self.engine.step()
+                self._nothing_to_run = result is None
                 if result is not None:
                     self._report(result)
-            elif message.kind == STOP:
-                self._transport.send(FRONT, message)
-                return
+                continue
+            self._nothing_to_run = False
+            if message.kind == STOP:
+                not_stopped -= 1
             elif message.kind == WORK:
-                yield from self._take(message)
+                self._take(message)
+            elif message.kind == BLOCKS:
+                self._arrivals.take(message)
             elif message.kind != IDLE:
-                raise TransportError(f"the front sent a message of kind {message.kind}: expected work")
+                raise TransportError(f"a message of kind {message.kind} has come: expected work or blocks")
+        for rank in (*self._receivers, FRONT):
+            self._transport.send(rank, Message(STOP))
 
-    def _take(self, work: Message) -> Role:
+    def _is_idle(self) -> bool:
+        """Tell whether there is no step to run before the next message."""
+        core = self.engine.core
+        waits = self._nothing_to_run or bool(self._departures.complete)
+        return waits or len(core.sequences) == len(core.reserved)
+
+    def _take(self, work: Message) -> None:
         """Abort and submit requests, and send blocks."""
         *packed, aborts, sends = work.tensors
         for request_id in aborts.tolist():
             self._drop(request_id)
         for generation, source in unpack_requests(PackedRequests(*packed)):
+            request_id = generation.request.id
             if source == NORMAL:
                 self.engine.submit(generation)
             elif source == PREFILL:
-                sequence = self.engine.submit(generation, max_tokens=1, hold_blocks=True)
-                self._held[generation.request.id] = sequence
+                self._departures.hold(self.engine.submit(generation, max_tokens=1, hold_blocks=True))
+            elif generation.output:
+                self._arrivals.expect(generation)
             else:
-                self._executor.arrived[generation.request.id] = yield from self._receive(generation, source)
-                self.engine.submit(generation, remote_prefill=True)
+                granted = self._arrivals.reserve(generation)
+                self._transport.send(FRONT, Message(RESERVED, (self._transport.rank, request_id, int(granted))))
         for request_id, rank in sends.tolist():
-            self._send(request_id, rank)
+            self._departures.send(request_id, rank)
 
     def _drop(self, request_id: int) -> None:
         """Abort a request, or give up the blocks of its prompt."""
-        self.engine.abort(request_id)
-        self._executor.arrived.pop(request_id, None)
-        self._complete.discard(request_id)
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self.engine.core.release(held)
-
-    def _send(self, request_id: int, rank: int) -> None:
-        """Send the blocks of a prompt to a decode engine and give them up."""
-        sequence = self._held.pop(request_id)
-        self._complete.discard(request_id)
-        core = self.engine.core
-        blocks = self._executor.blocks_of(sequence, core.kv_cache.blocks_for(sequence.request.prompt_tokens))
-        parts = blocks.split(BLOCKS_AT_ONCE)
-        for i, part in enumerate(parts):
-            self._transport.send(rank, Message(BLOCKS, (request_id, len(parts) - 1 - i), (part,)))
-        core.release(sequence)
-        self._transport.send(FRONT, Message(SENT, (self._transport.rank, request_id)))
-
-    def _receive(self, generation: Generation, source: int) -> Generator[Wait, Message | None, torch.Tensor]:
-        """The blocks of a prompt, from a prefill engine that has sent them."""
-        parts: list[torch.Tensor] = []
-        following = 1
-        while following:
-            message = received((yield Receive(source)))
-            if message.kind != BLOCKS or message.fields[0] != generation.request.id:
-                raise TransportError(
-                    f"rank {source} sent {message.kind, message.fields}: expected blocks of request "
-                    f"{generation.request.id}"
-                )
-            following = message.fields[1]
-            parts.append(message.tensors[0].clone())
-        return torch.cat(parts)
+        self._arrivals.drop(request_id)
+        self._departures.drop(request_id)
 
     def _report(self, result: StepResult) -> None:
         """Tell the front what a step has changed. Prompts that need no decode engine give up their blocks."""
         core = self.engine.core
-        advanced = result.progress.advanced
         for generation in result.finished:
             if generation.finish_reason == "stop" or generation.request.max_tokens <= 1:
                 self._drop(generation.request.id)
-            elif generation.request.id in self._held:
-                self._complete.add(generation.request.id)
         if self._events is not None:
             self._tell(self._events.take())
         counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
-        self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (pack_tokens(advanced),)))
+        advanced = result.progress.advanced
+        if logprobs := pack_logprobs(advanced):
+            self._transport.send(FRONT, Message(LOGPROBS, (), logprobs))
+        tokens = pack_tokens(advanced)
+        self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (tokens,)))
+        self._departures.end_step(result.finished)
 
     def _tell(self, events: list[tuple[bool, int]]) -> None:
         """Tell the front of changes of the prefix cache."""

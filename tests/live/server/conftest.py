@@ -24,6 +24,7 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
+from live.server.contracts import ServiceClass  # noqa: E402
 from live.server.engine_backend import EngineBackend  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
 from live.server.limits import Limits  # noqa: E402
@@ -158,6 +159,7 @@ def running(
     api_key: str = "",
     drain_seconds: float = 5.0,
     ahead: bool = False,
+    classes: dict[str, ServiceClass] | None = None,
     backend: EngineBackend | None = None,
 ) -> Iterator[Setting]:
     """A server on a free port, in a thread; without a folder it has no tokenizer.
@@ -166,7 +168,14 @@ def running(
     """
     made = listen("127.0.0.1", 0)
     port = made.getsockname()[1]
-    front = ServerConfig("tiny", port=port, api_key=api_key, limits=limits or Limits(), drain_seconds=drain_seconds)
+    front = ServerConfig(
+        "tiny",
+        port=port,
+        api_key=api_key,
+        limits=limits or Limits(),
+        drain_seconds=drain_seconds,
+        classes=classes or {},
+    )
     up, settings, ended = threading.Event(), [], []
 
     def ready(service: Service, stopping: GracefulShutdown) -> None:

@@ -84,8 +84,11 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
 
     short = json.loads(post(max_tokens=5).read())
     assert len(short["choices"][0]["token_ids"]) == 5
-    refused = post(max_tokens=5, logprobs=1)
-    assert (refused.status, b"expected tokens to be wanted" in refused.read()) == (400, True)
+    told = json.loads(post(max_tokens=5, logprobs=1).read())["choices"][0]
+    assert told["token_ids"] == short["choices"][0]["token_ids"]
+    assert [max(each.values()) for each in told["logprobs"]["top_logprobs"]] == told["logprobs"]["token_logprobs"]
+    refused = post(max_tokens=5, prompt_logprobs=1)
+    assert (refused.status, b"expected output tokens to be wanted" in refused.read()) == (400, True)
     stream = post(max_tokens=4000, stream=True)
     assert stream.status == 200
     first = json.loads(stream.readline().removeprefix(b"data: "))["choices"][0]["token_ids"]

@@ -56,6 +56,11 @@ class Client:
         """A JSON body."""
         return self.send("POST", path, json.dumps(fields).encode())
 
+    def post_as(self, tenant: str, service_class: str, path: str, **fields: Any) -> Answer:
+        """A JSON body with headers of a tenant and a class."""
+        headers = self.headers | {"x-tenant": tenant, "x-request-class": service_class}
+        return self.send("POST", path, json.dumps(fields).encode(), headers)
+
     def events(self, path: str, **fields: Any) -> Iterator[Any]:
         """The documents of a stream, which must end with [DONE]."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)

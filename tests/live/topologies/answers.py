@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import pytest
 import torch
 
 from kernels.sampling import SamplingParams
@@ -54,13 +55,38 @@ def requests(count: int, seed: int = 1, sampling: SamplingParams = GREEDY) -> li
     return made
 
 
+def wanting_logprobs(generations: Sequence[Generation]) -> None:
+    """Let requests want no log-probabilities, the sampled token's, and those of up to 20 others, in turn."""
+    for i, generation in enumerate(generations):
+        generation.logprobs = (-1, 0, 3, 20)[i % 4]
+
+
+def check_logprobs(decoder: Decoder, generations: Sequence[Generation]) -> None:
+    """Tokens and log-probabilities are those of one engine."""
+    for found, expected in zip(generations, colocated_generations(decoder, generations), strict=True):
+        assert found.output == expected.output
+        assert len(found.token_logprobs) == (0 if found.logprobs < 0 else len(found.output))
+        assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-5)
+        assert len(found.top_logprobs) == len(expected.top_logprobs)
+        for top, expected_top in zip(found.top_logprobs, expected.top_logprobs, strict=True):
+            assert [token for token, _ in top] == [token for token, _ in expected_top]
+            assert [value for _, value in top] == pytest.approx([value for _, value in expected_top], abs=1e-5)
+    assert {len(top) for each in generations for top in each.top_logprobs} == {0, 3, 20}
+
+
 def colocated(decoder: Decoder, generations: Sequence[Generation]) -> list[list[int]]:
     """The outputs of one engine for the same requests."""
+    return [each.output for each in colocated_generations(decoder, generations)]
+
+
+def colocated_generations(decoder: Decoder, generations: Sequence[Generation]) -> list[Generation]:
+    """Copies of requests, run by one engine."""
     engine = Engine(decoder, settings(8, num_gpu_blocks=400))
     copies = [
         make_generation(
             each.request.id, each.prompt, each.request.max_tokens, sampling_params=each.sampling_params,
             end_tokens=each.end_tokens, min_tokens=each.min_tokens, block_size=BLOCK,
+            logprobs=each.logprobs,
         )
         for each in generations
     ]  # fmt: skip
@@ -68,4 +94,4 @@ def colocated(decoder: Decoder, generations: Sequence[Generation]) -> list[list[
         engine.submit(each)
     while engine.step() is not None:
         pass
-    return [each.output for each in copies]
+    return copies

@@ -1,9 +1,9 @@
 """Starts the ranks of a topology as processes, forked from one that has imported everything: imports take seconds.
 
-Reads a line of JSON for each topology: {"kind": "bundle" or "pools", "folder", "port", "link": whether activations and
-KV blocks go from device to device, "missing": ranks that are not started}. Writes the process ids of the ranks as a
-line of JSON. Each rank writes its last line to the file of its number in the folder; rank 0 writes the answers to
-`answers.json` before, and then sends requests until it fails.
+Reads a line of JSON for each topology: {"kind": "bundle", "pools" or "with chunks", "folder", "port", "link": whether
+activations and KV blocks go from device to device, "missing": ranks that are not started}. Writes the process ids of
+the ranks as a line of JSON. Each rank writes its last line to the file of its number in the folder; rank 0 writes the
+answers to `answers.json` before, and then sends requests until it fails.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ def deployment(folder: Path, kind: str) -> Deployment:
     model = ModelSource(folder / "config.json", True, "float32", "cpu", 1)
     if kind == "bundle":
         return BundleDeployment(model, BundleLayout(2, 1, 2, settings(2)))
-    engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(4))]
-    return PoolsDeployment(model, PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)}))
+    with_chunks = kind == "with chunks"
+    prefill = settings(4, max_num_batched_tokens=6 if with_chunks else 64)
+    engines = [EnginePlace("prefill", prefill)] * 2 + [EnginePlace("decode", settings(4))]
+    layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)}, with_chunks=with_chunks)
+    return PoolsDeployment(model, layout)
 
 
 def run_front(folder: Path, port: int, kind: str, link: bool) -> str:

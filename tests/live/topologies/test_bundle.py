@@ -17,7 +17,15 @@ from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.local import LocalNetwork  # noqa: E402
 from live.topologies.transport import Message, TransportError  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # noqa: E402
-from tests.live.topologies.answers import CONFIGS, colocated, make_decoder, requests, settings  # noqa: E402
+from tests.live.topologies.answers import (  # noqa: E402
+    CONFIGS,
+    check_logprobs,
+    colocated,
+    make_decoder,
+    requests,
+    settings,
+    wanting_logprobs,
+)
 from twin.afd.bundle import Bundle, BundleConfig, Supply  # noqa: E402
 
 Decision = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -55,6 +63,19 @@ def test_padded_stages_give_the_same_tokens(model: str, attention: int, ffn: int
         bundle.submit(generation)
     bundle.run()
     assert [each.output for each in generations] == colocated(decoder, generations)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
+    decoder = make_decoder("qwen3")
+    config = settings(4, num_gpu_blocks=16, max_num_batched_tokens=5)
+    bundle = LocalBundle(BundleLayout(2, 1, 2, config), decoder, packed=packed)
+    generations = requests(24, seed=6)
+    wanting_logprobs(generations)
+    for generation in generations:
+        bundle.submit(generation)
+    bundle.run()
+    check_logprobs(decoder, generations)
 
 
 TIGHT = {

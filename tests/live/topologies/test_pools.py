@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from random import Random
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
+from latency_models.message_link import MessageLink  # noqa: E402
 from live.engine import Progress  # noqa: E402
+from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
-from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
+from live.topologies.direct_time import DirectTime  # noqa: E402
+from live.topologies.pools.layout import (  # noqa: E402
+    BLOCKS,
+    FRONT,
+    GIVEN_UP,
+    LAST,
+    MORE,
+    EnginePlace,
+    PoolsLayout,
+)
 from live.topologies.pools.local_pools import LocalPools  # noqa: E402
+from live.topologies.transport import Message  # noqa: E402
+from schedulers.batches import Batch  # noqa: E402
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig  # noqa: E402
 from schedulers.routing import ROUTERS  # noqa: E402
-from tests.live.topologies.answers import BLOCK, CONFIGS, colocated, make_decoder, requests, settings  # noqa: E402
+from tests.live.topologies.answers import (  # noqa: E402
+    BLOCK,
+    CONFIGS,
+    check_logprobs,
+    colocated,
+    make_decoder,
+    requests,
+    settings,
+    wanting_logprobs,
+)
 
 
 def layout(
@@ -35,14 +59,19 @@ def layout(
 
 
 def check_empty(pools: LocalPools) -> None:
-    """No engine has requests or blocks left."""
+    """No engine has requests or blocks left, and none waits for a message about one."""
     for worker in pools.workers:
         core = worker.engine.core
         core.check_integrity()
         assert not core.sequences
         assert not core.awaiting_transfer
         assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
+        assert not worker.engine.core.reserved
+        assert not worker._arrivals._coming
+        assert not worker._departures._held
     assert all(engine.load == 0 and not engine.requests for engine in pools.frontend.engines.values())
+    assert not pools.frontend._moving
+    assert not pools.frontend._asked
 
 
 @pytest.mark.parametrize("model", CONFIGS)
@@ -223,6 +252,207 @@ def test_a_stop_check_ends_an_output_on_either_side() -> None:
     assert [each.output for each in generations] == whole
     assert {each.finish_reason for each in generations} == {"stop"}
     check_empty(pools)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
+    decoder = make_decoder("qwen3")
+    pools = LocalPools(layout(2, 2, settings(4), settings(4, num_gpu_blocks=16)), lambda module: decoder, packed=packed)
+    generations = requests(24, seed=6)
+    wanting_logprobs(generations)
+    for generation in generations:
+        pools.submit(generation)
+    pools.run()
+    check_logprobs(decoder, generations)
+
+
+# -- caches that leave with chunks -----------------------------------------------------------------------------------
+
+
+class Ticking(LocalPools):
+    """Pools by direct execution in which a step takes a second for each token, and nothing else takes time.
+
+    Attributes:
+        states: by request id, the states (`MORE`, …) of messages with blocks, in the order of sending.
+        steps: end of every step of each worker, seconds.
+    """
+
+    def __init__(self, places: PoolsLayout, decoder: Decoder, link: MessageLink, *, packed: bool = False) -> None:
+        self._seconds = 0.0
+        time = DirectTime(link, cpu=lambda: self._seconds, one_at_a_time=True)
+        super().__init__(places, lambda module: decoder, timekeeper=time, packed=packed)
+        self.states: dict[int, list[int]] = {}
+        self._post, self.network.post = self.network.post, self._counted  # type: ignore[method-assign]
+        self.steps: list[list[float]] = []
+        for worker in self.workers:
+            executor, ends = worker.engine.executor, list[float]()
+            executor.launch = partial(self._launched, executor.launch)  # type: ignore[method-assign]
+            worker.engine.watch = lambda batch, begin, end, ends=ends: ends.append(end)  # type: ignore[misc]
+            self.steps.append(ends)
+
+    def _launched(self, launch: Callable[[Batch], AsyncModelRunnerOutput], batch: Batch) -> AsyncModelRunnerOutput:
+        output = launch(batch)
+        self._seconds += batch.tokens
+        return output
+
+    def _counted(self, source: int, destination: int, message: Message) -> None:
+        if message.kind == BLOCKS:
+            self.states.setdefault(message.fields[0], []).append(message.fields[1])
+        self._post(source, destination, message)
+
+
+BLOCK_BYTES = 2 * 2 * BLOCK * 2 * 8 * 4
+"""Bytes of a block of the tiny Llama."""
+
+
+class BlockLink(MessageLink):
+    """A link that only blocks take time on, besides its latency."""
+
+    def __init__(self, seconds_a_block: float, latency: float = 0.0) -> None:
+        super().__init__(latency, BLOCK_BYTES / seconds_a_block)
+
+    def seconds(self, size: int) -> float:
+        """See `MessageLink.seconds`."""
+        return super().seconds(size // BLOCK_BYTES * BLOCK_BYTES)
+
+
+LINK = BlockLink(2.0, latency=0.01)
+
+
+WITH_CHUNKS = {
+    "one to one": (1, 1, {}, {}),
+    "two to two": (2, 2, {}, {}),
+    "preemption in decode": (1, 1, {}, {"num_gpu_blocks": 16}),
+    "few slots": (2, 1, {}, {"max_num_seqs": 2}),
+    "whole outputs reserved": (2, 2, {}, {"kv_reservation": "max_tokens", "num_gpu_blocks": 20}),
+    "prefixes kept when computed": (2, 1, {"cache_blocks_on": "computed", "in_batch_prefix_caching": True}, {}),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", WITH_CHUNKS)
+def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: bool) -> None:
+    prefill, decode, first, second = WITH_CHUNKS[case]
+    decoder = make_decoder("qwen3")
+    engines = settings(4, **{"max_num_batched_tokens": 6, **first}), settings(4, **second)
+    places = replace(layout(prefill, decode, *engines), with_chunks=True)
+    pools = Ticking(places, decoder, LINK, packed=packed)
+    generations = requests(40, seed=5)
+    for generation in generations:
+        pools.submit(generation)
+    pools.run()
+    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_empty(pools)
+    assert all(each == [MORE] * (len(each) - 1) + [LAST] for each in pools.states.values())
+    assert sum(len(each) > 1 for each in pools.states.values()) > 3
+    cores = [worker.engine.core for worker in pools.workers]
+    assert any(core.preemptions for core in cores) == case.startswith("preemption")
+    pools.stop()
+    assert pools.network.ended
+
+
+def test_without_a_slot_or_blocks_a_cache_leaves_when_it_is_complete() -> None:
+    """A decode engine for one sequence: while it decodes, nothing is reserved there."""
+    decoder = make_decoder("llama")
+    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4), settings(1)), with_chunks=True)
+    pools = Ticking(places, decoder, LINK)
+    first, second = (make_generation(i, [7] * 16, tokens, block_size=BLOCK) for i, tokens in ((0, 100), (1, 3)))
+    pools.submit(first)
+    pools.network.wake(FRONT)
+    while len(first.output) < 3:
+        pools.network.run_some(1)
+    pools.submit(second)
+    pools.run()
+    assert [pools.states[0], pools.states[1]] == [[MORE, MORE, MORE, LAST], [LAST]]
+    check_empty(pools)
+
+
+def test_a_prompt_that_is_preempted_half_sent_sends_the_rest() -> None:
+    decoder = make_decoder("llama")
+    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4)), with_chunks=True)
+    pools = Ticking(places, decoder, LINK)
+    generation = make_generation(0, list(range(24)), 5, block_size=BLOCK)
+    pools.submit(generation)
+    pools.network.wake(FRONT)
+    core = pools.workers[0].engine.core
+    while pools.states.get(0) != [MORE, MORE]:
+        pools.network.run_some(1)
+    core._preempt(core.sequences[0])
+    pools.run()
+    assert core.preemptions == 1
+    assert pools.states[0] == [MORE] * 5 + [LAST]
+    assert [generation.output] == colocated(decoder, [generation])
+    check_empty(pools)
+
+
+def test_a_question_that_comes_after_the_answer_reserves_nothing() -> None:
+    """Between processes, blocks may come before the front's question whether there are some for them."""
+    decoder = make_decoder("llama")
+    pools = LocalPools(replace(layout(1, 1, settings(4)), with_chunks=True), lambda module: decoder)
+    core, arrivals = pools.workers[1].engine.core, pools.workers[1]._arrivals
+    generation = make_generation(0, [1, 2, 3], 2, block_size=BLOCK)
+    arrivals.take(Message(BLOCKS, (0, LAST), (torch.zeros(1, 2, 2, BLOCK, 2, 8),)))
+    assert not arrivals.reserve(generation)
+    generation.output.append(5)
+    arrivals.expect(generation)
+    assert [each.num_output_tokens for each in core.waiting_for_remote_kv] == [1]
+    assert not arrivals._coming
+
+
+def chunks_end_at(prompt: int, chunk: int) -> list[int]:
+    """Tokens of a prompt that are computed at the end of each of its chunks."""
+    return [*range(chunk, prompt, chunk), prompt]
+
+
+@pytest.mark.parametrize("seconds_a_block", [0.5, 4.0, 9.0])
+@pytest.mark.parametrize("with_chunks", [False, True])
+def test_a_decode_begins_as_a_pipeline_of_two_stages_says(with_chunks: bool, seconds_a_block: float) -> None:
+    """Chunk k has been sent at c_k = max(its computation's end, c_k-1) + its transfer; otherwise all follow the last.
+
+    The steps of prefill are of 4 tokens, which is a block, so that links are faster, as fast and slower.
+    """
+    decoder, prompt = make_decoder("llama"), 22
+    places = replace(layout(1, 1, settings(4, max_num_batched_tokens=4)), with_chunks=with_chunks)
+    pools = Ticking(places, decoder, BlockLink(seconds_a_block))
+    pools.submit(make_generation(0, list(range(prompt)), 3, block_size=BLOCK))
+    pools.run()
+    computed = chunks_end_at(prompt, 4)
+    sent = 0.0
+    for end in computed:
+        sent = max(end if with_chunks else prompt, sent) + seconds_a_block
+    assert pools.steps == [computed, [sent + 1, sent + 2]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) -> None:
+    """Aborts at random moments, of which some meet prompts that are half sent, reserved or asked for."""
+    decoder, random = make_decoder("llama"), Random(seed)
+    generations = requests(60, seed=8 + seed)
+    whole = colocated(decoder, generations)
+    config = settings(3, max_num_batched_tokens=4, num_gpu_blocks=24)
+    link = BlockLink(random.uniform(0.1, 8.0), latency=random.random())
+    pools = Ticking(replace(layout(2, 2, config), with_chunks=True), decoder, link)
+    for generation in generations[::4]:  # some end with their first token, of which their engine does not know
+        generation.stop_check = lambda token: True
+    for i, output in enumerate(whole):
+        whole[i] = output[:1] if i % 4 == 0 else output
+    for generation in generations[1::8]:  # and some, of which it does
+        object.__setattr__(generation, "end_tokens", frozenset(whole[generation.request.id][:1]))
+        whole[generation.request.id] = whole[generation.request.id][:1]
+    for generation in generations:
+        pools.submit(generation)
+    pools.network.wake(FRONT)
+    while not pools.network.run_some(random.randint(10, 60)):
+        pools.frontend.abort(random.randrange(60))
+    pools.run()
+    aborted = [each for each in generations if each.finish_reason == "abort"]
+    assert 5 < len(aborted) < 55
+    for each, output in zip(generations, whole, strict=True):
+        assert each.output == output[: len(each.output)]
+        assert each.finish_reason == "abort" or each.output == output
+    check_empty(pools)
+    assert any(GIVEN_UP in each for each in pools.states.values())
+    assert all(each[-1] != MORE for each in pools.states.values())
 
 
 # -- several models --------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
-@pytest.mark.parametrize("kind", ["bundle", "pools"])
+@pytest.mark.parametrize("kind", ["bundle", "pools", "with chunks"])
 def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(
     kind: str, link: bool, starter: Starter, tmp_path: Path
 ) -> None:
@@ -128,6 +128,8 @@ LOST = [
     ("pools", 0, "frontend 0", signal.SIGKILL),
     ("pools", 1, "prefill 0", signal.SIGKILL),
     ("pools", 3, "decode 0", signal.SIGSTOP),
+    ("with chunks", 1, "prefill 0", signal.SIGKILL),
+    ("with chunks", 3, "decode 0", signal.SIGKILL),
 ]
 LINKED = [("bundle", 3, "ffn 0", signal.SIGKILL), ("bundle", 2, "attention 1", signal.SIGSTOP)]
 

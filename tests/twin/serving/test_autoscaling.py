@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.test_service_classes import tenants
+from twin.environment import Alarm, Priority
 from twin.serving.autoscaling import ScalingLog
-from twin.serving.simulation import Run
+from twin.serving.prediction import growth_until
+from twin.serving.simulation import Run, Simulation
+from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
 DAY = {"profile": {"swing": 0.9, "period": 4.0, "peak_at": 2.0}}
@@ -154,6 +159,45 @@ def test_goals_are_met_by_a_planner_that_simulates() -> None:
     assert records(run(document)) == records(result), "predictions are drawn from seeds"
 
 
+@pytest.mark.parametrize(
+    ("times", "until", "expected"),
+    [
+        ([1, 2, 3, 6, 7, 8], 20.0, 1.0),
+        ([1, 6, 7], 10.0, 1 + 1 / 3),  # 0.2/s, then 0.4/s: 0.3/s in the middle, 0.5/s 7.5 s later
+        ([1, 6, 7], 12.5, 1.5),
+        ([1, 2, 6], 10.0, 1 - 1 / 3),
+        ([6, 7, 8], 40.0, 4.0),
+        ([1, 2, 3], 40.0, 0.25),
+        ([], 40.0, 1.0),
+    ],
+)
+def test_a_linear_forecast_by_hand(times: list[float], until: float, expected: float) -> None:
+    assert growth_until(times, 0.0, 10.0, until) == pytest.approx(expected)
+
+
+def test_predictions_are_those_of_the_simulation_itself() -> None:
+    """A decision's prediction of a constant load is what a fixed fleet of that size has."""
+    policy = {
+        "policy": "slo", "goals": {"ttft_mean": "1s", "e2e_mean": 60}, "max_replicas": 3, "sync_period": 20.0,
+        "window": 20.0, "max_requests": 5000,
+    }  # fmt: skip
+    document = scaled(policy, 2, workload={"requests": 900}, engine={"max_num_seqs": 8})
+    plan = prepare(document, Path("scenario.yaml")).cases[0].plan
+    simulation = Simulation(plan)
+    assert simulation.autoscaling is not None
+    (predictor,) = simulation.autoscaling._predictors
+    simulation.environment.run_to(Alarm(Priority.ARRIVAL, lambda now: None), 20.0)
+    seen = [dict(predictor.predict(engines)) for engines in (1, 2, 3)]
+    for engines, found in enumerate(seen, start=1):
+        fixed = run(scenario(workload={"requests": 900}, engine={"max_num_seqs": 8}, system={"replicas": engines}))
+        table = fixed.columns.table()
+        mine = table["arrival"] < 20.0
+        ttft = (table["first_token"] - table["arrival"])[mine].mean()
+        e2e = (table["last_token"] - table["arrival"])[mine].mean()
+        assert found["ttft_mean"] == pytest.approx(ttft, rel=0.1)
+        assert found["e2e_mean"] == pytest.approx(e2e, rel=0.1)
+
+
 # -- integrity ---------------------------------------------------------------------------------------------------------
 
 POLICIES: list[dict[str, Any]] = [
@@ -245,6 +289,38 @@ def test_prefill_and_decode_engines_that_are_scaled_and_fail(
             failures=failures,
         )
     )  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1, 2]), st.sampled_from([None, {"max_waiting": 2}, {"max_waiting_tokens": 300}]), st.booleans(),
+)  # fmt: skip
+def test_pipelines_that_shed_are_scaled_and_fail(
+    policy: dict[str, Any], failures: list[dict[str, Any]], warm_up: float, stages: int,
+    limits: dict[str, Any] | None, retries: bool,
+) -> None:  # fmt: skip
+    """Classes, tenants and stages: a request is finished once or shed once."""
+    section = {"max_replicas": 3, "sync_period": 0.1, "start_up": {"warm_up": warm_up}, **QUICK, **policy}
+    document = tenants(
+        engine={
+            "scheduling_policy": "fair", "max_num_seqs": 3, "admission_control": limits,
+            "pipeline_parallel_size": stages,
+            "pipeline": {"link": {"bandwidth": 1e9, "bytes_per_token": 100.0}} if stages > 1 else None,
+        },
+        workload={"requests": 80, "retries": {"attempts": 2} if retries and limits else None},
+        system={"replicas": 2, "autoscaling": {"engine": section}},
+        failures=failures,
+    )  # fmt: skip
+    result = run(document)
+    gone = 0 if result.shed is None else len(result.shed.ended)
+    assert len(set(records(result)["id"])) + gone == 80
+    assert all(engine.is_idle for engine in result.engines)
+    check_seconds(result)
+    slow = run({**document, "fast_forward": False})
+    assert records(slow) == records(result)
+    assert [log.changes for log in slow.scaling or ()] == [log.changes for log in result.scaling or ()]
+    assert reported(slow, document) == reported(result, document)
 
 
 @settings(max_examples=25, deadline=None)

@@ -10,8 +10,9 @@ import pytest
 from scenarios.pools import PoolSpec
 from scenarios.serving import check_scenario
 from scenarios.system import LAYOUTS, SystemSpec
-from tests.twin.serving.scenarios import records, run, scenario
+from tests.twin.serving.scenarios import records, reported, run, scenario
 from twin.serving.plan import ServingPlan, describe
+from twin.serving.simulation import Simulation
 from twin.serving.system import System
 from twin.serving.topologies.parts import Parts
 from twin.serving.topologies.registry import TOPOLOGIES
@@ -190,3 +191,37 @@ def test_a_plugin_adds_a_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     with pytest.raises(BadInput, match=r"system.layout|system: "):
         run(scenario() | {"system": {"layout": "triples"}})
+
+
+def test_pools_are_summarised_and_weighed_by_speed() -> None:
+    """Speeds of 3 and 1, stated: the router counts with them, and the pools' parts sum to the whole."""
+    document = scenario(
+        system={
+            "routing": "shortest_expected_delay",
+            "pools": [
+                {"name": "fast", "speed": 3, "device": {"type": "A", "price_per_hour": 2.0}},
+                {"name": "slow", "speed": 1, "replicas": 2, "device": {"type": "B", "price_per_hour": 0.5}},
+            ],
+        }
+    )
+    summary = reported(run(document), document)["summary"]
+    fast, slow = summary["pools"]["fast"], summary["pools"]["slow"]
+    assert fast["requests"] + slow["requests"] == summary["requests"]
+    assert fast["output_throughput"] + slow["output_throughput"] == pytest.approx(summary["output_throughput"])
+    assert fast["requests"] > slow["requests"] / slow["engines"]
+    assert (fast["cost_per_hour"], slow["cost_per_hour"]) == (2.0, 1.0)
+    assert "pools" not in reported(run(scenario()), scenario())["summary"]
+
+
+def test_a_speed_is_the_throughput_of_a_full_engine() -> None:
+    """A step of 4 ms with 16 decodes of 10 µs each; prompts of 32 tokens in one chunk; answers of 21."""
+    document = scenario(
+        workload={"prefill": {"distribution": "fixed", "mean": 32}, "decode": {"distribution": "fixed", "mean": 21}},
+        engine={"num_gpu_blocks": 10**6, "max_num_seqs": 16, "max_num_batched_tokens": 64},
+        step_time={"source": "linear", "overhead": 0.004, "per_token": 1e-5, "per_kv_token": 0.0},
+        system={"pools": [{"name": "one"}, {"name": "two", "engine": {"max_num_seqs": 8}}]},
+    )
+    engines = {engine.name: engine for engine in Simulation(plan(document)).system.engines()}
+    prompt = 0.004 + 32e-5
+    assert engines["one-0"].speed == pytest.approx(53 / (prompt + 20 * (0.004 + 16e-5) / 16))
+    assert engines["two-0"].speed == pytest.approx(53 / (prompt + 20 * (0.004 + 8e-5) / 8))

@@ -343,3 +343,72 @@ def test_work_between_steps_at_any_speed(layout: str) -> None:
     assert found[2] == found[3]
     first, later = (min(each["first_token"]) for each in (found[2], found[0]))
     assert later == pytest.approx(first + 0.0021 + 0.0007)
+
+
+def early(**fields: float) -> dict[str, object]:
+    """Prefill and decode apart, with caches that leave with chunks; fields of the link in ticks a token and ticks."""
+    link = {**LINK, "latency": fields.pop("latency", 0.0) * TICK, "transfer": "with_chunks"}
+    link["bandwidth"] = LINK["bandwidth"] / fields.pop("per_token", 1.0)
+    return {"layout": "disaggregated", "link": link, **fields}
+
+
+@both_modes
+@pytest.mark.parametrize("per_token", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("prompt", [64, 65, 200, 256])
+def test_caches_that_leave_with_chunks_are_a_pipeline_of_two_stages(fast: bool, prompt: int, per_token: float) -> None:
+    """Chunks of 64 tokens: chunk k has been sent at max(its computation's end, the end of chunk k-1) + its transfer."""
+    result = play([(0, prompt, 4)], system=early(per_token=per_token), fast_forward=fast)
+    sent, computed = 0.0, 0
+    while computed < prompt:
+        chunk = min(64, prompt - computed)
+        computed += chunk
+        sent = max(computed, sent) + chunk * per_token
+    found = requests(result)
+    assert (found["first_token"], found["last_token"]) == ([prompt], [sent + 3])
+    (link,) = result.links.values()
+    assert link.moved == prompt * LINK["bytes_per_token"]
+
+
+@both_modes
+def test_messages_take_their_latency_before_a_cache_may_leave(fast: bool) -> None:
+    """With a latency of 10, the answer is back at 40, and the first chunk leaves at its end, at 64. With 20, it is back
+    at 80: two chunks leave at 128. The prompt is complete at 192, and its cache there 64 ticks and a latency later.
+    """
+    for latency, moved_before in ((10.0, 64), (20.0, 0), (40.0, 0)):
+        rows = [(0, 192, 2)]
+        result = play(rows, system=early(latency=latency, per_token=0.5), fast_forward=fast)
+        left_last = 192 + 32 if 4 * latency <= 128 else 192 + 96
+        assert requests(result)["last_token"] == [left_last + latency + 1], moved_before
+
+
+@both_modes
+def test_without_blocks_a_cache_leaves_when_its_prompt_is_complete(fast: bool) -> None:
+    """Prompts of five and eight blocks. With 40, the second cache leaves in two halves of 64 ticks, the latter at 208;
+    at 272 a step of the first answer has just begun, and the next has both. With 12, its chunks find seven blocks at 80
+    and it leaves at 208 in one piece of 128 ticks. The first leaves from 64 to 128 and 144, and then decodes.
+    """
+    engine = {"num_gpu_blocks": 12}
+    result = play([(0, 80, 400), (80, 128, 2)], system=early(), engine={"num_gpu_blocks": 40}, fast_forward=fast)
+    assert requests(result)["last_token"][1] == 80 + 128 + 64 + 1 + 2
+    small = {"pools": [
+        {"name": "p", "role": "prefill"}, {"name": "d", "role": "decode", "engine": engine},
+    ], "link": early()["link"]}  # fmt: skip
+    result = play([(0, 80, 10), (80, 128, 2)], system=small, fast_forward=fast)
+    assert requests(result)["last_token"] == [144 + 9, 80 + 128 + 128 + 1]
+
+
+@both_modes
+@pytest.mark.parametrize("engine", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("at", [70, 100, 130, 200, 230, 280])
+def test_outages_in_the_middle_of_partial_transfers_leak_nothing(engine: str, at: int, fast: bool) -> None:
+    """A prompt of 192 tokens and its cache take from 0 to 320 at three halves of a tick; every other one goes on."""
+    failures = [{"engine": engine, "at": (at + 0.5) * TICK, "duration": 20 * TICK}]
+    system = early(per_token=1.5, prefill_replicas=2, decode_replicas=2, routing="round_robin")
+    rows = [(0, 192, 20), (10, 128, 30), (200, 192, 5), (400, 192, 5)]
+    result = play(rows, system=system, failures=failures, fast_forward=fast)
+    found = requests(result)
+    assert found["output_tokens"] == [20, 30, 5, 5]
+    for each in result.engines:
+        each.core.check_integrity()
+        assert each.free_blocks == each.blocks
+        assert not each.core.reserved

@@ -18,4 +18,5 @@ def build(parts: Parts) -> System:
     shared = Link(parts.env, speed)
     names = dict.fromkeys(name for engines in parts.plan.prefill_engines.values() for name in engines)
     links = {name: shared if spec.shared else Link(parts.env, speed) for name in names}
-    return System(parts.env, prefill, decode, links, **parts.plan.scenario.system.frontend.model_dump())
+    frontend = parts.plan.scenario.system.frontend.model_dump()
+    return System(parts.env, prefill, decode, links, **frontend, with_chunks=spec.transfer == "with_chunks")

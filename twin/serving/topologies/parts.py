@@ -19,6 +19,7 @@ from twin.serving.plan import ServingPlan
 from twin.serving.pools import EnginesByModel, PlannedPool
 from twin.serving.randomness import Draw, scores_of
 from twin.serving.speculation import SimulatedSpeculation
+from twin.serving.speeds import engine_speed
 from twin.serving.system import Pool
 from twin.serving.tier_links import CopyLink, TierLinks
 
@@ -37,7 +38,12 @@ class EngineParts:
     number: int
     pool: PlannedPool
     step_time: StepTime
-    scenario: ServingScenario
+    plan: ServingPlan
+
+    @property
+    def scenario(self) -> ServingScenario:
+        """The plan's scenario."""
+        return self.plan.scenario
 
     def make(
         self,
@@ -50,6 +56,22 @@ class EngineParts:
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
         """The engine, in an environment."""
+        engine = self._made(env, watch, machine_speed, view, tier_links, speculation)
+        engine.find_speed = self._speed
+        return engine
+
+    def _speed(self) -> float:
+        return engine_speed(self.pool, self.step_time, *self.plan.mean_lengths)
+
+    def _made(
+        self,
+        env: Environment,
+        watch: Watch | None,
+        machine_speed: MachineSpeed | None,
+        view: CacheView | None,
+        tier_links: TierLinks | None,
+        speculation: SimulatedSpeculation | None,
+    ) -> Engine:
         if (stages := self.pool.scheduler.stages) is not None:
             return PipelinedEngine(
                 env, self.pool.make_pipeline, self.step_time, stages, name=self.name, index=self.index,
@@ -73,7 +95,7 @@ def engine_parts(plan: ServingPlan, draw: Draw) -> list[EngineParts]:
         pool = planned.at(scores) if scores else planned
         step_time = varied.setdefault(id(planned.step_time), pool.step_time)  # pools of one model share its draw
         for i, name in enumerate(pool.names):
-            found.append(EngineParts(name, len(found), i, pool, step_time, plan.scenario))
+            found.append(EngineParts(name, len(found), i, pool, step_time, plan))
     return found
 
 

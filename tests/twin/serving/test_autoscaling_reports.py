@@ -1,0 +1,125 @@
+"""What an autoscaled run reports: the document, the table, the figure and the page agree with the requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from latency_models.io.config_io import write_yaml
+from reports.serving.figures import simulation_figures
+from tests.twin.serving.scenarios import scenario
+from twin.cli import run
+
+SECTION = {
+    "policy": "scheduled", "schedule": [[0, 2], [50, 4], [100, 1]], "max_replicas": 4, "sync_period": 10,
+    "start_up": {"warm_up": 5},
+}  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    """Three minutes, with an outage."""
+    found = scenario(
+        workload={"requests": 1800, "arrivals": {"process": "poisson", "rate": 10}},
+        engine={"max_num_seqs": 2},
+        system={
+            "layout": "pools",
+            "pools": [{"name": "l40s", "replicas": 2, "device": {"type": "L40S", "count": 2, "price_per_hour": 0.9}}],
+            "autoscaling": {"l40s": SECTION},
+        },
+        failures=[{"engine": "l40s-0", "at": 60.0, "duration": 20.0}],
+        measure={"slo": {"ttft": 0.1}},
+    )
+    return found
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(write_yaml(document()))
+    return tmp_path
+
+
+def test_the_document_agrees_with_the_requests(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    folder = here / found["run"]["directory"]
+    table = {
+        name: np.array(values) for name, values in parquet.read_table(folder / "requests.parquet").to_pydict().items()
+    }
+    ttft, arrival, minutes = table["first_token"] - table["arrival"], table["arrival"], found["autoscaling"]["minutes"]
+    for i, start in enumerate(minutes["start"]):
+        mine = (arrival >= start) & (arrival < start + 60)
+        assert minutes["requests"][i] == mine.sum()
+        assert minutes["missed"][i] == (ttft[mine] > 0.1).sum()
+        assert minutes["ttft_p99"][i] == pytest.approx(np.quantile(ttft[mine], 0.99))
+    summary, pools = found["summary"]["autoscaling"], found["autoscaling"]["pools"]["l40s"]
+    missed = np.array(minutes["missed"]) > 0.01 * np.array(minutes["requests"])
+    assert summary["missed_minutes"] == missed.mean()
+    assert missed.any()
+    end = max(table["last_token"])
+    paid = np.diff([*pools["time"], end]) @ sum(
+        np.array(pools[name]) for name in ("up", "starting", "draining", "failed")
+    )
+    assert summary["gpu_hours"] == pytest.approx(2 * paid / 3600)
+    assert summary["engine_hours"] == pytest.approx(paid / 3600)
+    assert summary["cost"] == pytest.approx(0.9 * summary["gpu_hours"])
+    tokens = found["summary"]["output_throughput"] * end
+    assert found["summary"]["cost_per_million_output_tokens"] == pytest.approx(1e6 * summary["cost"] / tokens)
+    assert summary["pools"]["l40s"]["most_engines"] == max(pools["up"]) == 4
+    assert 0 < found["summary"]["busy"] <= 1
+    assert all(0 < engine["busy"] <= 1 for engine in found["engines"])
+    assert found["outages"] == [{"engine": "l40s-0", "start": 60.0, "end": 80.0}]
+    during = (arrival >= 60) & (arrival < 80)
+    around = found["summary"]["outages"]
+    assert around["during"]["requests"] == during.sum()
+    assert around["during"]["ttft"]["p99"] == pytest.approx(np.quantile(ttft[during], 0.99))
+    assert around["during"]["goodput_share"] == pytest.approx((ttft[during] <= 0.1).mean())
+    after = (arrival >= 80) & (arrival < 100)
+    assert around["after"]["requests"] == after.sum()
+    series = found["series"]["engines"]
+    at = np.searchsorted(pools["time"], found["series"]["time"], side="right") - 1
+    for name in ("up", "starting", "draining", "failed"):
+        assert series[name] == np.array(pools[name])[at].tolist()
+    svg = simulation_figures(found)["autoscaling"]
+    for text in ("requests/s", "engines", "P99 TTFT, s", "starting", "failed"):
+        assert text in svg
+    assert (folder / "figures" / "autoscaling.svg").exists()
+    page = (folder / "report.html").read_text()
+    assert "Autoscaling" in page
+    assert "Engines, outages shaded" in page
+
+
+def test_the_table_says_what_it_costs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "s.yaml", "--no-figures"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "GPU-hours for" in out
+    assert "l40s:" in out
+    assert "of minutes missed" in out
+    assert "P99 TTFT during outages" in out
+    assert "at most 8 × L40S: at most 7.20 an hour" in out
+
+
+def test_a_sweep_compares_policies(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = "system.autoscaling.l40s.schedule=[[0, 2]],[[0, 4]]"
+    assert run(["sweep", "s.yaml", "--set", sets, "--no-figures", "--json"]) == 0
+    two, four = (point["summary"]["autoscaling"] for point in json.loads(capsys.readouterr().out)["points"])
+    assert four["gpu_hours"] > 1.5 * two["gpu_hours"]
+    assert four["missed_minutes"] <= two["missed_minutes"]
+
+
+def test_runs_without_autoscaling_have_none_of_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        run(
+            ["simulate", "s.yaml", "--json", "--no-figures", "--set", "system.autoscaling=null", "--set", "failures=[]"]
+        )
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert "autoscaling" not in found
+    assert not {"autoscaling", "outages"} & found["summary"].keys()
+    assert "engines" not in found["series"]
