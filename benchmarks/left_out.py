@@ -6,6 +6,7 @@ workload. An interval of 90 % is the prediction times exp(± 1.645 σ), with σ 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from latency_models.sources.aiconfigurator.protocol import choose_protocol
 from latency_models.sources.aiconfigurator.regression import Library, SiliconRegression, levels
 from latency_models.sources.aiconfigurator.silicon import SiliconRow
 from latency_models.sources.vllm_step_log.step_log import StepLog
@@ -83,6 +85,7 @@ def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Compariso
     for row in rows:
         if row.split == "dev" and levels(row)[-1] in model.groups_:
             found[0].add(row.tpot, model.loop(row).tpot, model.deviation(row))
+    first = Comparison("TTFT, configuration left out", fitted=False)
     for what, key in LEFT_OUT.items():
         every = Comparison(f"TPOT, {what} left out", fitted=False)
         experts = Comparison(f"TPOT of mixtures of experts, {what} left out", fitted=False)
@@ -94,8 +97,30 @@ def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Compariso
                     every.add(*value)
                     if row.expert_tensor_parallel * row.expert_parallel > 1 and "a22b" in row.model:
                         experts.add(*value)
-        found += [every, experts] if what == "configuration" else [every]
+            if what == "configuration":
+                _first_tokens(first, model, rows, lambda row, name=name: levels(row)[-1] == name)  # type: ignore[misc]
+        found += [every, experts, first] if what == "configuration" else [every]
     return found
+
+
+def _first_tokens(
+    found: Comparison, model: SiliconRegression, rows: Sequence[SiliconRow], left_out: Callable[[SiliconRow], bool]
+) -> None:
+    """TTFT of rows that are left out, by protocols that other configurations of their source tell.
+
+    Rows of a source that has no others are not predicted: nothing says what its client does.
+    """
+    for source in sorted({row.source for row in rows if left_out(row)}):
+        own = [row for row in rows if row.source == source]
+        others = [row for row in own if not left_out(row)]
+        if not others:
+            continue
+        known = choose_protocol(others, [model.loop(row) for row in others])
+        for row in own:
+            if left_out(row):
+                predicted = known.protocol.ttft(model.loop(row), row.concurrency, row.osl)
+                # Rows of other configurations were fitted; this one's step times have their own error.
+                found.add(row.ttft, predicted, math.hypot(known.half / REACH, model.deviation(row)))
 
 
 def logged_steps(log: StepLog) -> list[Comparison]:

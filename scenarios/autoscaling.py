@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -160,3 +161,13 @@ class AutoscalingSpec(Strict):
 
 Autoscaling = dict[str, AutoscalingSpec]
 """Sections by the names of pools; other pools keep their engines."""
+
+
+def check_fixed(autoscaling: Autoscaling | None, reason: str, path: Path | None = None) -> None:
+    """Refuse autoscaling where the number of engines is fixed.
+
+    Raises:
+        BadInput: a pool is autoscaled.
+    """
+    if autoscaling:
+        raise BadInput(f"expected none: {reason}", field="system.autoscaling", value=", ".join(autoscaling), file=path)

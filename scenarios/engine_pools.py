@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scenarios.autoscaling import check_fixed
 from scenarios.engine import SchedulerPlan
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec
@@ -34,6 +35,7 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
         BadInput: the scenario cannot be used, or its engines have what live engines of several processes do not.
     """
     scenario = check_scenario(document, settings, path)
+    check_fixed(scenario.system.autoscaling, "live engines are neither started nor stopped", path)
     workload = scenario.workload.build(scenario.workload.read_trace(path.parent))
     pools = []
     for i, spec in enumerate(scenario.pools):

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, mod
 from latency_models.io.config_io import Strict
 from latency_models.io.earlier_names import Notes
 from latency_models.io.paths import FilePath
+from scenarios.autoscaling import check_fixed
 from scenarios.engine import EngineSpec
 from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
@@ -154,6 +155,7 @@ class ValidationScenario(Strict):
 
     @model_validator(mode="after")
     def _one_engine(self) -> ValidationScenario:
+        check_fixed(self.system.autoscaling, "live engines are neither started nor stopped")
         if self.system.frontend != FrontendSpec():
             raise BadInput("expected none: it is measured, or part of the steps", field="system.frontend")
         if isinstance(self.system, DisaggregatedSpec):

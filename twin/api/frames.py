@@ -46,6 +46,17 @@ CLIENT_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goal
 """Units of the metrics of service classes and tenants, by the third part of their names."""
 
 
+SCALING_UNITS = {
+    **dict.fromkeys(("engine_hours", "gpu_hours"), "h"),
+    **dict.fromkeys(("started", "stopped", "mean_engines", "most_engines"), COUNT),
+    "missed_minutes": SHARE,
+}
+"""Units of the metrics of autoscaling, by the last part of their names; a cost has that of the prices."""
+
+OUTAGE_UNITS = {**dict.fromkeys(LATENCIES, SECONDS), "requests": REQUESTS, "goodput_share": SHARE}
+"""Units of the metrics around outages, by the third part of their names."""
+
+
 def summary_frame(document: Document) -> pd.DataFrame:
     """One row for each metric of a `twin.simulation/1` document, its dotted name as the index."""
     rows = {
@@ -58,8 +69,11 @@ def summary_frame(document: Document) -> pd.DataFrame:
 def _unit(name: str) -> str:
     """The unit of a metric, by its dotted name; empty for one that is not known."""
     section, _, rest = name.partition(".")
-    if section in ("service_classes", "tenants"):
-        return CLIENT_UNITS.get(rest.split(".")[1], "")
+    if section == "autoscaling":
+        return SCALING_UNITS.get(name.split(".")[-1], "")
+    if section in ("service_classes", "tenants", "outages") and rest:
+        units = OUTAGE_UNITS if section == "outages" else CLIENT_UNITS
+        return units.get(rest.split(".")[1], "")
     return SESSION_UNITS[rest.partition(".")[0]] if section == "sessions" else UNITS.get(section, "")
 
 

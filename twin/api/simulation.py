@@ -96,6 +96,8 @@ class Result:
     def timeseries(self) -> pd.DataFrame:
         """Running and waiting requests and KV blocks in use over all engines, at evenly spaced times (seconds).
 
+        Of an autoscaled run also the engines in each state.
+
         Raises:
             BadInput: the scenario lacks `detail: true`.
         """
@@ -103,7 +105,8 @@ class Result:
 
         self._require_detail()
         series = self.document["series"]
-        return pd.DataFrame({name: series[name] for name in ("time", "running", "waiting", "kv_used")})
+        columns = {name: series[name] for name in ("time", "running", "waiting", "kv_used")}
+        return pd.DataFrame(columns | series.get("engines", {}))
 
     def plot(self, kind: str = "latencies") -> Figure:
         """A matplotlib figure: `latencies` (their distributions) or `over-time` (requests and KV blocks over time).

@@ -37,6 +37,7 @@ def plan(
     prompt_tokens: float | None = None,
     answer_tokens: float | None = None,
     tensor_parallel: str = "1,2,4,8",
+    pipeline_parallel: str = "1",
     layout: str = "colocated,disaggregated",
     weights: str = "bf16",
     cache: str = "bf16",
@@ -83,7 +84,9 @@ def plan(
     prompt_tokens, answer_tokens
         Without a trace: mean lengths; log-normal, with a coefficient of variation of 1.
     tensor_parallel
-        Without a scenario: GPUs of an engine to try.
+        Without a scenario: GPUs that share each layer, to try.
+    pipeline_parallel
+        Without a scenario: pipeline stages of an engine to try, each of so many GPUs.
     layout
         Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
         that decode), with commas between.
@@ -144,7 +147,8 @@ def plan(
         asked = CatalogueQuestion(
             _required("--model", model), _required("--gpu", gpu), _required("--slo", goals or None),
             _required("--rate", rate), trace, prompt_tokens, answer_tokens,
-            _wholes("--tensor-parallel", tensor_parallel), layout.split(","), weights.split(","), cache,
+            _wholes("--tensor-parallel", tensor_parallel), _wholes("--pipeline-parallel", pipeline_parallel),
+            layout.split(","), weights.split(","), cache,
             _wholes("--chunk", chunk), _prices(price or [], gpu or []), max_gpus, objective,
         )  # fmt: skip
         question = read_question(scenario_of(asked), settings, Path("plan"))

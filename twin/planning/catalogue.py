@@ -31,7 +31,8 @@ class CatalogueQuestion:
         model: a name, a model file or a config.json. gpus: names, or parts of names, of the hardware catalogue.
         goals: as in `plan.goals`. rate: requests per second. trace: file of the lengths; or
         prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
-        degrees: tensor parallelism. weights, cache: formats. chunks: values of `max_num_batched_tokens`.
+        degrees: tensor parallelism. stages: pipeline parallelism. weights, cache: formats.
+        chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
     """
 
@@ -43,6 +44,7 @@ class CatalogueQuestion:
     prompt_tokens: float | None = None
     answer_tokens: float | None = None
     degrees: Sequence[int] = (1, 2, 4, 8)
+    stages: Sequence[int] = (1,)
     layouts: Sequence[str] = ("colocated", "disaggregated")
     weights: Sequence[str] = ("bf16",)
     cache: str = "bf16"
@@ -65,11 +67,12 @@ def scenario_of(asked: CatalogueQuestion) -> Document:
         if name not in {given for given, _, _ in found} | prices.keys():
             raise BadInput("expected the name of a --gpu", field="--price", value=name)
     kinds = [
-        _kind(asked, key, hardware, degree, weights, several=len(found) > 1)
+        _kind(asked, key, hardware, degree, stages, weights, several=len(found) > 1)
         for _, key, hardware in found
         for weights in asked.weights
         for degree in asked.degrees
-        if degree <= hardware.devices_per_node
+        for stages in asked.stages
+        if degree * stages <= hardware.devices_per_node
     ]
     plan: Document = {
         "goals": dict(asked.goals),
@@ -118,18 +121,22 @@ def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
 
 
 def _kind(
-    asked: CatalogueQuestion, key: str, hardware: Hardware, degree: int, weights: str, *, several: bool
+    asked: CatalogueQuestion, key: str, hardware: Hardware, degree: int, stages: int, weights: str, *, several: bool
 ) -> Document:
-    """A kind of engine: `tp4`, with the GPU and the weights in its name where there are several."""
-    parts = [*([hardware.name] if several else []), f"tp{degree}", *([weights] if len(asked.weights) > 1 else [])]
+    """A kind of engine: `tp4`, with stages, the GPU and the weights in its name where there are several."""
+    parts = [*([hardware.name] if several else []), f"tp{degree}", *([f"pp{stages}"] if stages > 1 else [])]
+    parts += [weights] if len(asked.weights) > 1 else []
+    pipeline = {"pipeline_parallel_size": stages, "async_scheduling": False}
     return {
         "name": "-".join(parts),
-        "device": {"type": key if not is_path(key) else hardware.name, "count": degree},
+        "device": {"type": key if not is_path(key) else hardware.name, "count": degree * stages},
+        **({"engine": pipeline} if stages > 1 else {}),
         "step_time": {
             "source": "roofline",
             "model": str(Path(asked.model).absolute()) if is_path(asked.model) else asked.model,
             "hardware": key,
             "tensor_parallel": degree,
+            **({"pipeline_parallel": stages} if stages > 1 else {}),
             "weights": weights,
             "cache": asked.cache,
         },

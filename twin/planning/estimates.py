@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
+from latency_models.stages import Stages
 from latency_models.step_time import StepTime
 from scenarios.goals import Goal
 from schedulers.batches import Batch, Chunk
@@ -58,9 +59,15 @@ class EngineEstimate:
 
     Args:
         role: `both`, `prefill` (answers of one token) or `decode` (no prompts).
+        stages: of a pipeline. A step is then the time from one token of a sequence to its next: batches in flight take
+            turns in the slowest stage, or each passes all stages, whichever is longer.
     """
 
-    def __init__(self, config: EngineConfig, step_time: StepTime, lengths: Lengths, role: str) -> None:
+    def __init__(
+        self, config: EngineConfig, step_time: StepTime, lengths: Lengths, role: str, stages: Stages | None = None
+    ) -> None:
+        self.stages = stages
+        self._most_tokens = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
         self.config, self.step_time, self.lengths, self.role = config, step_time, lengths, role
         self.prompt = 0.0 if role == "decode" else float(lengths.prompts.mean())
         self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
@@ -72,12 +79,37 @@ class EngineEstimate:
 
     def step(self, decodes: int, prompt_tokens: int) -> float:
         """Seconds of a step of so many decodes of mean context, and prompt tokens of one mean prompt."""
+        if self.stages is not None:
+            return self._pipelined_step(decodes, prompt_tokens, self.stages)
         kv = round(decodes * self.context)
         if not prompt_tokens:
             return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
         before = max(round((self.prompt - prompt_tokens) / 2), 0)
         chunk = Chunk(_SEQUENCE, prompt_tokens, before, before == 0)
         return self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+
+    def _pipelined_step(self, decodes: int, prompt_tokens: int, stages: Stages) -> float:
+        """The same of a pipeline, over whose batches decodes and prompt tokens are spread evenly."""
+        batches = min(len(stages.layers), max(decodes, prompt_tokens))
+        if not batches:
+            return 0.0
+        passed, slowest = self._pass(math.ceil(decodes / batches), math.ceil(prompt_tokens / batches))
+        return max(passed, batches * slowest)
+
+    def _pass(self, decodes: int, prompt_tokens: int, before: int | None = None) -> tuple[float, float]:
+        """Seconds in which a batch passes the engine, and those that its slowest stage or link takes."""
+        parts = self._parts(decodes, prompt_tokens, max(round((self.prompt - prompt_tokens) / 2), 0))
+        return sum(parts), max(parts)
+
+    def _parts(self, decodes: int, prompt_tokens: int, before: int) -> list[float]:
+        """Seconds of a batch in each stage and link. `before`: tokens of the prompt that are computed already."""
+        chunks = [Chunk(_SEQUENCE, prompt_tokens, before, before == 0)] if prompt_tokens else []
+        batch = Batch(chunks, [_SEQUENCE] * decodes, round(decodes * self.context), round(self.context))
+        if self.stages is None:
+            return [self.step_time.seconds(batch)]
+        durations, link = self.step_time.stage_seconds(batch, self.stages.shares), self.stages.link
+        message = self.step_time.send_seconds(batch.tokens) if link is None else link.seconds(batch.tokens)
+        return [part for seconds in durations for part in (seconds, message or 0.0)][:-1]
 
     def steady(self, rate: float) -> Steady | None:
         """The steady state at a rate of requests per second; None if the engine is saturated."""
@@ -91,7 +123,7 @@ class EngineEstimate:
         seconds = self.step(1, 0)
         for _ in range(ITERATIONS):
             decodes, tokens = rate * self.answer * seconds, rate * self.prompt * seconds
-            if decodes > self.most_decodes or decodes + tokens > self.config.max_num_batched_tokens:
+            if decodes > self.most_decodes or decodes + tokens > self._most_tokens:
                 return None
             found = self._mixture(decodes, tokens)
             if abs(found.seconds - seconds) <= 1e-4 * seconds:
@@ -103,7 +135,7 @@ class EngineEstimate:
         """The state of an engine without decodes, which is idle between prompts. `share` is its utilisation."""
         chunk = max(round(min(self.prompt, self.config.max_num_batched_tokens)), 1)
         full = self.config.max_num_batched_tokens
-        least = min(self.step(0, chunk) / chunk, self.step(0, full) / full)
+        least = min(self._pass(0, chunk)[1] / chunk, self._pass(0, full)[1] / full)
         share = rate * self.prompt * least
         return Steady(self.step(0, chunk), 0.0, 0.0, self.step(0, chunk), share) if share < 1 else None
 
@@ -113,7 +145,7 @@ class EngineEstimate:
         alone = self.step(whole, 0)
         if not tokens:
             return Steady(alone, decodes, alone, alone, 0.0)
-        chunk = max(round(min(max(self.prompt, tokens), self.config.max_num_batched_tokens - decodes)), 1)
+        chunk = max(round(min(max(self.prompt, tokens), self._most_tokens - decodes)), 1)
         beside, share = self.step(whole, chunk), min(tokens / chunk, 1.0)
         return Steady(alone + share * (beside - alone), decodes, alone, beside, share)
 
@@ -150,9 +182,22 @@ class EngineEstimate:
         return self.prompt_seconds(prompt, decodes) + steady.seconds / 2 + wait * factor
 
     def prompt_seconds(self, prompt: float, decodes: int = 0) -> float:
-        """Seconds of a prompt that has an engine's steps to itself, beside some decodes."""
+        """Seconds of a prompt that has an engine's steps to itself, beside some decodes.
+
+        Chunks in a pipeline follow each other, one for each stage at a time.
+        """
         budget = max(self.config.max_num_batched_tokens - decodes, 1)
         done, seconds, kv = 0, 0.0, round(decodes * self.context)
+        if self.stages is not None:
+            free = [0.0] * (2 * len(self.stages.layers) - 1)
+            ends = [0.0] * len(self.stages.layers)
+            while done < prompt:
+                tokens = min(budget, math.ceil(prompt) - done)
+                seconds, done = ends[-len(self.stages.layers)], done + tokens
+                for i, part in enumerate(self._parts(decodes, tokens, done - tokens)):
+                    seconds = free[i] = max(seconds, free[i]) + part
+                ends.append(seconds)
+            return seconds
         while done < prompt:
             tokens = min(budget, math.ceil(prompt) - done)
             chunk = Chunk(_SEQUENCE, tokens, done, done + tokens >= prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from scenarios.autoscaling import check_fixed
 from scenarios.planning import EngineKindSpec, Layout
 from scenarios.pools import DeviceSpec, PoolSpec
 from scenarios.routing import router_name
@@ -29,6 +30,7 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
     """
     own = {key: value for key, value in document.items() if key in ("engine", "step_time", "system", "plugins")}
     scenario = check_scenario({**question.document, **own}, {}, path)
+    check_fixed(scenario.system.autoscaling, "a plan is about a fixed number of engines", path)
     pools = scenario.pools
     if [pool.role for pool in pools] not in (["both"], ["prefill", "decode"]):
         expected = "expected one pool of engines, or one of the role prefill and one of the role decode"

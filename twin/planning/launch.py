@@ -105,9 +105,10 @@ def _vllm(pool: Document, *, apart: bool) -> str:
         attention, ffn = (step_time.get(f"{side}_instances", 1) for side in ("attention", "ffn"))
         return f"# vLLM has no command for a bundle of {attention} attention and {ffn} FFN instances."
     degree = memory.get("tensor_parallel_size") or step_time.get("tensor_parallel") or pool["device"]["count"]
-    ranks = engine.get("data_parallel_size", 1)
+    ranks, stages = engine.get("data_parallel_size", 1), engine.get("pipeline_parallel_size", 1)
     words = ["vllm", "serve", str(memory.get("model") or step_time.get("model") or "MODEL")]
     words += ["--tensor-parallel-size", str(degree)]
+    words += ["--pipeline-parallel-size", str(stages)] if stages > 1 else []
     words += ["--data-parallel-size", str(ranks)] if ranks > 1 else []
     words += ["--enable-expert-parallel"] if step_time.get("expert_parallel") not in (None, False, 1) else []
     words += ["--max-num-seqs", str(engine.get("max_num_seqs", 128))]

@@ -94,7 +94,7 @@ def prospects(question: Question, given: Sequence[Candidate] = ()) -> tuple[list
         for kind, pool, role in zip(family.kinds, plan.pools, roles, strict=True):
             key = f"{role} {kind.name} {family.settings} {family.name if only else ''}"
             if key not in known:
-                known[key] = EngineEstimate(pool.scheduler.config, pool.step_time, lengths, role)
+                known[key] = EngineEstimate(pool.scheduler.config, pool.step_time, lengths, role, pool.scheduler.stages)
             engines.append(known[key])
         problem = _too_long(engines, lengths, question) or _unreachable(question.goals, engines[0], engines[-1])
         if problem is not None:

@@ -29,6 +29,7 @@ class SiliconRow:
         concurrency: requests in flight, for each attention replica.
         expert_tensor_parallel, expert_parallel: 1 and 1 for a dense model.
         split: calib or dev. tables: name of the folder of kernel tables.
+        source: file that the row was taken from. drawn_lengths: lengths are drawn, rather than all equal.
     """
 
     id: str
@@ -46,6 +47,8 @@ class SiliconRow:
     tpot: float
     split: str
     tables: str
+    source: str = ""
+    drawn_lengths: bool = False
 
     def placement(self, model: Model, expert_rows: int = 1) -> Placement:
         """Formats and ranks. Published MoE checkpoints in fp8 scale weights block by block, and keep a 16-bit cache."""
@@ -96,6 +99,8 @@ def read_silicon_rows(path: Path) -> list[SiliconRow]:
         [time * 1e-3 for time in table.numbers("silicon_tpot_ms", above=0.0)],
         table.text("split"),
         [name.partition(" ")[0] for name in table.text("kernel_tables")],  # a remark may follow
+        [text.partition(";")[0].rpartition("=")[2] for text in table.text("silicon_data_source")],
+        [bool(_DATED.search(text)) for text in table.text("silicon_data_source")],
     )
     return [SiliconRow(*row) for row, keep in zip(zip(*columns, strict=True), wanted, strict=True) if keep]
 

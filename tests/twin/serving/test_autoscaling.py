@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from tests.twin.serving.test_service_classes import tenants
+from twin.cli import run as cli
 from twin.environment import Alarm, Priority
 from twin.serving.autoscaling import ScalingLog
 from twin.serving.prediction import growth_until
@@ -19,6 +21,7 @@ from twin.serving.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 DAY = {"profile": {"swing": 0.9, "period": 4.0, "peak_at": 2.0}}
 
 
@@ -291,6 +294,33 @@ def test_prefill_and_decode_engines_that_are_scaled_and_fail(
     )  # fmt: skip
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(["colocated", "disaggregated"]), outages(["engine-0", "engine-1"]), st.booleans())
+def test_a_planner_decides_alike_with_and_without_fast_forwarding(
+    layout: str, failures: list[dict[str, Any]], linear: bool
+) -> None:
+    """What a prediction begins with is known at every instant, and not at step ends alone."""
+    common = {
+        "policy": "slo", "max_replicas": 3, "sync_period": 0.25, "window": 0.5, "max_requests": 20,
+        "start_up": {"warm_up": 0.2}, "forecast": "linear" if linear else "constant",
+    }  # fmt: skip
+    link = {"bandwidth": 1e6, "latency": 0.01, "bytes_per_token": 100.0}
+    if layout == "colocated":
+        system: dict[str, Any] = {"replicas": 2, "autoscaling": {"engine": {**common, "goals": {"ttft_p99": "30ms"}}}}
+    else:
+        failures = [{**each, "engine": each["engine"].replace("engine", "decode")} for each in failures]
+        system = {
+            "layout": "disaggregated", "prefill_replicas": 1, "decode_replicas": 2, "link": link,
+            "autoscaling": {
+                "prefill": {**common, "goals": {"ttft_p90": "20ms"}},
+                "decode": {**common, "goals": {"tpot_p90": "5ms"}},
+            },
+        }  # fmt: skip
+    engine = {"max_num_seqs": 6}
+    check(scenario(workload={"arrivals": {"process": "poisson", "rate": 40, **DAY}}, engine=engine, system=system,
+                   failures=failures))  # fmt: skip
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(POLICIES), outages([f"engine-{i}" for i in range(3)]), st.sampled_from([0.0, 0.3]),
@@ -382,3 +412,14 @@ def test_a_pool_that_is_not_there_is_refused() -> None:
     document = scenario(system={"autoscaling": {"prefill": {"policy": "queue_length", "target": 1, "max_replicas": 2}}})
     with pytest.raises(BadInput, match=r"system\.autoscaling\.prefill: expected a pool: engine"):
         run(document)
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_commands_for_fixed_fleets_refuse_it(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section = "system.autoscaling={engine: {policy: queue_length, target: 1, max_replicas: 2}}"
+    if command == "validate":
+        assert cli(["validate", str(EXAMPLES / "validate-cpu.yaml"), "--set", section]) == 2
+    else:
+        (tmp_path / "s.yaml").write_text(write_yaml(scaled({"policy": "queue_length", "target": 1, "max_replicas": 2})))
+        assert cli(["plan", str(tmp_path / "s.yaml"), "--max-load", "--slo", "ttft_p99=1s"]) == 2
+    assert "system.autoscaling: got 'engine', expected none" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+import twin
 from latency_models.io.config_io import write_yaml
 from reports.serving.figures import simulation_figures
 from tests.twin.serving.scenarios import scenario
@@ -123,3 +124,15 @@ def test_runs_without_autoscaling_have_none_of_it(here: Path, capsys: pytest.Cap
     assert "autoscaling" not in found
     assert not {"autoscaling", "outages"} & found["summary"].keys()
     assert "engines" not in found["series"]
+
+
+def test_data_frames_have_engines_and_units(here: Path) -> None:
+    result = twin.simulate(
+        "s.yaml", {"workload.requests": 300, "failures": [{"engine": "l40s-0", "at": 5, "duration": 9}]}
+    )
+    assert {"up", "starting", "draining", "failed"} < set(result.timeseries)
+    units = result.summary["unit"]
+    names = [name for name in units.index if name.startswith(("autoscaling.", "outages."))]
+    assert units["outages.during.ttft.p99"] == "s"
+    assert units["autoscaling.gpu_hours"] == "h"
+    assert {name for name in names if not units[name]} == {"autoscaling.cost"}

@@ -1,0 +1,73 @@
+"""The TTFT of closed-loop benchmarks: by hand, beside a simulated client, and learned from rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import twin
+from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
+from latency_models.sources.aiconfigurator.protocol import POSSIBLE, Protocol, choose_protocol
+from latency_models.sources.aiconfigurator.silicon import SiliconRow
+from latency_models.sources.linear.step_time import LinearStepTime
+
+
+def state(concurrency: float, residents: float | None = None) -> ClosedLoop:
+    return ClosedLoop(0.0, 0.011, 0.01, 0.05, concurrency if residents is None else residents, round(concurrency))
+
+
+def test_by_hand() -> None:
+    # A tenth of the requests wait for (8 + 1)/2 prompts of 50 ms, the others for their own; all for two steps of 10 ms.
+    assert Protocol(10, 1.0).ttft(state(8), 8, 101) == pytest.approx(0.02 + 0.05 * (0.45 + 0.9))
+    # Seven run, one waits: a seventh of a life, which is the TTFT of those that run and 100 tokens.
+    own = 0.02 + 0.05 * (0.4 + 0.9)
+    assert Protocol(10, 1.0, 1).ttft(state(8), 8, 101) == pytest.approx(own + (own + 100 * 0.011) / 7)
+    assert Protocol(10, 1.0).ttft(state(8, 7), 8, 101) == pytest.approx(Protocol(10, 1.0, 1).ttft(state(8), 8, 101))
+
+
+def test_a_simulated_client_lies_among_the_protocols(tmp_path: Path) -> None:
+    """Drawn lengths, ten rounds: the simulated mean TTFT has a steady share between the lowest and the highest."""
+    step = {"source": "linear", "overhead": 0.01, "per_token": 5e-5, "per_kv_token": 1e-8}
+    lengths = {"distribution": "uniform", "low": 205, "high": 256}
+    scenario = {
+        "schema": "twin.scenario/1", "kind": "serving", "name": "client", "step_time": step,
+        "engine": {"num_gpu_blocks": 10**5, "max_num_batched_tokens": 256, "enable_prefix_caching": False},
+        "workload": {
+            "requests": 160, "prefill": lengths, "decode": lengths,
+            "arrivals": {"process": "closed_loop", "concurrency": 16},
+        },
+    }  # fmt: skip
+    (tmp_path / "client.yaml").write_text(yaml.safe_dump(scenario))
+    simulated = twin.simulate(tmp_path / "client.yaml", jobs=1).document["summary"]["ttft"]["mean"]
+    model = LinearStepTime(0.01, 5e-5, 1e-8, 0.0)
+    loop = closed_loop(model, 16, 230.5, 230.5, ahead=1.0, max_batched_tokens=256)
+    low, high = (Protocol(10, steady).ttft(loop, 16, 230.5) for steady in (1.0, 2.5))
+    assert low < simulated < high
+
+
+def row(concurrency: float, ttft: float, *, drawn: bool = False) -> SiliconRow:
+    return SiliconRow(
+        "id", "vllm", "h100_sxm", "llama-3.1-8b", "fp8", 1024, 101, concurrency, 1, 1, 1, ttft, 0.011, "calib", "t",
+        "source.csv", drawn,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [POSSIBLE[3], POSSIBLE[-2]])
+def test_rows_tell_their_protocol(made: Protocol) -> None:
+    counts = (8.0, 16.0, 32.0, 64.0)
+    loops = [state(count) for count in counts]
+    rows = [row(count, made.ttft(loop, count, 101)) for count, loop in zip(counts, loops, strict=True)]
+    known = choose_protocol(rows, loops)
+    assert known.protocol == made
+    assert known.half == pytest.approx(0.0, abs=1e-12)
+
+
+def test_rounds_of_inferencex_are_stated() -> None:
+    loops = [state(count) for count in (8.0, 64.0)]
+    rows = [
+        row(count, Protocol(5, 1.0).ttft(loop, count, 101), drawn=True)
+        for count, loop in zip((8.0, 64.0), loops, strict=True)
+    ]
+    assert choose_protocol(rows, loops).protocol.rounds == 10
