@@ -88,7 +88,9 @@ def _swapping(
             _pool(fleet, f"{name}-{model}", count, [model], engine, step_time, role) for model, count in counts.items()
         ]
     pools = []
-    for i, models in enumerate(balanced_groups(shares, engines)):
+    # Prefill engines can keep equal numbers of models in memory; one that swaps for decodes is better left to a few.
+    room = -(-len(shares) // engines) if role == "prefill" else len(shares)
+    for i, models in enumerate(balanced_groups(shares, engines, room)):
         assert fleet.swapping is not None, "the section is required of strategies that swap"
         swapping = fleet.swapping.model_copy(update={"models": len(models)})
         own = engine.model_copy(update={"weight_swapping": swapping}) if len(models) > 1 else engine
@@ -120,12 +122,18 @@ def replicas_by_share(shares: Mapping[str, float], engines: int) -> dict[str, in
     return replicas
 
 
-def balanced_groups(shares: Mapping[str, float], groups: int) -> list[list[str]]:
-    """Models in `groups` groups of similar shares: the most popular first, each to the group with the least so far."""
+def balanced_groups(shares: Mapping[str, float], groups: int, room: int) -> list[list[str]]:
+    """Models in `groups` groups of similar shares, of at most `room` models each.
+
+    The most popular model goes first, each to the group with the least so far that has room.
+    """
     heap: list[tuple[float, int]] = [(0.0, i) for i in range(groups)]
     found: list[list[str]] = [[] for _ in range(groups)]
     for model in sorted(shares, key=lambda model: -shares[model]):
         load, i = heap[0]
         found[i].append(model)
-        heapq.heapreplace(heap, (load + shares[model], i))
+        if len(found[i]) < room:
+            heapq.heapreplace(heap, (load + shares[model], i))
+        else:
+            heapq.heappop(heap)
     return [group for group in found if group]

@@ -44,6 +44,7 @@ class AdmittingCore(Protocol):
     kv_cache: KVCache
     kv_tiers: KVTiers | None
     model_slots: ModelSlots | None
+    gates_admission: bool
     decode_set: DecodeSet
     queues: list[WaitingQueue]
     running: dict[Sequence, None]
@@ -120,7 +121,7 @@ def _try_admit(core: AdmittingCore, chunks: list[Chunk], budget: int, sequence: 
     if budget <= 0:
         return NO_BUDGET
     nodes, num_cached, reclaimable = _get_computed_blocks(core, sequence)
-    if core.prefix_leaders or core.kv_tiers is not None or core.model_slots is not None:
+    if core.prefix_leaders or core.gates_admission:
         reason = _awaits_slot_or_prefix(core, sequence, nodes, reclaimable)
         if reason:
             return reason

@@ -49,6 +49,7 @@ class EngineCore:
         awaiting_transfer: finished sequences that keep their blocks until `release`.
         kv_tiers: tiers below the device, None without.
         model_slots: the models that the engine holds, None where it holds one or all.
+        gates_admission: whether there are tiers or slots, which a waiting sequence may have to wait for.
         admission_control: sheds arriving requests, None for none.
         prefix_leaders: first uncached prefix ids of prompts that are being computed.
         sequences: submitted and unfinished sequences by request id.
@@ -67,6 +68,7 @@ class EngineCore:
         self.kv_cache = make_cache(config.num_gpu_blocks, config.block_size, blocks_per_node, caching)
         self.kv_tiers = KVTiers(config.kv_offloading, self.kv_cache) if config.kv_offloading is not None else None
         self.model_slots = ModelSlots(config.model_slots) if config.model_slots is not None else None
+        self.gates_admission = self.kv_tiers is not None or self.model_slots is not None
         self.decode_set = DecodeSet(config.block_size)
         self.scheduling_policy = SCHEDULING_POLICIES.select(config.scheduling_policy)(**config.scheduling_parameters)
         limits = config.admission_control

@@ -141,7 +141,7 @@ def test_five_strategies_for_one_fleet() -> None:
     groups = [["model-0"], ["model-1"], ["model-2", "model-5"], ["model-3", "model-4"]]
     assert found["swapping"] == [(f"engine-{i}", "both", 1, group) for i, group in enumerate(groups)]
     assert found["multi_lora"] == [("engine", "both", 4, models)]
-    groups = [["model-0", "model-4"], ["model-1", "model-2", "model-3", "model-5"]]
+    groups = [["model-0", "model-4", "model-5"], ["model-1", "model-2", "model-3"]]
     assert found["sun"] == found["qsun"]
     assert found["sun"] == [
         *((f"prefill-{i}", "prefill", 1, group) for i, group in enumerate(groups)), ("decode", "decode", 2, models),
@@ -176,8 +176,9 @@ def test_replicas_even_out_the_share_of_an_engine() -> None:
     assert replicas_by_share({"a": 9.0, "b": 0.0}, 4) == {"a": 3, "b": 1}
 
 
-def test_groups_have_similar_shares() -> None:
-    assert balanced_groups({"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}, 2) == [["a", "d"], ["b", "c"]]
+def test_groups_have_similar_shares_and_no_more_models_than_room() -> None:
+    assert balanced_groups({"a": 9.0, "b": 3.0, "c": 2.0, "d": 1.0}, 2, 2) == [["a", "d"], ["b", "c"]]
+    assert balanced_groups({"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}, 2, 4) == [["a", "d"], ["b", "c"]]
 
 
 @pytest.mark.parametrize(
