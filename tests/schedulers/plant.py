@@ -214,7 +214,14 @@ class Plant:
         steps = min([core.steady_decode_steps(), *left, *(date - clock for date in dates if date > clock)])
         if steps < 2 or any(date == clock for date in dates):  # whatever happens at this instant may be in flight
             return 0
-        core.advance(steps)
+        tiers = core.kv_tiers
+        if tiers is None:
+            core.advance(steps)
+        else:
+            for i in range(steps):  # a block that is evicted leaves for a tier at that instant
+                tiers.now = float(clock + i)
+                core.advance(1)
+                self._copy(clock + i, computed=False)
         self.quiet = max(self.quiet[0] - steps, 0), self.quiet[1]
         core.check_integrity()
         self.steps += [

@@ -41,7 +41,7 @@ class MessageSizes:
 
     row: int
     prefix_id_tokens: int = 16
-    request: int = 120
+    request: int = 128
     prompt_token: int = 8
     prefix_block: int = 16
 
