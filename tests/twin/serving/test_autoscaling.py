@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import records, reported, run, scenario
+from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
@@ -213,19 +214,6 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 QUICK = {"scale_down": {"stabilization_window": 0.3}, "scale_up": {"policies": [{"type": "engines", "value": 2}]}}
-
-
-def outages(engines: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    return st.lists(
-        st.fixed_dictionaries(
-            {
-                "engine": st.sampled_from(engines),
-                "at": st.floats(0.0, 3.0),
-                "duration": st.sampled_from([1e-6, 0.01, 0.3, 2.0]),
-            }
-        ),
-        max_size=6,
-    )
 
 
 def check(document: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, reported, run
-from tests.twin.serving.test_autoscaling import DAY, POLICIES, QUICK, check_seconds, outages
+from tests.twin.serving.test_autoscaling import DAY, POLICIES, QUICK, check_seconds
+from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
 from twin.serving.simulation import Run
 

@@ -17,7 +17,7 @@ COLOCATED = ["engine-0", "engine-1"]
 APART = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
 
 
-def outages(engines: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+def outages(engines: list[str], *, fewest: int = 0) -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(
         st.fixed_dictionaries(
             {
@@ -26,7 +26,7 @@ def outages(engines: list[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
                 "duration": st.sampled_from([1e-6, 0.01, 0.3, 2.0]),
             }
         ),
-        min_size=1,
+        min_size=fewest,
         max_size=8,
     )
 
@@ -51,7 +51,7 @@ def check(document: dict[str, Any]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    outages(APART),
+    outages(APART, fewest=1),
     st.booleans(),
     st.booleans(),
     st.sampled_from([2e4, 2e5, 1e9]),
@@ -85,7 +85,7 @@ def test_prefill_and_decode_engines_that_fail(
 
 
 @settings(max_examples=40, deadline=None)
-@given(outages(COLOCATED), st.booleans(), st.sampled_from([20, 400]))
+@given(outages(COLOCATED, fewest=1), st.booleans(), st.sampled_from([20, 400]))
 def test_colocated_engines_that_fail(failures: list[dict[str, Any]], asynchronous: bool, blocks: int) -> None:
     check(
         scenario(
