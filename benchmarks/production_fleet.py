@@ -81,6 +81,7 @@ def scenario(requests: int, parts: tuple[str, ...]) -> dict[str, Any]:
         "engine": engine,
         "step_time": {"source": "linear", "overhead": 0.0083, "per_token": 6.2e-5, "per_kv_token": 3.2e-7},
         "system": system,
+        "detail": False,
     }  # fmt: skip
 
 

@@ -53,12 +53,14 @@ class SimulatedSpeculation:
     def __init__(self, acceptance: Acceptance, num_speculative_tokens: int, seed: int) -> None:
         self._acceptance = acceptance
         self._seed = _mixed(seed + 1)
+        self._keys: dict[int, int] = {}  # of requests that have drawn, until they end
         self.stats = SpeculationStats(num_speculative_tokens)
 
     def attach(self, core: EngineCore | LockstepGroup) -> None:
         """Have a new scheduler ask for drafts here, and count here."""
         assert isinstance(core, SpeculativeEngineCore)
         core.propose, core.stats = self._propose, self.stats
+        self._keys.clear()
 
     def stopped(self, core: EngineCore | LockstepGroup, batch: Batch) -> list[Sequence]:
         """Tell the scheduler what a step has decoded. Returns the sequences whose answers end with it."""
@@ -76,6 +78,8 @@ class SimulatedSpeculation:
             if chunk.last and chunk.sequence.state == DECODING and _tokens_left(chunk.sequence) <= 0:
                 stopped.append(chunk.sequence)
         core.record_outputs(batch, accepted, emitted)
+        for sequence in stopped:
+            self._keys.pop(sequence.request.id, None)
         return stopped
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:
@@ -98,7 +102,11 @@ class SimulatedSpeculation:
         """A number from [0, 1) for this request and position of its answer."""
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
         position = record.delivered + sequence.num_output_tokens + stream
-        return _mixed(_mixed(self._seed ^ sequence.request.id) + position) / 2.0**64
+        number = sequence.request.id
+        key = self._keys.get(number)
+        if key is None:
+            key = self._keys[number] = _mixed(self._seed ^ number)
+        return _mixed(key + position) / 2.0**64
 
 
 def _tokens_left(sequence: Sequence) -> int:
