@@ -130,6 +130,8 @@ class Engine:
         self._reservations: list[tuple[RequestRecord, Answer]] = []
         self._running: deque[RunningStep] = deque()
         self._answer_ends = AnswerEnds()
+        # Of prompts that are computed again: the step of the token before. They may be preempted once more meanwhile.
+        self._step_before: dict[Sequence, int] = {}
         self._window: Window | None = None
         self._fast_forward: FastForward | None = None
         if fast_forward:
@@ -405,6 +407,7 @@ class Engine:
         self._loaded.clear()
         self._running.clear()
         self._answer_ends.clear()
+        self._step_before.clear()
         self.backlog.lose_all(now)
         if not self.failed:
             self._failed_at = now
@@ -550,10 +553,15 @@ class Engine:
     def _first_token(self, sequence: Sequence, end: float) -> None:
         """Note the first token after a prompt was computed, for the first time or again after a preemption."""
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        before = self._step_before.pop(sequence, 0) if self._step_before else 0
         if record.first_token == UNSET:
             record.first_token = end + self._deliver
-        elif sequence.preempted_step:
-            self.log.odd_gaps.append(end - self.log.end_of(self._lost_steps + sequence.preempted_step - 1))
+        elif before:
+            self.log.odd_gaps.append(end - self._end_of_step(before))
+
+    def _end_of_step(self, step: int) -> float:
+        """When a step of the present scheduler ended, seconds. `step`: its `Batch.step_index`."""
+        return self.log.end_of(self._lost_steps + step - 1)
 
     def _finish(self, sequence: Sequence, end: float) -> None:
         record: RequestRecord = sequence.payload  # type: ignore[assignment]
@@ -628,6 +636,8 @@ class Engine:
             if record.scheduled < 0:
                 record.scheduled = now
                 record.cached_tokens = sequence.num_cached_tokens
+            if chunk.last and sequence.preempted_step:
+                self._step_before[sequence] = sequence.preempted_step
             if chunk.last and sequence.state == DECODING and self.speculation is None:
                 self._answer_ends.expect(sequence, batch.step_index)
             if self.on_chunk is not None and not chunk.last:

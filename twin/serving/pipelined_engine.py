@@ -19,7 +19,7 @@ from schedulers.sequence import Sequence
 from twin.environment import Environment
 from twin.serving.answer_ends import AnswerEnds
 from twin.serving.engine import Engine, Watch
-from twin.serving.records import UNSET, EngineLog, RequestRecord
+from twin.serving.records import EngineLog, RequestRecord
 
 
 class PipelinedEngine(Engine):
@@ -55,8 +55,6 @@ class PipelinedEngine(Engine):
         self._stage_free, self._link_free = [0.0] * size, [0.0] * size
         self._durations: deque[list[float]] = deque()  # of the batches in flight in each stage, seconds
         self._ends_of = [AnswerEnds() for _ in range(size)]
-        # Of prompts that are computed again: the step of the token before. They may be preempted once more meanwhile.
-        self._step_before: dict[Sequence, int] = {}
         self._lost_of = [0] * size  # steps of each micro-batch that earlier schedulers had
 
     @property
@@ -81,9 +79,6 @@ class PipelinedEngine(Engine):
             if batch.chunks or batch.transferred:
                 self._answer_ends = self._ends_of[micro_batch_of(batch.step_index)]
                 self._note_starts(batch, now)
-                for chunk in batch.chunks:
-                    if chunk.last and chunk.sequence.preempted_step:
-                        self._step_before[chunk.sequence] = chunk.sequence.preempted_step
 
     def _pass_stages(self, batch: Batch, now: float) -> tuple[float, float]:
         """When a batch enters the first stage and leaves the last one, seconds."""
@@ -114,18 +109,10 @@ class PipelinedEngine(Engine):
             self.stage_busy[stage] += seconds
         return super()._end_step(batch, start, end)
 
-    def _first_token(self, sequence: Sequence, end: float) -> None:
-        """See `Engine._first_token`."""
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        before = self._step_before.pop(sequence, 0)
-        if record.first_token == UNSET:
-            record.first_token = end + self._deliver
-            return
-        if not before:
-            return
-        number = micro_batch_of(before)
-        step = self._lost_of[number] + before % MICRO_BATCH_STEPS - 1
-        self.log.odd_gaps.append(end - self.log.micro_batches[number].end_of(step))
+    def _end_of_step(self, step: int) -> float:
+        """See `Engine._end_of_step`."""
+        number = micro_batch_of(step)
+        return self.log.micro_batches[number].end_of(self._lost_of[number] + step % MICRO_BATCH_STEPS - 1)
 
     def _next_visit_tells(self) -> bool:
         """See `Engine._next_visit_tells`."""
@@ -141,7 +128,6 @@ class PipelinedEngine(Engine):
         size = len(self._ends_of)
         self._ends_of = [AnswerEnds() for _ in range(size)]
         self._durations.clear()
-        self._step_before.clear()
         self._stage_free, self._link_free = [self._env.now] * size, [self._env.now] * size
         return lost
 

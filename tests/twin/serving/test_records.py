@@ -73,3 +73,22 @@ def test_latencies_between_tokens_in_parts_are_those_of_the_whole(
     in_parts = summary.summarise(result, spec)["itl"]
     assert in_parts.pop("mean") == pytest.approx(together.pop("mean"), rel=1e-12)
     assert in_parts == together
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_latencies_between_tokens_add_up_to_the_time_of_decoding(asynchronous: bool, seed: int) -> None:
+    """Also where a prompt that is computed again is preempted before its step has ended."""
+    document = scenario(
+        seed=seed, engine={"num_gpu_blocks": 12, "async_scheduling": asynchronous},
+        workload={
+            "prefill": {"distribution": "uniform", "low": 1, "high": 30},
+            "decode": {"distribution": "uniform", "low": 20, "high": 80},
+            "arrivals": {"process": "poisson", "rate": 400},
+        },
+    )  # fmt: skip
+    result, spec = run(document), prepare(document, Path("scenario.yaml")).cases[0].plan.scenario.measure
+    table = result.columns.table()
+    assert table["preemptions"].max() > 0
+    gaps, weights = summary.pooled_gaps(result.logs, spec)
+    assert (gaps * weights).sum() == pytest.approx((table["last_token"] - table["first_token"]).sum())
