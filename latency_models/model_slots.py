@@ -29,7 +29,33 @@ class LoRACost:
         return self.step + adapters * self.adapter + rows * self.row if adapters else 0.0
 
 
-class ModelSlotsStepTime(StepTimeModel):
+class _OnBase(StepTimeModel):
+    """Step times made of others, with their unknowns, their origin, and the memory of the same device.
+
+    Attributes:
+        base: the others. What slots take of the memory is not counted, and a part of a device has that of the whole.
+    """
+
+    base: StepTime
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """See `StepTime.unknowns`."""
+        return self.base.unknowns()
+
+    def outside(self) -> Mapping[str, float]:
+        """See `StepTime.outside`."""
+        return self.base.outside()
+
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """See `StepTime.measured_deployment`."""
+        return self.base.measured_deployment()
+
+    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
+        """See `StepTime.kv_tokens`."""
+        return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs)
+
+
+class ModelSlotsStepTime(_OnBase):
     """A step of the base model, the products of its adapters, and the loads before it.
 
     Args:
@@ -70,32 +96,16 @@ class ModelSlotsStepTime(StepTimeModel):
         models = [sequence.request.model for sequence in decodes if sequence.request.model != self.base_model]
         return set(models), len(models)
 
-    def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`."""
-        return self.base.unknowns()
-
     def vary(self, scores: Mapping[str, float]) -> StepTime:
         """See `StepTime.vary`."""
         return ModelSlotsStepTime(self.base.vary(scores), self.cost, self.load, self.cold_load, self.base_model)
 
-    def outside(self) -> Mapping[str, float]:
-        """See `StepTime.outside`."""
-        return self.base.outside()
 
-    def measured_deployment(self) -> MeasuredDeployment | None:
-        """See `StepTime.measured_deployment`."""
-        return self.base.measured_deployment()
-
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """See `StepTime.kv_tokens`. What the slots take is not counted."""
-        return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs)
-
-
-class PartitionedStepTime(StepTimeModel):
+class PartitionedStepTime(_OnBase):
     """Steps on an equal part of a device: of its compute units and of its bandwidth, as MIG and MPS give them out.
 
-    Every step takes `parts` times as long as on the whole device. Overheads of the host do not, which makes this an
-    upper bound.
+    Every step takes `parts` times as long as on the whole device. The host's overhead would not grow, so that this is
+    an upper bound.
     """
 
     def __init__(self, base: StepTime, parts: int) -> None:
@@ -109,22 +119,6 @@ class PartitionedStepTime(StepTimeModel):
         """See `StepTime.decode_seconds`."""
         return [seconds * self.parts for seconds in self.base.decode_seconds(decodes, kv, longest, steps)]
 
-    def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`."""
-        return self.base.unknowns()
-
     def vary(self, scores: Mapping[str, float]) -> StepTime:
         """See `StepTime.vary`."""
         return PartitionedStepTime(self.base.vary(scores), self.parts)
-
-    def outside(self) -> Mapping[str, float]:
-        """See `StepTime.outside`."""
-        return self.base.outside()
-
-    def measured_deployment(self) -> MeasuredDeployment | None:
-        """See `StepTime.measured_deployment`."""
-        return self.base.measured_deployment()
-
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """See `StepTime.kv_tokens`: of the whole device."""
-        return self.base.kv_tokens(gpu_memory_utilization, max_num_seqs)

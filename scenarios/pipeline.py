@@ -37,7 +37,7 @@ class PipelineSpec(Strict):
     link: StageLinkSpec | None = None
 
     def build(self, stages: int, step_time: StepTime | None) -> Stages:
-        """The stages of an engine that has so many.
+        """Divide an engine into stages.
 
         Raises:
             BadInput: another number of stages or layers, or a link that nobody knows.

@@ -85,7 +85,7 @@ def read_columns(path: Path) -> Columns:
     """
     if path.suffix == ".parquet":
         return _parquet_columns(path)
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
         rows = list(reader)
@@ -102,7 +102,7 @@ def read_columns(path: Path) -> Columns:
 
 def _numbered(path: Path, header: Sequence[str]) -> tuple[list[list[str]], list[int]]:
     """The rows of a file that has blank lines, cells of several lines or faults, and the lines on which they end."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     next(reader, None)
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -134,7 +134,12 @@ def _parquet_columns(path: Path) -> Columns:
     return Columns(path, table.column_names, list(zip(*cells, strict=True)), range(1, table.num_rows + 1))
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A text file's content, unpacked if it is a gzip file, and without a byte order mark.
+
+    Raises:
+        BadInput: it cannot be read, is cut short, or is not UTF-8.
+    """
     try:
         data = path.read_bytes()
         if data.startswith(b"\x1f\x8b"):

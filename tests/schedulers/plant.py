@@ -49,6 +49,14 @@ class Visit:
         return min(1 if self.way == "sent" else max(self.limit, 1), max(self.stop, 1 + (self.way == "received")))
 
 
+def check_ends(plant: Plant, story: list[Visit]) -> None:
+    """Check that only visits that abort were aborted, and that those that finished have all their tokens."""
+    for id, visit in enumerate(story):
+        how, tokens = plant.ends[id]
+        assert how != "aborted" or visit.abort is not None
+        assert how != "finished" or tokens == visit.tokens
+
+
 class Plant:
     """One run. `depth` steps may be begun and not ended.
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig, KVOffloading, OneShotBudget, TierConfig
-from tests.schedulers.plant import NEVER, Plant, Visit
+from tests.schedulers.plant import NEVER, Plant, Visit, check_ends
 
 chats = st.builds(
     Visit,
@@ -94,10 +94,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]) -> None:
     """`Plant` checks each step; to the end everybody has ended once, and every block is free."""
     plant = Plant(config, policy, depth).run(story)
-    for id, visit in enumerate(story):
-        how, tokens = plant.ends[id]
-        assert how != "aborted" or visit.abort is not None
-        assert how != "finished" or tokens == visit.tokens
+    check_ends(plant, story)
 
 
 @settings(max_examples=200, deadline=None)

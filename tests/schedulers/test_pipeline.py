@@ -12,7 +12,7 @@ from latency_models.stages import StageLink, Stages, stage_layers
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from schedulers.pipeline import PipelinedEngineCore
-from tests.schedulers.plant import Plant, Visit
+from tests.schedulers.plant import Plant, Visit, check_ends
 from tests.schedulers.test_engine_properties import configs, policies, stories
 from workloads.request import Request
 
@@ -27,10 +27,7 @@ def allowed(config: EngineConfig) -> EngineConfig:
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, stages: int, story: list[Visit]) -> None:
     """`Plant` checks each step; `check_integrity`, that a sequence decodes in one batch in flight."""
     plant = Plant(allowed(config), policy, stages, pipelined=True).run(story)
-    for id, visit in enumerate(story):
-        how, tokens = plant.ends[id]
-        assert how != "aborted" or visit.abort is not None
-        assert how != "finished" or tokens == visit.tokens
+    check_ends(plant, story)
 
 
 @settings(max_examples=200, deadline=None)

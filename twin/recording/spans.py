@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from latency_models.io.tables import read_text
 from twin.recording.run_writer import RunWriter
 from workloads.errors import BadInput
 
@@ -73,12 +74,7 @@ def _spans(file: Path) -> Iterator[Document]:
 
 def _documents(file: Path) -> Iterator[tuple[int | None, Document]]:
     """The documents of a file, each with its line where there is one a line."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"expected a readable file: {error.strerror}", file=file) from None
-    except UnicodeDecodeError:
-        raise BadInput("expected a text file in UTF-8", file=file) from None
+    text = read_text(file)
     try:
         yield None, json.loads(text)
         return

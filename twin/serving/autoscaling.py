@@ -50,10 +50,12 @@ class ScalingLog:
 
     def engine_seconds(self, end: float) -> dict[str, float]:
         """The time up to `end` for which each engine is paid, seconds, by name."""
-        return {
-            name: sum(max(min(end if stop is None else stop, end) - start, 0.0) for start, stop in spans)
-            for name, spans in self.paid.items()
-        }
+        return {name: self.seconds(name, end) for name in self.paid}
+
+    def seconds(self, name: str, end: float) -> float:
+        """The time up to `end` for which one engine is paid, seconds; 0.0 for one that was never started."""
+        spans = self.paid.get(name, [])
+        return sum((max(min(end if stop is None else stop, end) - start, 0.0) for start, stop in spans), 0.0)
 
 
 class Autoscaling:

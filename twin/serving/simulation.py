@@ -111,7 +111,7 @@ class Run:
         """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
         for log in self.scaling or ():
             if name in log.engines:
-                return log.engine_seconds(self.end).get(name, 0.0)
+                return log.seconds(name, self.end)
         return self.end
 
     def request_table(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Simulation:
             env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
             for failure in scenario.failures
         ]
-        self.autoscaling = self._autoscaling(draw, replication) if scenario.system.autoscaling else None
+        self.autoscaling = self._autoscaling(draw, seed) if scenario.system.autoscaling else None
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
         if watch is None and (self.shed is None or not self._retries.attempts):
             _foresee(plan, self.system, self.clients)
@@ -202,10 +202,9 @@ class Simulation:
             self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
         )
 
-    def _autoscaling(self, draw: Draw, replication: int) -> Autoscaling:
+    def _autoscaling(self, draw: Draw, seed: int) -> Autoscaling:
         from twin.serving.autoscaling import Autoscaling
 
-        seed = (self.plan.scenario.seed << 20) + replication
         return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
 
     def _arrived(self, record: RequestRecord) -> None:

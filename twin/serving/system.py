@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 import simpy
 from simpy.events import Event, Process
@@ -304,18 +305,8 @@ class System:
         if engine is None:
             self._stranded.append(record)
             return
-        rest = Request(
-            request.id,
-            request.arrival,
-            request.prompt_tokens + record.delivered,
-            request.max_tokens - record.delivered,
-            request.model,
-            request.prefix_blocks,
-            request.task,
-            request.priority,
-            request.session,
-            request.tenant,
-            request.service_class,
-            request.ttft_goal,
+        delivered = record.delivered
+        rest = replace(
+            request, prompt_tokens=request.prompt_tokens + delivered, max_tokens=request.max_tokens - delivered
         )
         engine.submit(record, rest)

@@ -43,6 +43,13 @@ from tests.live.topologies.answers import (  # noqa: E402
 )
 
 
+def check_whole_or_aborted(generations: list[Generation], whole: list[list[int]]) -> None:
+    """Check that outputs are the whole ones, or where requests were aborted the first tokens of them."""
+    for each, output in zip(generations, whole, strict=True):
+        assert each.output == output[: len(each.output)]
+        assert each.finish_reason == "abort" or each.output == output
+
+
 def layout(
     prefill: int,
     decode: int,
@@ -231,9 +238,7 @@ def test_aborts_at_any_moment_free_everything() -> None:
     pools.run()
     aborted = [each for each in generations if each.finish_reason == "abort"]
     assert 5 < len(aborted) < 40
-    for each, output in zip(generations, whole, strict=True):
-        assert each.output == output[: len(each.output)]
-        assert each.finish_reason == "abort" or each.output == output
+    check_whole_or_aborted(generations, whole)
     check_empty(pools)
 
 
@@ -447,9 +452,7 @@ def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) ->
     pools.run()
     aborted = [each for each in generations if each.finish_reason == "abort"]
     assert 5 < len(aborted) < 55
-    for each, output in zip(generations, whole, strict=True):
-        assert each.output == output[: len(each.output)]
-        assert each.finish_reason == "abort" or each.output == output
+    check_whole_or_aborted(generations, whole)
     check_empty(pools)
     assert any(GIVEN_UP in each for each in pools.states.values())
     assert all(each[-1] != MORE for each in pools.states.values())

@@ -287,7 +287,7 @@ def test_prefill_and_decode_engines_that_are_scaled_and_fail(
 def test_a_planner_decides_alike_with_and_without_fast_forwarding(
     layout: str, failures: list[dict[str, Any]], linear: bool
 ) -> None:
-    """What a prediction begins with is known at every instant, and not at step ends alone."""
+    """A prediction begins with a state that is known at every instant, and not at step ends alone."""
     common = {
         "policy": "slo", "max_replicas": 3, "sync_period": 0.25, "window": 0.5, "max_requests": 20,
         "start_up": {"warm_up": 0.2}, "forecast": "linear" if linear else "constant",

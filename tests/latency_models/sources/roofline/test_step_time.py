@@ -206,7 +206,7 @@ def test_stages_and_messages_sum_to_the_step() -> None:
 
 
 def test_the_stage_with_the_least_memory_bounds_the_cache() -> None:
-    """Of 32 layers in 3 stages, 11, 11 and 10: the first has the embedding besides."""
+    """Three stages have 11, 11 and 10 of 32 layers, and the first has the embedding besides."""
     model, hardware = load_model("llama-3.1-8b"), load_hardware("l40s")
     memory = device_memory(model, hardware, Placement(pipeline_parallel=3))
     one = device_memory(model, hardware, Placement())
