@@ -17,6 +17,7 @@ from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
 from scenarios.reading import check
+from scenarios.speculation import SpeculativeSpec
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from workloads.errors import BadInput
 
@@ -62,6 +63,8 @@ class ProfilingSpec(Strict):
     Attributes:
         rounds: number of rounds; every fifth is held out for evaluation.
         max_steps, max_prompt_tokens, max_output_tokens: limits within a round.
+        answers: with speculative decoding, answers to other requests of the workload, from which it is found what is
+            drafted and how much of it is right.
         in_turns: of several engines, profile them in turns with each replay, too, some milliseconds at a time, and
             predict by that.
     """
@@ -76,6 +79,7 @@ class ProfilingSpec(Strict):
     max_steps: Probes = Field(default=100, ge=10)
     max_prompt_tokens: PositiveTokens
     max_output_tokens: PositiveTokens
+    answers: Probes = 100
     in_turns: bool = False
 
 
@@ -143,8 +147,7 @@ class ValidationScenario(Strict):
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
         if self.engine.speculative_config is not None:
-            expected = "expected none: the acceptance of drafts depends on the text, and prompts here are random"
-            raise BadInput(expected, field="engine.speculative_config")
+            self._check_speculation(self.engine.speculative_config)
         if self.engine.pipeline_parallel_size > 1:
             expected = "expected 1: a live engine has all layers on one device"
             raise BadInput(expected, field="engine.pipeline_parallel_size", value=self.engine.pipeline_parallel_size)
@@ -152,6 +155,16 @@ class ValidationScenario(Strict):
             expected = "expected off with engine.async_scheduling: no time is left between steps"
             raise BadInput(expected, field="machine_speed")
         return self
+
+    def _check_speculation(self, spec: SpeculativeSpec) -> None:
+        field = "engine.speculative_config"
+        if spec.method != "ngram":
+            expected = "expected ngram: the live engine has no draft model"
+            raise BadInput(expected, field=f"{field}.method", value=spec.method)
+        if spec.states_acceptance or spec.acceptance_profile is not None:
+            raise BadInput("expected no acceptance and no proposed: they are measured", field=field)
+        if isinstance(self.system, DisaggregatedSpec):
+            raise BadInput("expected none with layout: disaggregated", field=field)
 
     @model_validator(mode="after")
     def _one_engine(self) -> ValidationScenario:
@@ -220,15 +233,21 @@ class ValidationScenario(Strict):
             raise BadInput("expected off with clock: direct, or clock: wall", field="machine_speed")
         return self.model_copy(update={"clock": clock})
 
-    def serving(self, calibration: Path, rate: float | None, frontend: Mapping[str, float]) -> dict[str, Any]:
+    def serving(
+        self, calibration: Path, rate: float | None, frontend: Mapping[str, float], drafts: Path | None = None
+    ) -> dict[str, Any]:
         """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request.
 
-        `frontend`: fields of `system.frontend`, of several engines.
+        Args:
+            frontend: fields of `system.frontend`, of several engines.
+            drafts: measured outcomes of drafts, of an engine that speculates.
         """
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
         scenario = self._serving(step_time, rate)
         if frontend and isinstance(self.system, DisaggregatedSpec):
             scenario["system"]["frontend"] = dict(frontend)
+        if drafts is not None:
+            scenario["engine"]["speculative_config"]["acceptance_profile"] = str(drafts.resolve())
         return scenario
 
     def serving_without_times(self) -> dict[str, Any]:

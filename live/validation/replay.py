@@ -16,6 +16,7 @@ from live.generation import Generation
 from live.memory import no_garbage_collection
 from live.validation.machine_speed import SpeedReadings
 from schedulers.batches import Batch
+from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class ReplayResult:
         steps: in order.
         followed: of each step, whether the engine began the next one without waiting for an arrival.
         readings: of the speed probes, in order.
+        speculation: counters of drafts; None without speculative decoding.
         profiled: nothing is profiled in turns with a replay.
     """
 
@@ -48,6 +50,7 @@ class ReplayResult:
     steps: list[TimedStep]
     followed: list[bool]
     readings: list[Reading]
+    speculation: SpeculationStats | None = None
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:
@@ -122,4 +125,6 @@ def replay(
                     break
                 clock.wait_until(waiting[sent].request.arrival)
     engine.watch = None
-    return ReplayResult(list(generations), waiting, noticed, steps, followed, speed.readings if speed else [])
+    core = engine.core
+    stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
+    return ReplayResult(list(generations), waiting, noticed, steps, followed, speed.readings if speed else [], stats)

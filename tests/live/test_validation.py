@@ -85,6 +85,12 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
         ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "machine_speed: expected off with"),
         ("repeats: 2", "repeats: 2\nclock: direct", "machine_speed: expected off with clock: direct"),
+        ("engine: {", "engine: {speculative_config: {method: draft_model, num_speculative_tokens: 2}, ", "method: got"),
+        (
+            "engine: {",
+            "engine: {speculative_config: {method: ngram, num_speculative_tokens: 2, acceptance: 0.5}, ",
+            "engine.speculative_config: expected no acceptance and no proposed: they are measured",
+        ),
         ("repeats: 2", "repeats: 2\nclock: cpu", "clock: got 'cpu', expected 'wall' or 'direct'"),
     ],
 )
@@ -157,6 +163,59 @@ def test_the_clock_is_direct_where_the_cpu_time_of_one_thread_is_all(
             checked.on_device(device)
     else:
         assert checked.on_device(device).clock == chosen
+
+
+SPECULATING = (
+    UNREAD.replace(
+        "engine: {", "engine: {speculative_config: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}, "
+    )
+    .replace("rounds: 10", "answers: 8, rounds: 10")
+    .replace("max_output_tokens: 8", "max_output_tokens: 48")
+    .replace("distribution: fixed, mean: 6", "distribution: fixed, mean: 40")
+)
+
+
+def test_a_validation_of_an_engine_that_speculates(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafts are measured in other answers; a step's drafts are features of it; acceptance is compared."""
+    config = scenario.parent / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 12}))
+    scenario.write_text(SPECULATING)
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    assert run([*again, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    folder = Path(document["run"]["directory"])
+    outcomes = json.loads((folder / "draft-outcomes.json").read_text())
+    assert len(outcomes["answers"]) == 8
+    assert {len(each["drafted"]) for each in outcomes["answers"]} == {41}
+    assert document["calibration"]["largest"]["drafted"] >= 1
+    for load in document["loads"]:
+        for name in ("acceptance_rate", "tokens_per_decode"):
+            entry = load["metrics"][f"speculation.{name}"]
+            assert entry["measured"] > 0
+            assert entry["inside"] is not None
+        assert load["metrics"]["tpot.mean"]["parts"]["drafts"] > 0
+        for live, twin in zip(load["measured"], load["predicted"], strict=True):
+            emitted = [each["speculation"]["num_emitted_tokens"] for each in (live, twin)]
+            assert emitted == [39 * load["requests"]] * 2
+    # The same command has nothing left to run; the fitted steps serve again, with drafts measured anew.
+    assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]"]) == 0
+    printed = capsys.readouterr()
+    assert "measuring drafts in 8 answers" in printed.err
+    assert "Drafts that were accepted, by position" in printed.out
+
+
+def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(UNREAD)
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
+    assert run(again) == 0
+    file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
+    scenario.write_text(SPECULATING)
+    assert run([*again, "--calibration", str(file)]) == 2
+    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in capsys.readouterr().err
 
 
 def test_a_workload_beyond_the_models_context_is_one_line(

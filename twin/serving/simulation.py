@@ -130,6 +130,8 @@ class Simulation:
         watch: called for each step that begins: for every step with `fast_forward: false`, else for those that are not
             passed over.
         machine_speed: of the machine over time, unknown to the scheduler; None: constant.
+        drafts: which luck the drafts have, in the same replication; where their outcomes were measured, other numbers
+            than 0 also draw which ones might have been.
         sink: gets the finished requests in parts, which then leave memory but for what the summary needs.
 
     Attributes:
@@ -146,6 +148,7 @@ class Simulation:
         watch: Watch | None = None,
         machine_speed: MachineSpeed | None = None,
         sink: Sink | None = None,
+        drafts: int = 0,
     ) -> None:
         if isinstance(scenario, ServingPlan):
             plan, scenario = scenario, scenario.scenario
@@ -161,7 +164,10 @@ class Simulation:
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         seed = (scenario.seed << 20) + replication
-        parts = Parts(plan, env, for_routing, draw, watch, machine_speed, speculation_seed=seed)
+        luck = seed + (drafts << 52)
+        parts = Parts(
+            plan, env, for_routing, draw, watch, machine_speed, speculation_seed=luck, drafts=drafts
+        )  # fmt: skip
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))

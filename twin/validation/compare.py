@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
+from schedulers.speculation import SpeculationStats
 from twin.serving.machine_speed import MachineSpeed
+from twin.serving.speculation import describe_speculation
 from twin.serving.timeseries import curve
 from twin.validation.recordings import TimedBatch
 
@@ -31,6 +33,9 @@ GOALS = {
 
 STEP_GOAL = 0.05
 """Limit of the median of |predicted / measured − 1| over all steps of the forecast."""
+
+OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decode")
+"""Metrics of speculative decoding, as in the simulation document."""
 
 CONFIDENCE = 0.95
 WORST = 10
@@ -86,12 +91,14 @@ def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """The summary of a live run, with the keys of `twin.simulation/1`."""
+def summary(columns: Mapping[str, Floats], speculation: SpeculationStats | None = None) -> dict[str, Any]:
+    """The summary of a live run, with the keys of `twin.simulation/1`. `speculation`: its counters of drafts."""
     seconds = float(columns["last_token"].max() - columns["arrival"].min())
     result: dict[str, Any] = {name: spread(values) for name, values in metrics(columns).items()}
     result["output_throughput"] = float(columns["output_tokens"].sum()) / seconds
     result["request_throughput"] = len(columns["arrival"]) / seconds
+    if speculation is not None:
+        result["speculation"] = describe_speculation([speculation])
     return result
 
 
@@ -110,7 +117,7 @@ def compare_load(
         others: other predictions of the same repeats, by the key of their error.
     """
     metrics = {}
-    for name in _names(measured[0]):
+    for name in _names([*measured, *predicted]):
         live = np.array([_pick(each, name) for each in measured])
         twin = np.array([_pick(each, name) for each in predicted])
         errors = twin / live - 1
@@ -190,9 +197,17 @@ def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
     return lines
 
 
-def _names(summary: Mapping[str, Any]) -> list[str]:
-    nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if summary[key] for inner in summary[key]]
-    return [*nested, "output_throughput", "request_throughput"]
+def _names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    first = summaries[0]
+    nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if first[key] for inner in first[key]]
+    drafted = [
+        f"speculation.{name}" for name in OF_SPECULATION if all(_known(each, "speculation", name) for each in summaries)
+    ]
+    return [*nested, "output_throughput", "request_throughput", *drafted]
+
+
+def _known(summary: Mapping[str, Any], section: str, name: str) -> bool:
+    return bool(summary.get(section)) and bool(summary[section][name])
 
 
 def _pick(summary: Mapping[str, Any], name: str) -> float:

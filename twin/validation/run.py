@@ -26,7 +26,8 @@ from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
-from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals
+from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
+from twin.validation.drafting import measured_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
 from twin.validation.machine_speed import Correction, require_speed_probes
 from twin.validation.recordings import Recording
@@ -66,22 +67,26 @@ def run_validation(
     require_speed_probes(beforehand, backend)
     clock = scenario.clock or "wall"
     _require_clock(beforehand, clock)
-    capacity = _capacity(_plan(scenario, base, beforehand, None))
+    drafts = None
+    if scenario.engine.speculative_config is not None:
+        _require_drafts(beforehand)
+        drafts = measured_drafts(backend, scenario, base, run, note)
+    capacity = _capacity(_plan(scenario, base, beforehand, drafts, None))
     note(f"predicted capacity: {capacity:.2f} requests/s")
 
-    plans = _plans(scenario, base, beforehand, capacity)
+    plans = _plans(scenario, base, beforehand, drafts, capacity)
     recordings = _replay_all(backend, scenario, plans, run, model, note)
     corrections: dict[float, Correction] = {}
     fitted = beforehand
     forecast = plans
     if model.profiled_beside:
         fitted = beforehand = model.fitted_file(FITTED, beside=True)
-        plans = _plans(scenario, base, fitted, capacity)
+        plans = _plans(scenario, base, fitted, drafts, capacity)
     elif scenario.profiling.in_turns:
         note("too few rounds were profiled in turns with the replays: predicted by those before them")
     if speed_is_read:
         fitted = model.fitted_file(FITTED)
-        corrections = _corrections(_plans(scenario, base, fitted, capacity), recordings, fitted)
+        corrections = _corrections(_plans(scenario, base, fitted, drafts, capacity), recordings, fitted)
     file, in_turns = read_engine_regression_file(beforehand), model.profiled_beside
     loads = [
         {
@@ -136,6 +141,17 @@ def _require_clock(file: Path, clock: ClockName) -> None:
         raise BadInput(f"expected steps timed with clock: {clock}", file=file, field="clock", value=timed)
 
 
+def _require_drafts(file: Path) -> None:
+    """Refuse a step-time model of steps without drafts for an engine that speculates.
+
+    Raises:
+        BadInput: naming the file.
+    """
+    if not read_engine_regression_file(file).largest.get("drafted"):
+        expected = "expected steps with drafts, of an engine with speculative_config"
+        raise BadInput(expected, file=file, field="largest.drafted")
+
+
 def _capacity(plan: ServingPlan) -> float:
     """Predicted requests per second of an engine that always has waiting requests."""
     rate = summarise(Simulation(plan).run(), plan.scenario.measure)["request_throughput"]
@@ -143,15 +159,19 @@ def _capacity(plan: ServingPlan) -> float:
     return rate
 
 
-def _plans(scenario: ValidationScenario, base: Path, steps: Path, capacity: float) -> dict[float, ServingPlan]:
+def _plans(
+    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, capacity: float
+) -> dict[float, ServingPlan]:
     """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""
-    plans = {load: _plan(scenario, base, steps, load * capacity) for load in scenario.loads}
+    plans = {load: _plan(scenario, base, steps, drafts, load * capacity) for load in scenario.loads}
     return {load: replace(plan, requests=max(round(load * plan.requests), 1)) for load, plan in plans.items()}
 
 
-def _plan(scenario: ValidationScenario, base: Path, steps: Path, rate: float | None) -> ServingPlan:
+def _plan(
+    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, rate: float | None
+) -> ServingPlan:
     frontend = read_engine_regression_file(steps).frontend
-    return prepare(scenario.serving(steps, rate, frontend), base / "scenario").cases[0].plan
+    return prepare(scenario.serving(steps, rate, frontend, drafts), base / "scenario").cases[0].plan
 
 
 def _replay_all(
@@ -172,7 +192,7 @@ def _replay_all(
         if any(_name(load, repeat) not in done for repeat in range(scenario.repeats)):
             scheduler, requests = plan.scheduler, realisation(plan, scenario.repeats)
             with blamed_on("workload"):
-                warmed = backend.warm_up(scheduler.config, scheduler.chunk_policy(), requests)
+                warmed = backend.warm_up(scheduler, requests)
             if warmed:
                 note(f"load {load:g}: warmed up with as many requests")
     for repeat in range(scenario.repeats):
@@ -202,7 +222,7 @@ def _replay(
     scheduler = plan.scheduler
     with blamed_on("workload"):
         requests = realisation(plan, repeat)
-        replayed = backend.replay(scheduler.config, scheduler.chunk_policy(), requests)
+        replayed = backend.replay(scheduler, requests)
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
     model.keep_beside(name, replayed.profiled)
@@ -233,9 +253,9 @@ def _load(
     measure, model = plan.scenario.measure, EngineRegression.from_file(file)
     columns = [recording.columns() for recording in recordings]
     simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
-    measured = [summary(each) for each in columns]
+    measured = [summary(each, live.speculation) for each, live in zip(columns, recordings, strict=True)]
     predicted = [summarise(run, measure) for run in simulated]
-    intervals = forecast_intervals(measured, predicted, drawn_summaries(plan))
+    intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
     others = dict(correction.errors()) if correction else {}
     if beforehand is not None:
