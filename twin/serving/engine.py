@@ -137,9 +137,10 @@ class Engine:
         self._fast_forward: FastForward | None = None
         if fast_forward:
             parts = self.log, self._running, self._answer_ends, step_time, machine_speed
-            # Measured outcomes are looked up step by step: no windows are drawn ahead.
-            drawn = speculation is not None and speculation.acceptance.measured is None
-            self._fast_forward = DraftedWindows(*parts, speculation) if drawn else FastForward(*parts)
+            if speculation is not None and speculation.acceptance.measured is None:
+                self._fast_forward = DraftedWindows(*parts, speculation)
+            else:  # measured outcomes are looked up step by step
+                self._fast_forward = FastForward(*parts)
         self._lost_steps = 0  # of the schedulers that were lost in failures
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
