@@ -110,7 +110,7 @@ class MixedBatch(Batch):
 
 
 class DraftedDecode:
-    """What one decode does in `DraftedSteps`.
+    """One decode in `DraftedSteps`.
 
     Attributes:
         num_drafted: the draft tokens that it verifies in each step.

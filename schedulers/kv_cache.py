@@ -66,7 +66,7 @@ PATH_HASHES: Final = PathHashes()
 
 
 def cached_path(hashes: list[int], length: int, cached: dict[int, None]) -> int:
-    """How many of the first `length` nodes of a path are `cached`: those before a node that is are cached, too."""
+    """Nodes among the first `length` of a path that are `cached`: those before a node that is are cached, too."""
     if not length or hashes[0] not in cached:
         return 0
     low, high = 1, length

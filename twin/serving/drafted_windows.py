@@ -59,7 +59,7 @@ class Course:
         return drafted
 
     def num_right(self, drafted: i64) -> i64:
-        """How many of the draft tokens are right, at least 1 of which there is."""
+        """Draft tokens that are right, of `drafted`, at least 1."""
         draw, shares, right = uniform(self.high, self.low, self.position), self.shares, i64(0)
         while right < drafted and draw < shares[right]:
             right += 1
@@ -81,7 +81,7 @@ class Course:
 
 
 def foresee(core: SpeculativeEngineCore, speculation: SimulatedSpeculation, drafts: int, steps: int) -> DraftedSteps:
-    """What coming steps emit: `steps` of them, or fewer if a sequence finishes or blocks may run out.
+    """Foresee coming steps: `steps` of them, or fewer if a sequence finishes or blocks may run out.
 
     `drafts`: the scheduler's `steady_draft_tokens`.
     """
