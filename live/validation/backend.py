@@ -10,7 +10,9 @@ from typing import Any
 from live.clock import CLOCKS, Clock, ClockName
 from live.device import device_name, versions
 from live.engine import Engine
+from live.generation import Generation
 from live.loaded_model import LoadedModel
+from live.validation.clients import Sessions
 from live.validation.draft_outcomes import MeasuredDrafts, measure_drafts
 from live.validation.machine_speed import MachineSpeedReader, SpeedReadings
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
@@ -19,6 +21,10 @@ from live.validation.replay import ReplayResult, replay
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from workloads.request import Request
+from workloads.sessions import Session
+
+Requests = Sequence[tuple[Request, int]] | Sequence[Session]
+"""Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
 class LiveBackend(LoadedModel):
@@ -56,7 +62,12 @@ class LiveBackend(LoadedModel):
             ValueError: lengths that the engine refuses.
         """
         limits = ProfilingLimits(
-            spec.max_prompt_tokens, spec.max_output_tokens, scheduler.config.max_num_seqs, spec.rounds, spec.max_steps
+            spec.max_prompt_tokens,
+            spec.max_output_tokens,
+            scheduler.config.max_num_seqs,
+            spec.rounds,
+            spec.max_steps,
+            spec.resent,
         )
         if self.uses_graphs:
             profile(lambda: self.planned_engine(scheduler), limits, self.vocabulary, seed)
@@ -81,7 +92,7 @@ class LiveBackend(LoadedModel):
             generations.append(materialise(longer, length, self.vocabulary, scheduler.config.prefix_id_tokens))
         return measure_drafts(self.planned_engine(scheduler), generations, spec)
 
-    def warm_up(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> bool:
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Replay a workload to capture graphs of its steps. False, without a replay, where there are no graphs.
 
         Raises:
@@ -91,17 +102,21 @@ class LiveBackend(LoadedModel):
             self.replay(scheduler, requests)
         return self.uses_graphs
 
-    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> ReplayResult:
-        """Send each request, paired with its number of output tokens, to an empty engine at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
 
         Raises:
             ValueError: a request that the engine refuses.
         """
-        generations = [
-            materialise(request, answer, self.vocabulary, scheduler.config.prefix_id_tokens)
-            for request, answer in requests
-        ]
-        return replay(self._settled(scheduler), generations, *self._timing())
+        size = scheduler.config.prefix_id_tokens
+        listed = [each for each in requests if not isinstance(each, Session)]
+        sessions = [each for each in requests if isinstance(each, Session)]
+        clients: Sequence[Generation] | Sessions = (
+            Sessions(sessions, self.vocabulary, size)
+            if sessions
+            else [materialise(request, answer, self.vocabulary, size) for request, answer in listed]
+        )
+        return replay(self._settled(scheduler), clients, *self._timing())
 
     def _settled(self, scheduler: SchedulerPlan) -> Engine:
         """An engine to be timed: it captures no more graphs, which would pause it."""

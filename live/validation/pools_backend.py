@@ -20,7 +20,7 @@ from live.models.decoder import Decoder
 from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.local_pools import LocalPools
 from live.topologies.pools.planned import kv_bytes, pools_layout
-from live.validation.backend import LiveBackend
+from live.validation.backend import LiveBackend, Requests
 from live.validation.draft_outcomes import MeasuredDrafts
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
@@ -32,6 +32,7 @@ from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 from workloads.request import Request
+from workloads.sessions import Session
 
 BESIDE_SEED = 1001
 """Seed of the profile that takes turns with replays: other requests than those of the profile before."""
@@ -166,7 +167,7 @@ class PoolsBackend:
         """None: these engines do not speculate."""
         return ()
 
-    def warm_up(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> bool:
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Nothing is done only in a first replay on a CPU."""
         return False
 
@@ -174,8 +175,8 @@ class PoolsBackend:
         """The device, the dtype and the versions of the packages."""
         return self._single.describe()
 
-    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> ReplayedPools:
-        """Send each request, paired with its number of output tokens, to the front at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
+        """Send each request to the front at its arrival time. Sessions are refused by the scenario.
 
         With `profiling.in_turns` a profile takes turns with it, and goes on where it paused in the replay before.
 
@@ -184,7 +185,7 @@ class PoolsBackend:
         """
         made = [
             materialise(request, answer, self._single.vocabulary, scheduler.config.prefix_id_tokens)
-            for request, answer in requests
+            for request, answer in (each for each in requests if not isinstance(each, Session))
         ]
         generations = sorted(made, key=lambda each: each.request.arrival)
         if self._spec.in_turns and self._beside is None:

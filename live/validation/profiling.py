@@ -13,11 +13,13 @@ them takes as long. The share of decodes that have one is spread evenly over the
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from latency_models.sources.engine_regression.step import Step, describe
 from latency_models.speed_probes import Reading
@@ -31,6 +33,11 @@ from live.validation.prompts import GREEDY
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
 
+Tokens = npt.NDArray[np.int64]
+
+EARLIER_PROMPTS = 16
+"""Prompts that a later one may repeat."""
+
 WARM_UP_STEPS = 40
 """Steps before the first round, which are discarded."""
 
@@ -43,6 +50,7 @@ class ProfilingLimits:
         max_prompt_tokens, max_output_tokens: of a request.
         max_num_seqs: sequences that run at once.
         rounds: number of rounds. max_steps: steps of a round.
+        resent: the share of requests whose prompts repeat the beginning of an earlier one.
     """
 
     max_prompt_tokens: int
@@ -50,6 +58,7 @@ class ProfilingLimits:
     max_num_seqs: int
     rounds: int = 120
     max_steps: int = 120
+    resent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def profile(
     outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
     engine = make_engine()
     engine.clock = clock = clock or WallClock()
-    profiler = _Profiler(engine, clock, speed, vocabulary, rng)
+    profiler = _Profiler(engine, clock, speed, vocabulary, rng, limits.resent)
     warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
     clock.start()
     profiler.run(warm_up, WARM_UP_STEPS)
@@ -141,11 +150,13 @@ class _Profiler:
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator
-    ) -> None:
+        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator,
+        resent: float = 0.0,
+    ) -> None:  # fmt: skip
         self._engine, self._clock, self._speed = engine, clock, speed
         self._vocabulary, self._rng = vocabulary, rng
         self._ids = itertools.count()
+        self._resent, self._earlier = resent, deque[Tokens](maxlen=EARLIER_PROMPTS)
         self._block_size = engine.core.config.block_size
         self._drafts: _MadeUpDrafts | None = None
         if isinstance(engine, SpeculativeEngine):
@@ -187,11 +198,23 @@ class _Profiler:
         rng = self._rng
         with self._clock.paused():
             prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
+            if self._resent:
+                prompt = self._repeating(prompt, size)
             output = int(rng.integers(1, size.max_output_tokens + 1))
             generation = make_generation(
                 next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size
             )
         self._engine.submit(generation)
+
+    def _repeating(self, prompt: Tokens, size: Round) -> Tokens:
+        """A prompt that for a share of requests begins as an earlier one, within the limit of its length."""
+        rng, earlier = self._rng, self._earlier
+        if earlier and rng.random() < self._resent:
+            begin = earlier[int(rng.integers(len(earlier)))]
+            kept = begin[: int(rng.integers(1, len(begin) + 1))]
+            prompt = np.concatenate((kept, prompt))[: max(size.max_prompt_tokens, len(kept) + 1)]
+        earlier.append(prompt)
+        return prompt
 
     def _drain(self) -> None:
         """Abort all sequences, and end the steps that were launched ahead."""

@@ -13,7 +13,8 @@ Document = dict[str, Any]
 
 SHOWN = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",
-    "output_throughput", "speculation.acceptance_rate", "speculation.tokens_per_decode",
+    "output_throughput", "sessions.time.mean", "sessions.waited.mean", "sessions.resent_cached",
+    "speculation.acceptance_rate", "speculation.tokens_per_decode",
 )  # fmt: skip
 
 CLOCKS = {
@@ -32,7 +33,8 @@ def validation_table(document: Document) -> Group:
     """Metrics of each load, steps by kind of batch, the worst steps, and the goals that were missed."""
     titled: list[tuple[str, Any]] = [("How it was measured", Text("\n".join(headline(document))))]
     for load in document["loads"]:
-        title = f"Load {load['load']:g}: {load['rate']:.2f} requests/s, {load['requests']} requests a repeat"
+        rate = f"{load['rate']:.2f} {arriving(document)}/s"
+        title = f"Load {load['load']:g}: {rate}, {load['requests']} requests a repeat"
         titled.append((title, _metrics(load)))
     if any(name.startswith("speculation.") for load in document["loads"] for name in load["metrics"]):
         titled.append(("Drafts that were accepted, by position", _drafts(document)))
@@ -51,6 +53,12 @@ def clock_of(document: Document) -> str:
     return clock
 
 
+def arriving(document: Document) -> str:
+    """The noun for what arrives, at loads relative to the capacity: requests, or sessions."""
+    noun: str = document.get("arriving", "requests")
+    return noun
+
+
 def headline(document: Document) -> list[str]:
     """The device, the model, the accuracy of the step-time model, and what the errors mean."""
     steps, backend = document["calibration"], document["backend"]
@@ -61,7 +69,7 @@ def headline(document: Document) -> list[str]:
         f"{document['name']}: {document['scenario']['model']['path']} ({backend['dtype']}) on {backend['device']}",
         f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
         f" equal steps differ by {spread}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
-        f"predicted capacity: {document['capacity']:.2f} requests/s. {document['note']}",
+        f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
         f"clock: {CLOCKS[clock_of(document)]}",
         *_machine_speed(document),
     ]
@@ -141,6 +149,14 @@ def _expected(name: str, entry: Document, repeats: int, drafts: tuple[str, ...])
     )
 
 
+_RATIOS = ("sessions.resent_cached", "speculation.acceptance_rate", "speculation.tokens_per_decode")
+
+_OF_SESSIONS = {
+    "sessions.time.mean": "time to a session's last answer, s",
+    "sessions.waited.mean": "of it waiting for answers, s",
+}
+
+
 def _drafts(document: Document) -> Any:
     """Shares of drafts whose token at each position was right, and the share of decodes that had one."""
     shown = table("load", "", "decodes with a draft", "accepted, by position")
@@ -155,14 +171,18 @@ def _drafts(document: Document) -> Any:
 
 
 def _label(name: str) -> str:
-    if name.startswith("speculation."):
+    if name in _RATIOS:
         return name.partition(".")[2].replace("_", " ")
+    if name.startswith("sessions."):
+        return _OF_SESSIONS[name]
     metric, _, part = name.partition(".")
     return f"{metric.upper()} {part}, ms" if part else f"{metric.replace('_', ' ')}, tokens/s"
 
 
 def _value(name: str, value: float) -> str:
-    if name.startswith("speculation."):
+    if name in _RATIOS:
+        return f"{value:.3f}"
+    if name.startswith("sessions."):
         return f"{value:.3f}"
     return f"{value:.1f}" if "." not in name else f"{1e3 * value:.2f}"
 

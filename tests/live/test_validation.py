@@ -206,6 +206,53 @@ def test_a_validation_of_an_engine_that_speculates(
     assert "Drafts that were accepted, by position" in printed.out
 
 
+HELD = UNREAD.replace(
+    "  arrivals:",
+    "  sessions: {source: drawn, turns: {distribution: fixed, mean: 3}, growth: {distribution: fixed, mean: 9},"
+    " think: {mean: 30.0}, block_tokens: 4}\n  arrivals:",
+).replace("max_num_batched_tokens: 32", "max_num_batched_tokens: 32, block_size: 4")
+
+
+def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four sessions of three turns at a load of 1: pauses pass at once, and the later turns find the earlier cached."""
+    scenario.write_text(HELD.replace("rounds: 10", "resent: 0.5, rounds: 10"))
+    command = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    assert run([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["arriving"] == "sessions"
+    for load in document["loads"]:
+        metrics = load["metrics"]
+        for live, twin in zip(load["measured"], load["predicted"], strict=True):
+            # 12, 27 and 42 prompt tokens: 17 and 32 were said before, of which the last has no KV, in blocks of 4.
+            for name in ("count", "turns", "requests", "resent_share", "resent_cached"):
+                assert live["sessions"][name] == pytest.approx(twin["sessions"][name])
+        assert metrics["sessions.time.mean"]["measured"] > 15 > metrics["sessions.waited.mean"]["measured"]
+        assert metrics["sessions.resent_cached"]["error"] == pytest.approx(0.0)
+        assert metrics["sessions.resent_cached"]["measured"] > 0.8
+    assert run([*command, "--set", "loads=[0.5]", "--fresh"]) == 0
+    printed = capsys.readouterr().out
+    assert "sessions/s" in printed
+    assert "time to a session's last answer, s" in printed
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            "engine.speculative_config={method: ngram, num_speculative_tokens: 2}",
+            "workload.sessions: expected none with",
+        ),
+        ("system={layout: disaggregated, link: {bandwidth: 1e9, bytes_per_token: 256}}", "workload.sessions: expected"),
+    ],
+)
+def test_sessions_that_live_engines_do_not_hold_are_refused(
+    scenario: Path, changed: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(HELD)
+    assert run(["validate", str(scenario), "--set", changed]) == 2
+    assert expected in capsys.readouterr().err
+
+
 def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

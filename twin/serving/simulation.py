@@ -36,6 +36,7 @@ from twin.serving.topologies.registry import TOPOLOGIES
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.request import Request
+from workloads.sessions import Session
 
 if TYPE_CHECKING:
     from twin.serving.autoscaling import Autoscaling, ScalingLog
@@ -265,11 +266,17 @@ def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]
     """The requests of a replication, each with the length of its answer in tokens.
 
     Raises:
-        BadInput: a workload of sessions, whose requests depend on the answers.
+        BadInput: a workload of sessions, whose requests depend on the answers; see `realised_sessions`.
     """
     if not isinstance(plan.workload, Workload):
         raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
     return list(plan.workload.requests(generators(plan, replication)[0], plan.requests))
+
+
+def realised_sessions(plan: ServingPlan, replication: int) -> list[Session]:
+    """The sessions of a replication, whose rounds have not begun. The plan's workload has sessions."""
+    assert not isinstance(plan.workload, Workload)
+    return list(plan.workload.sessions(generators(plan, replication)[0], plan.requests))
 
 
 def generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
 from schedulers.speculation import SpeculationStats
 from workloads.request import Request
+from workloads.sessions import Session
+
+Requests: TypeAlias = Sequence[tuple[Request, int]] | Sequence[Session]
+"""Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
 class Timed(Protocol):
@@ -60,7 +64,10 @@ class ReplayedRun(Timed, Protocol):
         """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
+        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
+
+        Of sessions also session, turn, prompt_tokens, resent_tokens and cached_tokens.
+        """
 
 
 class DraftsOfAnswer(Protocol):
@@ -98,11 +105,11 @@ class Backend(Protocol):
             ValueError: a request that the engine refuses.
         """
 
-    def warm_up(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> bool:
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Do the work that only the first replay of these requests would do. False if there is none."""
 
-    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> ReplayedRun:
-        """Send each request, paired with its number of output tokens, to an empty engine at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
 
         Raises:
             ValueError: a request that the engine refuses.

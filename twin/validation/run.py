@@ -20,11 +20,11 @@ from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation, realisation
+from twin.serving.simulation import Run, Simulation, realisation, realised_sessions
 from twin.serving.summary import latencies, pooled_gaps, summarise
 from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend
+from twin.validation.backend import Backend, Requests
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.drafting import measured_drafts
@@ -33,6 +33,7 @@ from twin.validation.machine_speed import Correction, require_speed_probes
 from twin.validation.recordings import Recording
 from twin.validation.timeline import timeline
 from workloads.errors import BadInput
+from workloads.generator import Workload
 
 SCHEMA = "twin.validation/2"
 FITTED = "engine-steps.yaml"
@@ -72,7 +73,8 @@ def run_validation(
         _require_drafts(beforehand)
         drafts = measured_drafts(backend, scenario, base, run, note)
     capacity = _capacity(_plan(scenario, base, beforehand, drafts, None))
-    note(f"predicted capacity: {capacity:.2f} requests/s")
+    arriving = "sessions" if scenario.workload.get("sessions") else "requests"
+    note(f"predicted capacity: {capacity:.2f} {arriving}/s")
 
     plans = _plans(scenario, base, beforehand, drafts, capacity)
     recordings = _replay_all(backend, scenario, plans, run, model, note)
@@ -107,6 +109,7 @@ def run_validation(
         "calibration": read_yaml(beforehand),
         "calibration_at_measured_speed": read_yaml(fitted) if speed_is_read else None,
         "capacity": capacity,
+        "arriving": arriving,
         "errors": {
             name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
             for name in loads[0]["metrics"]
@@ -153,10 +156,17 @@ def _require_drafts(file: Path) -> None:
 
 
 def _capacity(plan: ServingPlan) -> float:
-    """Predicted requests per second of an engine that always has waiting requests."""
-    rate = summarise(Simulation(plan).run(), plan.scenario.measure)["request_throughput"]
+    """Predicted requests per second of an engine that always has waiting requests; of sessions, sessions per second."""
+    found = summarise(Simulation(plan).run(), plan.scenario.measure)
+    rate = found["request_throughput"]
     assert isinstance(rate, float)
-    return rate
+    return rate / found["sessions"]["requests"] if "sessions" in found else rate
+
+
+def requests_of(plan: ServingPlan, replication: int) -> Requests:
+    """The requests of a replication, or its sessions."""
+    listed = isinstance(plan.workload, Workload)
+    return realisation(plan, replication) if listed else realised_sessions(plan, replication)
 
 
 def _plans(
@@ -190,7 +200,7 @@ def _replay_all(
     recordings: dict[float, list[Recording]] = {load: [] for load in plans}
     for load, plan in plans.items():
         if any(_name(load, repeat) not in done for repeat in range(scenario.repeats)):
-            scheduler, requests = plan.scheduler, realisation(plan, scenario.repeats)
+            scheduler, requests = plan.scheduler, requests_of(plan, scenario.repeats)
             with blamed_on("workload"):
                 warmed = backend.warm_up(scheduler, requests)
             if warmed:
@@ -221,12 +231,11 @@ def _replay(
     """Replay one repeat, and keep it in the run folder."""
     scheduler = plan.scheduler
     with blamed_on("workload"):
-        requests = realisation(plan, repeat)
-        replayed = backend.replay(scheduler, requests)
+        replayed = backend.replay(scheduler, requests_of(plan, repeat))
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
     model.keep_beside(name, replayed.profiled)
-    run.add_point(name, {"requests": len(requests), "steps": len(recording.steps)})
+    run.add_point(name, {"requests": plan.requests, "steps": len(recording.steps)})
     return recording
 
 
