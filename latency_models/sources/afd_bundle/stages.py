@@ -8,10 +8,11 @@ an FFN instance,
     f = weights(n) / bandwidth + rows(n) · (FLOPs / FLOP/s + bytes / link) / η + d·x/y       FFN, on each of its GPUs,
     e                                                            the way there and back, which nothing hides.
 
-These are the stages of `twin reproduce fastafd`, for any model and with the projections' weights. Bytes and FLOPs
-follow from the model file (AFD eq. 24 and 27), rates are the hardware file's peaks. Few tokens do not touch every
-expert. A row is sent in 8 bits and returned in 16 (eq. 34): once to each expert that it chooses, or to every GPU of a
-dense FFN.
+These are the stages of `twin reproduce fastafd`, for any model and with the projections' weights. After the last layer
+the attention instance's GPU runs the output head, and the host samples and prepares the next step, which the other
+microbatches hide unless one alone sets the step. Bytes and FLOPs follow from the model file (AFD eq. 24 and 27), rates
+are the hardware file's peaks. Few tokens do not touch every expert. A row is sent in 8 bits and returned in 16 (eq.
+34): once to each expert that it chooses, or to every GPU of a dense FFN.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Protocol
 from latency_models.deployment.hardware import Hardware
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
 from latency_models.pass_latency import PassLatency
+from latency_models.sources.roofline.efficiency import built_in_efficiency
 from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Weights
 
 ROW_BYTES = 3.0
@@ -43,6 +45,14 @@ class Stages(Protocol):
         """The way to the FFN and back of an attention instance's sequences."""
         ...
 
+    def head(self, sequences: float) -> float:
+        """The output head of one microbatch on an attention instance, once a step."""
+        ...
+
+    def host(self, sequences: float) -> float:
+        """The host's work between two steps of one microbatch on an attention instance."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -56,10 +66,10 @@ class Measured:
             it serves. exchange: e, seconds.
     """
 
-    sequence: float = 4.1e-7
+    sequence: float = 2.6e-7
     efficiency: float = 0.57
-    source: float = 2.7e-7
-    exchange: float = 2.2e-5
+    source: float = 2.9e-7
+    exchange: float = 1.6e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,17 @@ class DataSheetStages:
         """See `Stages.exchange`. The rows' transfer is in the FFN's time."""
         return self.measured.exchange
 
+    def head(self, sequences: float) -> float:
+        """See `Stages.head`. It is in bf16, as source `roofline` has it."""
+        weights = self.model.vocabulary * self.model.hidden_size
+        read = weights * WEIGHT_BYTES["bf16"] / self.hardware.memory_bandwidth
+        return max(read, 2 * weights * sequences / self.hardware.flops("bf16") / self.measured.efficiency)
+
+    def host(self, sequences: float) -> float:
+        """See `Stages.host`: that of source `roofline`, fitted to engines without bundles."""
+        engine = built_in_efficiency().engine
+        return engine.step + engine.per_sequence * sequences
+
     @property
     def _flops(self) -> float:
         return self.hardware.flops(COMPUTED_IN[self.weights])
@@ -139,3 +160,11 @@ class CalibratedStages:
         """See `Stages.exchange`."""
         alpha, beta = self.latency.communication
         return (alpha * sequences + beta) / self.layers
+
+    def head(self, sequences: float) -> float:
+        """See `Stages.head`: not among the lines."""
+        return 0.0
+
+    def host(self, sequences: float) -> float:
+        """See `Stages.host`: not among the lines."""
+        return 0.0

@@ -2,9 +2,10 @@
 
 A step gives every sequence of the bundle one token. m microbatches alternate between attention and FFN, so a layer
 takes the longest of: all attention stages, all FFN stages, one direction of the link, and one microbatch that never
-waits (`docs/explanation/afd-theory.md`):
+waits (`docs/explanation/afd-theory.md`). Once in a step of L layers the attention instances run the output head, h, for
+each microbatch, and the host takes o between two steps of a microbatch:
 
-    Z = max(m·a, m·f, m·e/2, a + f + e).
+    Z = max(m·(L·a + h), m·L·f, m·L·e/2, L·(a + f + e) + h + o).
 
 Sequences are taken to be spread evenly over attention instances and microbatches. Their caches are not: the FFN waits
 for the fullest of x instances. With contexts whose standard deviation is `context_cv` of their mean, the sums of b of
@@ -104,7 +105,9 @@ class BundleStepTime(StepTimeModel):
             rows, stages = batch.prefill_tokens, self.stages
             fixed, token = stages.attention(rows)
             layer = fixed + token * cached + stages.ffn(rows) + stages.exchange(rows)
-            seconds += self.scale * self.model.layers * layer
+            first_tokens = sum(chunk.last for chunk in batch.chunks)
+            ends = stages.head(first_tokens) + stages.host(first_tokens) if first_tokens else 0.0
+            seconds += self.scale * (self.model.layers * layer + ends)
         return seconds
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
@@ -195,11 +198,12 @@ class BundleStepTime(StepTimeModel):
         fixed, token = stages.attention(sequences)
         token *= fullest / (shape.attention_instances * flying)
         ffn, exchange = stages.ffn(decodes / flying / shape.ffn_instances), stages.exchange(sequences)
-        whole = self.scale * self.model.layers
+        head, host = stages.head(sequences), stages.host(sequences)
+        scale, layers = self.scale, self.model.layers
         return (
-            (whole * flying * fixed, whole * flying * token),
-            (whole * (fixed + ffn + exchange), whole * token),
-            whole * flying * max(ffn, exchange / 2),
+            (scale * flying * (layers * fixed + head), scale * flying * layers * token),
+            (scale * (layers * (fixed + ffn + exchange) + head + host), scale * layers * token),
+            scale * flying * layers * max(ffn, exchange / 2),
         )
 
     def _notes(self) -> list[str]:

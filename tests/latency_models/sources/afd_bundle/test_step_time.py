@@ -146,3 +146,21 @@ def test_unknowns_are_wider_where_nothing_was_measured() -> None:
     known, other = widths(bundle()), widths(bundle(hardware="h200-sxm"))
     assert known.keys() < other.keys()
     assert known["bundle_step"] < other["bundle_step"]
+
+
+def test_a_step_has_the_output_head_of_every_microbatch_and_the_host_of_one() -> None:
+    """Where attention sets the step, the head adds a read of its weights for each microbatch, and the host nothing."""
+    made = bundle(attention_instances=2)
+    model, hardware, stages = made.model, made.hardware, made.stages
+    decodes, kv = 512, 512 * 200_000
+    (seconds,) = made.decode_seconds(decodes, kv, 200_000, 1)
+    fixed, token = stages.attention(decodes / 4)
+    attention = model.layers * (2 * fixed + token * kv / 2)
+    assert seconds == pytest.approx(attention + 2 * stages.head(decodes / 4), rel=1e-9)
+    read = 2 * model.vocabulary * model.hidden_size / hardware.memory_bandwidth
+    assert stages.head(1) == pytest.approx(read)
+
+    (one,) = made.decode_seconds(1, 1, 1, 1)
+    fixed, token = stages.attention(0.5)
+    layers = model.layers * (fixed + token * 2 / 2 + stages.ffn(1) + stages.exchange(0.5))
+    assert one == pytest.approx(layers + stages.head(0.5) + stages.host(0.5), rel=1e-6)
