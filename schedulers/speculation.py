@@ -277,6 +277,8 @@ class SpeculativeEngineCore(EngineCore):
         self.blocks_allocated_ahead -= sum(foreseen.new_blocks)
         self.foreseen = None
         self.stats.observe_all(foreseen.num_draft_tokens, foreseen.num_accepted)
+        self.stats.num_decodes += len(foreseen.decodes) * len(foreseen.rows)
+        self.stats.num_emitted_tokens += sum(decode.num_tokens for decode in foreseen.decodes)
         for decode in foreseen.decodes:
             missing = self._num_missing_blocks(decode.sequence, decode.reach)
             if missing > 0:
