@@ -7,7 +7,7 @@ sequence joins or leaves, so that a simulation can skip over such runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from latency_models.stages import split
@@ -111,6 +111,22 @@ class StepTime(Protocol):
             max_num_seqs: sequences that run at once; layers with a window keep one for each of them.
         """
         ...
+
+
+DecodeLine: TypeAlias = Callable[[int], tuple[float, float]]
+"""Takes a number of decodes. Returns the seconds of their step without cached tokens, and those of each cached token:
+`decode_seconds` of the model is, bit for bit, `fixed + slope * kv`."""
+
+
+def decode_line(step_time: StepTime) -> DecodeLine | None:
+    """The method `decode_line` of a model whose decode steps lie on a line over cached tokens; None without one.
+
+    One that its class inherits does not count, since a subclass may have other step times.
+    """
+    line: DecodeLine | None = (
+        getattr(step_time, "decode_line", None) if "decode_line" in vars(type(step_time)) else None
+    )
+    return line
 
 
 class StepTimeModel(ABC):

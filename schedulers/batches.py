@@ -41,6 +41,8 @@ class Batch:
         decodes: decoding sequences, oldest admission first; `n_decodes` is their number.
         draft_tokens: draft tokens that each decode computes beside its input token (`schedulers.speculation`); empty
             without speculation. decode_tokens: rows of the linear layers that are decodes' tokens, drafts included.
+        drafted_kv: of `decode_kv`, the share of decodes with draft tokens. longest_undrafted: the largest share of one
+            decode without. Both are 0 without speculation.
         decode_kv: cached tokens that all decodes attend to, their new tokens included. longest_decode: the largest
             share of one decode.
         outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
@@ -51,8 +53,8 @@ class Batch:
     """
 
     __slots__ = (
-        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "finishing", "loads", "longest_decode",
-        "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
+        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "drafted_kv", "finishing", "loads",
+        "longest_decode", "longest_undrafted", "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +80,7 @@ class Batch:
             self.outputs += chunk.last
         self.transferred, self.finishing, self.step_index = transferred, finishing, step_index
         self.loads: Many[ModelLoad] = ()
+        self.drafted_kv = self.longest_undrafted = 0
 
     @property
     def tokens(self) -> int:

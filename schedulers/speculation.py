@@ -35,13 +35,29 @@ class SpeculationStats:
         num_drafts: decodes that verified draft tokens. num_draft_tokens: those tokens.
         num_accepted_tokens: draft tokens that were right.
         num_accepted_tokens_per_pos: of them, those at each position of a draft.
+        num_decodes, num_emitted_tokens: all decodes, with a draft or without, and the tokens that they emitted.
     """
 
-    __slots__ = ("num_accepted_tokens", "num_accepted_tokens_per_pos", "num_draft_tokens", "num_drafts")
+    __slots__ = (
+        "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_decodes", "num_draft_tokens", "num_drafts",
+        "num_emitted_tokens",
+    )  # fmt: skip
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_decodes = self.num_emitted_tokens = 0
         self.num_accepted_tokens_per_pos = [0] * num_speculative_tokens
+
+    def counters(self) -> dict[str, int | list[int]]:
+        """All counters by name."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
+            "num_decodes": self.num_decodes,
+            "num_emitted_tokens": self.num_emitted_tokens,
+        }
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Count a decode that verified `num_drafted` draft tokens, the first `num_accepted` of which were right."""
@@ -172,13 +188,20 @@ class SpeculativeEngineCore(EngineCore):
         if not decodes and not chunks:
             return None
         kv_tokens, longest = decode_set.kv_tokens + num_rows, 0
+        drafted_kv = longest_undrafted = 0
         for sequence, drafted in zip(decodes, draft_tokens, strict=True):
-            longest = max(longest, sequence.num_computed_tokens + 1 + drafted)
+            cached = sequence.num_computed_tokens + 1 + drafted
+            longest = max(longest, cached)
+            if drafted:
+                drafted_kv += cached
+            else:
+                longest_undrafted = max(longest_undrafted, cached)
         decode_set.begin_step()
         finishing: list[Sequence] = []
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         step = decode_set.step_index
         batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
+        batch.drafted_kv, batch.longest_undrafted = drafted_kv, longest_undrafted
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
@@ -191,12 +214,15 @@ class SpeculativeEngineCore(EngineCore):
             num_tokens: tokens that each decode emits: one more than that, or fewer if its answer ends before.
         """
         self.speculative_decodes.in_step = False
+        stats = self.stats
         for i, sequence in enumerate(batch.decodes):
             drafted = batch.draft_tokens[i]
             if drafted:
-                self.stats.observe(drafted, num_accepted[i])
+                stats.observe(drafted, num_accepted[i])
                 self.draft_policy.observe(drafted, num_accepted[i])
             if sequence.state == DECODING:
+                stats.num_decodes += 1
+                stats.num_emitted_tokens += num_tokens[i]
                 self.speculative_decodes.extend(sequence, num_tokens[i])
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
@@ -251,6 +277,8 @@ class SpeculativeEngineCore(EngineCore):
         self.blocks_allocated_ahead -= sum(foreseen.new_blocks)
         self.foreseen = None
         self.stats.observe_all(foreseen.num_draft_tokens, foreseen.num_accepted)
+        self.stats.num_decodes += len(foreseen.decodes) * len(foreseen.rows)
+        self.stats.num_emitted_tokens += sum(decode.num_tokens for decode in foreseen.decodes)
         for decode in foreseen.decodes:
             missing = self._num_missing_blocks(decode.sequence, decode.reach)
             if missing > 0:

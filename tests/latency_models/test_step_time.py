@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latency_models.sources.linear.step_time import LinearStepTime
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTimeModel, decode_line
 from schedulers.batches import Batch, DecodeBatch, DraftedDecode, DraftedSteps
 from schedulers.lockstep import GroupBatch
 from schedulers.sequence import Sequence
@@ -64,3 +66,21 @@ def test_drafted_steps_take_as_long_as_each_of_them(model: StepTimeModel) -> Non
     ]
     assert [each.decode_tokens for each in batches] == steps.rows
     assert model.drafted_seconds(steps) == [model.seconds(each) for each in batches]
+
+
+@given(st.tuples(*[st.floats(0, 1)] * 3), st.integers(1, 500), st.integers(0, 10**7))
+def test_the_line_of_decode_steps_is_that_of_their_durations(line: tuple[float, ...], decodes: int, kv: int) -> None:
+    model = LinearStepTime(*line)
+    found = decode_line(model)
+    assert found is not None
+    fixed, slope = found(decodes)
+    assert model.decode_seconds(decodes, kv, 1, 4) == [fixed + slope * (kv + decodes * step) for step in range(4)]
+
+
+def test_a_subclass_with_other_durations_has_no_line() -> None:
+    class Slower(LinearStepTime):
+        def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+            return [1.0] * steps
+
+    assert decode_line(Slower(0.01, 1e-5)) is None
+    assert decode_line(Quadratic()) is None

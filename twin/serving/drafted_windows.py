@@ -163,7 +163,7 @@ class DraftedWindows(FastForward):
             return None
         core.foreseen = foreseen
         ends = self._ends(now, foreseen.rows, self._step_time.drafted_seconds(foreseen))
-        return Window(now, ends, steps, ends[steps - 1], foreseen.finishes)
+        return Window(now, ends, steps, foreseen.finishes)
 
     def _ends(self, now: float, rows: list[int], seconds: list[float]) -> list[float]:
         """When steps end that begin now, given their rows and durations."""
