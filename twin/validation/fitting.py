@@ -50,7 +50,7 @@ class ProfiledStepModel:
         self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
     ) -> None:
         self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
-        self._config = scenario.engine.build(base).config
+        self._scheduler = scenario.engine.build(base)
         parts = 1 if scenario.machine_speed is None else scenario.repeats
         self._rounds = rounds_per_part(scenario.profiling.rounds, parts)
         self._parts: list[ProfilingRecording] = []
@@ -75,7 +75,7 @@ class ProfiledStepModel:
         rounds = self._rounds[number - 1]
         self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
         spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
-        profiled = self._backend.profile(self._config, spec, PROFILING_SEED + number - 1)
+        profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED + number - 1)
         part = ProfilingRecording(profiled.rounds, profiled.readings, profiled.frontend)
         part.write(folder)
         steps = sum(map(len, part.rounds))
@@ -114,7 +114,7 @@ class ProfiledStepModel:
         backend = self._backend.describe()
         document = fitted_document(
             self._beside if beside else self._parts,
-            self._config.block_size,
+            self._scheduler.config.block_size,
             self._scenario.clock or "wall",
             {
                 "device": backend["device"],

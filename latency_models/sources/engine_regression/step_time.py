@@ -2,13 +2,14 @@
 
     t = β + δ·decodes + κ·chunks + ω·outputs
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
-          + τ·transfers + ρ·received
+          + τ·transfers + ρ·received + σ·drafted + φ·drafted_kv
 
 Each f is a broken line through 0 whose knots follow the data, so that knees are kept: a cache that overflows, a product
 that changes its algorithm. The lines never fall, with one exception: f₁ has a level of its own for each small number of
 rows, since CPUs compute products of few rows in different ways, and 3 rows may take longer than 4. `longest` is a
 feature because attention over decodes of unequal lengths is padded to the longest, in whole blocks. A decode engine
-takes the caches of `transfers` sequences, with `received` tokens, before its step; other engines have none.
+takes the caches of `transfers` sequences, with `received` tokens, before its step; other engines have none. With
+speculative decoding, `drafted` decodes verify drafts over `drafted_kv` tokens, and the others make up f₂.
 
 The model includes the host's time. It is valid for the engine, the model and the machine that were measured.
 """
@@ -36,7 +37,7 @@ from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
 LINES = ("rows", "decode_attention", "chunk_attention")
-SLOPES = ("decodes", "chunks", "outputs", "transfers", "received")
+SLOPES = ("decodes", "chunks", "outputs", "transfers", "received", "drafted", "drafted_kv")
 
 DENSE_ROWS = 32
 """Largest number of rows with a level of its own, for numbers that were timed often enough."""
@@ -197,6 +198,8 @@ class EngineRegression(Estimator, StepTimeModel):
         )
         if step.transfers:  # files of earlier versions have no slopes for it
             seconds += slopes.get("transfers", 0.0) * step.transfers + slopes.get("received", 0.0) * step.received
+        if step.drafted:
+            seconds += slopes.get("drafted", 0.0) * step.drafted + slopes.get("drafted_kv", 0.0) * step.drafted_kv
         return seconds
 
     # -- the file ----------------------------------------------------------------------------------------------------
