@@ -1,4 +1,4 @@
-"""Direct execution against the wall: mean TPOT of a bundle 1A-1F, by virtual clocks and as processes over gloo.
+"""Direct execution against the wall: mean TPOT of a bundle 1A-1F, by virtual clocks and as processes over TCP.
 
     python -m benchmarks.direct_execution [--model FILE] [--requests 60] [--repeat 3] [--json]
 
@@ -38,10 +38,10 @@ from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import OUTPUT, BundleLayout
 from live.topologies.bundle.measure import closed_loop, measure_bundle
 from live.topologies.direct_time import DirectTime
-from live.topologies.gloo import GlooTransport
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.packing import pack, unpack
 from live.topologies.processes import QUIET, TimeLimits, run_worker
+from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Message, Receive, Role, Transport
 from reports.metrics import tpot
 from schedulers.engine_config import EngineConfig
@@ -70,7 +70,7 @@ def echo(deployment: BundleDeployment, port: int) -> None:
     torch.set_num_threads(1)
     members = Membership(Address("127.0.0.1", port), 1, ["one end", "other end"], "link", join_seconds=LIMITS.join)
     members.gather()
-    transport = GlooTransport(members, deployment.forms(), LIMITS.answer)
+    transport = SocketTransport(members, deployment.forms(), LIMITS.answer)
     transport.run(_echo(transport, deployment))
     transport.close()
     members.close()
@@ -125,7 +125,7 @@ def measure_link(deployment: BundleDeployment) -> MessageLink:
             trips.append((wall, cpu, time.thread_time() - begin))
 
     with _together(["one end", "other end"], "link", echo, [(deployment,)]) as members:
-        transport = GlooTransport(members, deployment.forms(), LIMITS.answer)
+        transport = SocketTransport(members, deployment.forms(), LIMITS.answer)
         transport.run(role(transport))
         transport.close()
     wall, cpu, packing = (statistics.median(each[ROUND_TRIPS // 4 :]) for each in zip(*trips, strict=True))
@@ -151,7 +151,7 @@ def wall_tpot(deployment: BundleDeployment, prefill: Any, decode: Any, completio
     arguments = [(deployment, rank) for rank in range(1, deployment.layout.size)]
     with _together(deployment.names, deployment.fingerprint, worker, arguments) as members:
         members.ready()
-        transport = GlooTransport(members, deployment.forms(), LIMITS.answer)
+        transport = SocketTransport(members, deployment.forms(), LIMITS.answer)
         coordinator = deployment.front(transport, note)
         for each in warm_up:
             coordinator.submit(each)

@@ -175,7 +175,7 @@ def _operation(name: str, series: Series, device: str, attention: AttentionTimes
     allowed = CLOSE_IN_NOISE if series.spread > CLOSE else CLOSE
     axis, fixed = _axes(name, series)
     return Operation(
-        via="torch gloo" if name == "round_trip" else via(name, device),
+        via="TCP sockets" if name == "round_trip" else via(name, device),
         axis=axis,
         points=len(known) + len(held),
         repeat_spread=series.spread,

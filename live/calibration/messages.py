@@ -1,49 +1,60 @@
-"""Round trips of activations between two processes over gloo: the communication of an AFD bundle."""
+"""Round trips of activations between two processes: the communication of an AFD bundle."""
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-import torch
+from live.topologies.connections import Connection
 
 REPEATS = 30
 WARM_UP = 5
 
+LIMIT = 60.0
+"""Seconds that a message may take."""
+
 
 def round_trips(requests: Sequence[int], bytes_each: int) -> list[float]:
-    """Median seconds of a message and an equally long reply, for each number of requests."""
-    from torch.multiprocessing.spawn import spawn
+    """Median seconds of a message and an equally long reply, for each number of requests.
 
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "seconds"
-        sizes = [count * bytes_each for count in requests]
-        spawn(_rank, args=(folder, sizes, str(found)), nprocs=2)
-        return [float(line) for line in found.read_text().split()]
+    Messages pass over the connections of `twin serve-live`, on the loopback interface.
+
+    Raises:
+        OSError: the other process has ended.
+    """
+    sizes = [count * bytes_each for count in requests]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        other = multiprocessing.get_context("spawn").Process(target=_reply, args=(listener.getsockname()[1], sizes))
+        other.start()
+        listener.settimeout(LIMIT)
+        called, _ = listener.accept()
+    connection = Connection(called, LIMIT)
+    try:
+        return [_round_trip(connection, size) for size in sizes]
+    finally:
+        connection.close()
+        other.join()
 
 
-def _rank(rank: int, folder: str, sizes: list[int], found: str) -> None:
-    from torch import distributed
+def _round_trip(connection: Connection, size: int) -> float:
+    buffer, times = memoryview(bytearray(size)), []
+    for _ in range(WARM_UP + REPEATS):
+        begin = time.perf_counter()
+        connection.send(buffer)
+        connection.receive(buffer)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM_UP:])
 
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    medians = []
+
+def _reply(port: int, sizes: Sequence[int]) -> None:
+    connection = Connection(socket.create_connection(("127.0.0.1", port), LIMIT), LIMIT)
     for size in sizes:
-        buffer = torch.zeros(size, dtype=torch.uint8)
-        times = []
+        buffer = memoryview(bytearray(size))
         for _ in range(WARM_UP + REPEATS):
-            begin = time.perf_counter()
-            if rank == 0:
-                distributed.send(buffer, 1)
-                distributed.recv(buffer, 1)
-            else:
-                distributed.recv(buffer, 0)
-                distributed.send(buffer, 0)
-            times.append(time.perf_counter() - begin)
-        medians.append(statistics.median(times[WARM_UP:]))
-    if rank == 0:
-        Path(found).write_text(" ".join(map(repr, medians)))
-    distributed.destroy_process_group()
+            connection.receive(buffer)
+            connection.send(buffer)
+    connection.flush()
+    connection.close()

@@ -5,7 +5,7 @@ code is the same whether all roles run in one process or each in its own.
 
 transport     messages, their forms, and what a role may wait for
 local         all roles in one process, one at a time
-gloo          each role in a process of its own, over torch.distributed
+sockets       each role in a process of its own, over TCP connections (`connections`)
 membership    how processes find each other, and which one has failed
 requests      requests and their tokens as tensors
 deployment    what a topology consists of

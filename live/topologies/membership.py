@@ -164,7 +164,22 @@ class Membership:
             self.check()
             time.sleep(POLL_SECONDS)
 
-    def group(self, seconds: float, name: str = "group") -> dist.ProcessGroupGloo:
+    def publish(self, key: str, value: str) -> None:
+        """Enter something in the store that another rank asks for by `published`."""
+        self._tell(key, value)
+
+    def published(self, key: str) -> str:
+        """Wait for what a rank publishes.
+
+        Raises:
+            TransportError: a rank has failed or is lost.
+        """
+        while not self._knows([key]):
+            self.check()
+            time.sleep(POLL_SECONDS)
+        return (self._ask(lambda store: store.get(key)) or b"").decode()
+
+    def gloo_group(self, seconds: float, name: str) -> dist.ProcessGroupGloo:
         """A gloo group of all ranks, whose operations take at most so many seconds. `name`: under which they meet."""
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]

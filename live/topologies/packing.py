@@ -13,7 +13,9 @@ import torch
 from live.topologies.transport import FIELDS, PAYLOADS, Form, Forms, Message, Payload, TransportError
 
 HEADER = 1 + FIELDS + PAYLOADS + 1
-"""Integers of a header: kind, fields, rows of each tensor, and one that is 0."""
+"""Integers of a header: kind, fields, rows of each tensor, and the bytes of the whole message."""
+
+HEADER_BYTES = 8 * HEADER
 
 ALIGNMENT = 16
 """Bytes that the beginning of a tensor in a buffer is a multiple of."""
@@ -21,7 +23,7 @@ ALIGNMENT = 16
 
 def capacity(forms: Forms) -> int:
     """Bytes of the largest message that the forms allow."""
-    return 8 * HEADER + max(sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values())
+    return HEADER_BYTES + max(sum(_aligned(p.rows * p.row_bytes) for p in f.payloads) for f in forms.values())
 
 
 ReceiveApart = Callable[[list[tuple[int, Payload, int]]], list[torch.Tensor]]
@@ -34,13 +36,25 @@ def pack(message: Message, apart: Form | None = None) -> torch.Tensor:
     header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
     tensors = message.tensors if apart is None else on_host(message, apart)
     sizes = [_aligned(tensor.nbytes) for tensor in tensors]
-    buffer = torch.empty(8 * HEADER + sum(sizes), dtype=torch.uint8)
-    buffer[: 8 * HEADER].view(torch.int64).copy_(torch.tensor(header + [0] * (HEADER - len(header))))
-    begin = 8 * HEADER
+    buffer = torch.empty(HEADER_BYTES + sum(sizes), dtype=torch.uint8)
+    header += [0] * (HEADER - 1 - len(header)) + [buffer.nbytes]
+    buffer[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
+    begin = HEADER_BYTES
     for tensor, size in zip(tensors, sizes, strict=True):
         buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         begin += size
     return buffer
+
+
+def message_bytes(header: torch.Tensor) -> int:
+    """Bytes of the message with this header, at least those of the header; 0 for what cannot be one."""
+    size = int(header.view(torch.int64)[-1])
+    return size if size >= HEADER_BYTES else 0
+
+
+def as_bytes(buffer: torch.Tensor) -> memoryview:
+    """The memory of a buffer of bytes."""
+    return memoryview(buffer.numpy())  # type: ignore[arg-type]  # numpy's arrays are buffers from Python 3.12 on
 
 
 def on_host(message: Message, form: Form) -> list[torch.Tensor]:
@@ -64,11 +78,11 @@ def unpack(buffer: torch.Tensor, forms: Forms, apart: ReceiveApart | None = None
     Raises:
         TransportError: an unknown kind, or more rows than its form allows.
     """
-    kind, *header = buffer[: 8 * HEADER].view(torch.int64).tolist()
+    kind, *header = buffer[:HEADER_BYTES].view(torch.int64).tolist()
     form: Form | None = forms.get(kind)
     if form is None:
         raise TransportError(f"a message of kind {kind}: expected one of {sorted(forms)}")
-    begin, tensors = 8 * HEADER, []
+    begin, tensors = HEADER_BYTES, []
     following: list[tuple[int, Payload, int]] = []
     for place, (payload, rows) in enumerate(zip(form.payloads, header[FIELDS:], strict=False)):
         if not 0 <= rows <= payload.rows:

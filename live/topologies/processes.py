@@ -17,8 +17,8 @@ from live.loaded_model import SeparateModels
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
 from live.topologies.device_link import DeviceLink, device_link
-from live.topologies.gloo import GlooTransport
 from live.topologies.membership import BEAT_SECONDS, Address, Membership
+from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Role, Transport, TransportError
 from workloads.errors import TwinError
 
@@ -63,7 +63,7 @@ def run_worker(
         BadInput: the model cannot be loaded.
     """
     members = Membership(address, rank, deployment.names, deployment.fingerprint, join_seconds=limits.join)
-    transport: GlooTransport | None = None
+    transport: SocketTransport | None = None
     try:
         members.gather()
         make_role = deployment.load(rank, SeparateModels())
@@ -72,7 +72,7 @@ def run_worker(
         link = make_link(deployment, members, limits)
         if link is not None:
             threading.Thread(target=_abort_on_failure, args=[members, link], name="guard", daemon=True).start()
-        transport = GlooTransport(members, deployment.forms(), limits.answer, link)
+        transport = SocketTransport(members, deployment.forms(), limits.answer, link)
         transport.run(make_role(transport))
     except TransportError:
         raise
@@ -110,20 +110,20 @@ class WorkerProcesses:
         self, deployment: Deployment, members: Membership, started: LocalWorkers | None, limits: TimeLimits
     ) -> None:
         self._members, self._started = members, started
-        self._gloo = GlooTransport(members, deployment.forms(), limits.answer)
+        self._sockets = SocketTransport(members, deployment.forms(), limits.answer)
 
     @property
     def transport(self) -> Transport:
         """See `Workers.transport`."""
-        return self._gloo
+        return self._sockets
 
     def run(self, role: Role) -> None:
         """See `Workers.run`."""
-        self._gloo.run(role)
+        self._sockets.run(role)
 
     def wake(self) -> None:
         """See `Workers.wake`."""
-        self._gloo.wake()
+        self._sockets.wake()
 
     def fail(self, reason: str) -> TransportError:
         """See `Workers.fail`."""
@@ -131,11 +131,11 @@ class WorkerProcesses:
 
     def disconnect(self) -> None:
         """See `Workers.disconnect`."""
-        self._gloo.close()
+        self._sockets.close()
 
     def close(self) -> None:
         """See `Workers.close`: those that do not end by themselves are ended."""
-        self._gloo.close()
+        self._sockets.close()
         if self._started is not None:
             self._started.close()
         self._members.close()

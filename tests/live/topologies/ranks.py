@@ -90,7 +90,7 @@ def gloo_link(deployment: Deployment, members: Membership, limits: TimeLimits) -
 
     Unlike NCCL, gloo connects all members at once, so that rank 0 has to come, too.
     """
-    return device_link(members.rank, lambda name: members.group(limits.answer, name), limits.answer, "cpu")
+    return device_link(members.rank, lambda name: members.gloo_group(limits.answer, name), limits.answer, "cpu")
 
 
 def run_rank(rank: int, folder: Path, port: int, kind: str, link: bool) -> None:

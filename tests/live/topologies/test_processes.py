@@ -105,7 +105,7 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
 @pytest.mark.parametrize("kind", ["bundle", "pools", "with chunks"])
-def test_answers_over_gloo_are_those_of_one_engine_and_a_stop_ends_all(
+def test_answers_over_sockets_are_those_of_one_engine_and_a_stop_ends_all(
     kind: str, link: bool, starter: Starter, tmp_path: Path
 ) -> None:
     ranks = starter.start(tmp_path, kind, link=link)
