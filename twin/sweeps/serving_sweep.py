@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
@@ -25,7 +25,9 @@ from twin.serving.summary import engine_summaries, link_summaries, outages, over
 from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import make_run
 from workloads.errors import BadInput
-from workloads.traces import Trace
+
+if TYPE_CHECKING:
+    from workloads.trace import Trace
 
 SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
