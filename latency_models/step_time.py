@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
-from schedulers.batches import Batch
+from schedulers.batches import Batch, DraftedSteps
 from schedulers.lockstep import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
 
@@ -40,6 +40,10 @@ class StepTime(Protocol):
             kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
             longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
         """
+        ...
+
+    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
+        """Durations of steps that verify drafts of the same decodes; equal to `seconds` of each."""
         ...
 
     def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
@@ -139,6 +143,10 @@ class StepTimeModel(ABC):
     @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
+
+    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
+        """See `StepTime.drafted_seconds`."""
+        return [self.seconds(batch) for batch in steps.batches()]
 
     def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
         """See `StepTime.adapter_seconds`."""

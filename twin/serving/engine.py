@@ -24,6 +24,7 @@ from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.answer_ends import AnswerEnds
+from twin.serving.drafted_windows import DraftedWindows
 from twin.serving.fast_forward import FastForward, RunningStep, Window, cores_of
 from twin.serving.foresight import Foresight
 from twin.serving.machine_speed import MachineSpeed
@@ -135,7 +136,11 @@ class Engine:
         self._window: Window | None = None
         self._fast_forward: FastForward | None = None
         if fast_forward:
-            self._fast_forward = FastForward(self.log, self._running, self._answer_ends, step_time, machine_speed)
+            parts = self.log, self._running, self._answer_ends, step_time, machine_speed
+            if speculation is not None and speculation.acceptance.measured is None:
+                self._fast_forward = DraftedWindows(*parts, speculation)
+            else:  # measured outcomes are looked up step by step
+                self._fast_forward = FastForward(*parts)
         self._lost_steps = 0  # of the schedulers that were lost in failures
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
@@ -369,16 +374,23 @@ class Engine:
             begun = min(window.num_ended(self._env.now) + 1, window.num_steps)
             if self._observers:
                 self._allocate_one_by_one(window, begun)
+                if self.tier_links is not None:  # what these steps have evicted may be on its way to a tier
+                    self._begin_copies(computed=False)
             self.core.allocate_ahead(begun)
 
     def _allocate_one_by_one(self, window: Window, steps: int) -> None:
         """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
-        for step in range(window.allocated, steps):
-            begin = window.ends[step - 1] if step else window.opened
-            for observer in self._observers:
-                observer.now = begin
-            self.core.allocate_ahead(step + 1)
-        window.allocated = max(window.allocated, steps)
+        first = window.allocated
+        if steps <= first:
+            return
+        window.allocated = steps
+        new_blocks = self.core.num_new_blocks_by_step(steps)
+        for step in range(first, steps):
+            if new_blocks[step] or step == steps - 1:
+                begin = window.ends[step - 1] if step else window.opened
+                for observer in self._observers:
+                    observer.now = begin
+                self.core.allocate_ahead(step + 1)
 
     def _observe_cache(self) -> None:
         """Let the view see the cache of the scheduler, which is new and empty."""
@@ -396,6 +408,7 @@ class Engine:
         """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""
         now = self._env.now
         if self._window is not None and self._fast_forward is not None:
+            self._allocate_begun_steps()
             self._fast_forward.close_early(self.core, self._window, now)
         self._window = None
         self._reservations.clear()

@@ -150,13 +150,18 @@ class FastForward:
         steps, ends, end, log = window.num_steps, window.ends, window.end, self._log
         log.steps(ends[:steps] if steps < len(ends) else ends, core.num_decodes)
         log.ran(window.opened, end)
-        if not window.finishes:
+        finished = self._run(core, steps, window.finishes)
+        if window.finishes:
+            log.step_details(DECODE_STEP, 0, ends[steps - 2] if steps > 1 else window.opened)
+        return finished
+
+    def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
+        """Have the scheduler run so many steps; returns the sequences that finish with the last, if some do."""
+        if not finishes:
             core.advance(steps)
             return []
         core.advance(steps - 1)
-        finished = core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
-        log.step_details(DECODE_STEP, 0, ends[steps - 2])
-        return finished
+        return core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
 
     def _advance_ahead(self, core: EngineCore | LockstepGroup, window: Window) -> None:
         """Advance over a window that was opened while a step ran. Afterwards the step after the window's end runs."""
@@ -172,8 +177,7 @@ class FastForward:
         """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
         cores = cores_of(core)
         free = sum(each.kv_cache.num_free_blocks + each.blocks_allocated_ahead for each in cores)
-        by_rank = [each.decode_set.num_new_blocks_by_step(num_steps) for each in cores]
-        allocated = by_rank[0] if len(by_rank) == 1 else [sum(blocks) for blocks in zip(*by_rank, strict=True)]
+        allocated = core.num_new_blocks_by_step(num_steps)
         starts = chain((window.opened,), window.ends)
         running, waiting = core.num_running, core.num_waiting
         for i, (start, blocks) in enumerate(zip(starts, allocated, strict=False)):
