@@ -88,7 +88,7 @@ class BlockPool(KVCache):
                 if not ids:
                     del self._ids[entry]
             else:
-                ids = cast(list[int], entry.payload)
+                ids = cast(list[int], cast(PrefixNode, entry).payload)
                 going = len(ids)
                 self.unassigned_ids.extend(ids)
             missing -= going
@@ -119,13 +119,13 @@ class BlockPool(KVCache):
 
     def _append_blank(self, count: int) -> None:
         super()._append_blank(count)
-        last = next(reversed(self._free_queue))
+        last = self._free_queue.last
         assert isinstance(last, FreeRun)
         self._ids.setdefault(last, []).extend(self._leaving)
 
     def _prepend_blank(self, count: int) -> None:
         super()._prepend_blank(count)
-        first = next(iter(self._free_queue))
+        first = self._free_queue.first
         assert isinstance(first, FreeRun)
         self._ids[first] = self.unassigned_ids[-count:]
         del self.unassigned_ids[-count:]
@@ -148,7 +148,7 @@ class BlockPool(KVCache):
                     raise AssertionError(f"{entry.count} free blocks have {len(self._ids[entry])} ids")
                 placed.extend(self._ids[entry])
             else:
-                nodes[entry] = None
+                nodes[cast(PrefixNode, entry)] = None
         for blocks in owners:
             table = self.table(blocks)
             for i, node in enumerate(blocks.nodes):

@@ -9,14 +9,15 @@ block pool works the same way.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence as Many
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from schedulers.recency import Linked, RecencyList
 
-class PrefixNode:
+
+class PrefixNode(Linked):
     """A shareable piece of a prompt: one node of the prefix trie, `blocks_per_node` blocks.
 
     `ref_count` counts the sequences that hold it; at 0 it stands in the free queue. `payload` belongs to the live
@@ -27,6 +28,7 @@ class PrefixNode:
     __slots__ = ("block_hash", "children", "depth", "key", "parent", "payload", "ref_count")
 
     def __init__(self, key: int, parent: PrefixNode | None) -> None:
+        self.before = self.after = None
         self.key, self.parent = key, parent
         self.block_hash = self.depth = 0
         self.children: dict[int, PrefixNode] = {}
@@ -103,7 +105,7 @@ class CacheObserver:
         """The block with this `block_hash` was cached or evicted."""
 
 
-class FreeRun:
+class FreeRun(Linked):
     """Free blocks outside the trie: blank ones, or the first `count` private blocks of a preempted sequence.
 
     `num_preceding_nodes`: prefix nodes of that sequence before the run; -1 for blank blocks.
@@ -112,6 +114,7 @@ class FreeRun:
     __slots__ = ("count", "num_preceding_nodes")
 
     def __init__(self, count: int, num_preceding_nodes: int = -1) -> None:
+        self.before = self.after = None
         self.count, self.num_preceding_nodes = count, num_preceding_nodes
 
 
@@ -150,8 +153,8 @@ class KVCache:
         self.num_free_blocks = num_blocks
         self.root = PrefixNode(-1, None)
         self.observers: list[CacheObserver] = []
-        self._free_queue: OrderedDict[PrefixNode | FreeRun, None] = OrderedDict()
-        self._free_queue[FreeRun(num_blocks)] = None
+        self._free_queue = RecencyList()  # of prefix nodes and free runs
+        self._free_queue.append(FreeRun(num_blocks))
 
     @property
     def node_tokens(self) -> int:
@@ -189,7 +192,7 @@ class KVCache:
         """Let a sequence share `nodes`, which continue the path of the nodes that it holds already."""
         for node in nodes:
             if not node.ref_count:
-                del self._free_queue[node]
+                self._free_queue.remove(node)
                 self.num_free_blocks -= self.blocks_per_node
             node.ref_count += 1
             blocks.nodes.append(node)
@@ -213,7 +216,7 @@ class KVCache:
         run.count -= count
         run.num_preceding_nodes = -1
         if not run.count:
-            del self._free_queue[run]
+            self._free_queue.remove(run)
         self.num_free_blocks -= count
         blocks.num_private += count
 
@@ -237,15 +240,16 @@ class KVCache:
         self.num_free_blocks -= count
         queue = self._free_queue
         while count > 0:
-            entry = next(iter(queue))
+            entry = queue.first
             if isinstance(entry, FreeRun):
                 if entry.count > count:
                     entry.count -= count
                     return
                 count -= entry.count
                 entry.count = 0
-                del queue[entry]
+                queue.remove(entry)
             else:
+                assert isinstance(entry, PrefixNode)
                 count -= self._evict(entry)
         if count < 0:  # a node is evicted whole
             self._prepend_blank(-count)
@@ -284,29 +288,27 @@ class KVCache:
                 self._append_blank(blocks.num_private - keep)
             if keep:
                 blocks.freed_run = FreeRun(keep, len(blocks.nodes))
-                self._free_queue[blocks.freed_run] = None
+                self._free_queue.append(blocks.freed_run)
             self.num_free_blocks += blocks.num_private
             blocks.num_private = 0
         for node in reversed(blocks.nodes):
             node.ref_count -= 1
             if not node.ref_count:
-                self._free_queue[node] = None
+                self._free_queue.append(node)
                 self.num_free_blocks += self.blocks_per_node
         blocks.nodes.clear()
 
     def _append_blank(self, count: int) -> None:
         """Put `count` blank blocks at the end of the free queue."""
-        last = next(reversed(self._free_queue), None)
+        last = self._free_queue.last
         if isinstance(last, FreeRun) and last.num_preceding_nodes < 0:
             last.count += count
         else:
-            self._free_queue[FreeRun(count)] = None
+            self._free_queue.append(FreeRun(count))
 
     def _prepend_blank(self, count: int) -> None:
         """Put `count` blank blocks at the head of the free queue."""
-        entry = FreeRun(count)
-        self._free_queue[entry] = None
-        self._free_queue.move_to_end(entry, last=False)
+        self._free_queue.prepend(FreeRun(count))
 
     def _evict(self, node: PrefixNode) -> int:
         """Drop a free node from the trie; returns the number of its blocks."""
@@ -316,7 +318,7 @@ class KVCache:
         for observer in self.observers:
             observer.on_evicted(node)
         del node.parent.children[node.key]
-        del self._free_queue[node]
+        self._free_queue.remove(node)
         return self.blocks_per_node
 
     # -- integrity ---------------------------------------------------------------------------------------------------

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from mypy_extensions import mypyc_attr
 
+from schedulers.recency import Linked, RecencyList
 from schedulers.registry import Registry
 
 
-class TierBlock:
+class TierBlock(Linked):
     """The content of one prefix node in a tier.
 
     Attributes:
@@ -24,6 +24,7 @@ class TierBlock:
     __slots__ = ("block_hash", "depth", "pins", "priority", "ready_at", "slot", "uses")
 
     def __init__(self, block_hash: int, depth: int, slot: int) -> None:
+        self.before = self.after = None
         self.block_hash, self.depth, self.slot = block_hash, depth, slot
         self.ready_at = inf
         self.pins = self.uses = 0
@@ -63,11 +64,11 @@ class LeastRecentlyUsed(EvictionPolicy):
     """The block that was stored or used longest ago."""
 
     def __init__(self) -> None:
-        self._order: OrderedDict[TierBlock, None] = OrderedDict()
+        self._order = RecencyList()
 
     def add(self, block: TierBlock, loss: float) -> None:
         """See `EvictionPolicy.add`."""
-        self._order[block] = None
+        self._order.append(block)
 
     def use(self, block: TierBlock, loss: float) -> None:
         """See `EvictionPolicy.use`."""
@@ -75,18 +76,21 @@ class LeastRecentlyUsed(EvictionPolicy):
 
     def remove(self, block: TierBlock) -> None:
         """See `EvictionPolicy.remove`."""
-        del self._order[block]
+        self._order.remove(block)
 
     def victim(self) -> TierBlock | None:
         """See `EvictionPolicy.victim`."""
-        for block in self._order:
+        block = self._order.first
+        while block is not None:
+            assert isinstance(block, TierBlock)
             if not block.pins:
                 return block
+            block = block.after
         return None
 
     def size(self) -> int:
         """See `EvictionPolicy.size`."""
-        return len(self._order)
+        return self._order.size
 
 
 class CostAware(EvictionPolicy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedulers.kv_cache import KVCache, SequenceBlocks
+from schedulers.kv_cache import KVCache, PathHashes, SequenceBlocks, cached_path
 
 
 def published(kv: KVCache, *ids: int) -> SequenceBlocks:
@@ -231,3 +231,22 @@ def test_integrity_check_speaks_up() -> None:
     kv.num_free_blocks = 2
     with pytest.raises(AssertionError, match="3 blocks stand in the free queue, 2 are counted free"):
         kv.check_integrity([blocks])
+
+
+@pytest.mark.parametrize("length", range(6))
+def test_the_cached_part_of_a_path_is_found_by_its_hashes(length: int) -> None:
+    """Whatever its length, and however much of it is cached."""
+    ids = (7, 7, 3, 9, 1)
+    hashes = PathHashes().of(ids)
+    assert len(set(hashes)) == len(ids)
+    for num_cached in range(6):
+        nodes = dict.fromkeys([*hashes[:num_cached], 12345])
+        assert cached_path(hashes, length, nodes) == min(length, num_cached)
+
+
+def test_hashes_are_those_of_the_latest_path() -> None:
+    paths = PathHashes()
+    first = list(paths.of((1, 2)))
+    assert paths.of((1, 3))[:1] == first[:1]
+    assert paths.of((1, 3))[1] != first[1]
+    assert paths.of((1, 2)) == first

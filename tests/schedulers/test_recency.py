@@ -1,0 +1,30 @@
+"""The recency list, beside an ordered dictionary."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedulers.recency import Linked, RecencyList
+
+CHANGES = st.lists(st.tuples(st.sampled_from(["append", "prepend", "remove", "move_to_end"]), st.integers(0, 5)))
+
+
+@given(CHANGES)
+def test_as_an_ordered_dictionary(changes: list[tuple[str, int]]) -> None:
+    entries = [Linked() for _ in range(6)]
+    found, expected = RecencyList(), OrderedDict[int, None]()
+    for change, number in changes:
+        if (number in expected) == (change in ("append", "prepend")):
+            continue  # an entry is in the list once
+        getattr(found, change)(entries[number])
+        if change == "remove":
+            del expected[number]
+        else:
+            expected[number] = None
+            expected.move_to_end(number, last=change != "prepend")
+        assert [entries.index(entry) for entry in found] == list(expected)
+        assert found.size == len(expected)
+        assert found.last is (entries[next(reversed(expected))] if expected else None)
