@@ -27,6 +27,7 @@ from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, Sessions
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
+from workloads.lengths import Lengths
 from workloads.mixes import ModelMix, TaskMix, TaskShare, zipf_weights
 from workloads.pairs import Independent, LengthPairs
 from workloads.pauses import SMALLEST_CV, Pauses
@@ -222,11 +223,31 @@ class TaskSpec(Strict):
         """The share of a mix, given the classes by name."""
         prompts = self.prefill.build()
         lengths = Independent(prompts, self.decode.build()) if self.decode else prompts
-        if self.service_class is None:
-            return TaskShare(self.task, self.weight, lengths, self.priority, self.tenant)
-        spec = classes[self.service_class]
-        goal = math.inf if spec.ttft is None else spec.ttft
-        return TaskShare(self.task, self.weight, lengths, spec.priority, self.tenant, self.service_class, goal)
+        return _share(self, self.task, lengths, classes)
+
+
+class ClientSpec(Strict):
+    """Clients with a part of the requests, by `weight`. All have requests of the same lengths.
+
+    Attributes:
+        tenant, service_class, priority: as in `TaskSpec`.
+    """
+
+    weight: PositiveFloat = 1.0
+    tenant: str = ""
+    service_class: str | None = None
+    priority: int = 0
+
+
+def _share(
+    spec: TaskSpec | ClientSpec, task: str, lengths: LengthPairs | Lengths, classes: Mapping[str, ServiceClassSpec]
+) -> TaskShare:
+    """The share of a mix, given the classes by name."""
+    if spec.service_class is None:
+        return TaskShare(task, spec.weight, lengths, spec.priority, spec.tenant)
+    contract = classes[spec.service_class]
+    goal = math.inf if contract.ttft is None else contract.ttft
+    return TaskShare(task, spec.weight, lengths, contract.priority, spec.tenant, spec.service_class, goal)
 
 
 class ServingWorkloadSpec(Strict):
@@ -235,7 +256,8 @@ class ServingWorkloadSpec(Strict):
     Attributes:
         requests: their number; by default that of the trace.
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
-        service_classes: priorities and goals that `tasks` name.
+        clients: tenants and classes of requests that have the same lengths; `tasks` have theirs of their own.
+        service_classes: priorities and goals that `tasks` and `clients` name.
         sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
         retries: what clients do with a request that is shed; left out, they give up.
@@ -245,6 +267,7 @@ class ServingWorkloadSpec(Strict):
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None
     tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
+    clients: list[ClientSpec] = Field(default_factory=list)
     service_classes: dict[str, ServiceClassSpec] = Field(default_factory=dict)
     trace: TraceSpec | None = None
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
@@ -275,16 +298,28 @@ class ServingWorkloadSpec(Strict):
 
     @model_validator(mode="after")
     def _classes_are_there(self) -> ServingWorkloadSpec:
-        for i, task in enumerate(self.tasks or []):
-            name = task.service_class
+        given: list[tuple[str, TaskSpec | ClientSpec]] = [
+            *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
+            *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
+        ]
+        for field, each in given:
+            name = each.service_class
             if name is None:
                 continue
             if name not in self.service_classes:
                 expected = f"expected one of workload.service_classes ({', '.join(self.service_classes) or 'none'})"
-                raise BadInput(expected, field=f"tasks.{i}.service_class", value=name)
-            if task.priority:
+                raise BadInput(expected, field=f"{field}.service_class", value=name)
+            if each.priority:
                 expected = f"expected none: that of service_classes.{name} holds"
-                raise BadInput(expected, field=f"tasks.{i}.priority", value=task.priority)
+                raise BadInput(expected, field=f"{field}.priority", value=each.priority)
+        return self
+
+    @model_validator(mode="after")
+    def _clients_of_single_requests(self) -> ServingWorkloadSpec:
+        if self.clients and (self.tasks is not None or self.sessions is not None):
+            raise BadInput("expected none with tasks, which name them, or sessions", field="clients")
+        if self.clients and self.arrivals.process == "replay":
+            raise BadInput("expected none with the arrivals of a trace", field="clients")
         return self
 
     def read_trace(self, base: Path) -> Trace | None:
@@ -368,6 +403,20 @@ class ServingWorkloadSpec(Strict):
         return len(trace)
 
     def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
+        """The content of the requests, spread over clients where there are some.
+
+        Raises:
+            BadInput: clients of a trace whose rows come in order.
+        """
+        content = self._content_of_all(trace)
+        if not self.clients:
+            return content
+        if isinstance(content, Trace):
+            raise BadInput("expected none with a trace that has prefix ids", field="workload.clients")
+        assert not isinstance(content, TaskMix), "tasks have clients of their own"
+        return TaskMix([_share(client, "generate", content, self.service_classes) for client in self.clients])
+
+    def _content_of_all(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
         """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids.
 
         Rows with prefix ids come once and in order: a repeated prompt would be found in the prefix cache.
