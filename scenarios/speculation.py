@@ -49,7 +49,7 @@ class SpeculativeSpec(Strict):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)]
     prompt_lookup_min: PositiveInt = 2
     prompt_lookup_max: PositiveInt = 5
-    drafts: DraftPolicySpec = DraftPolicySpec()
+    drafts: DraftPolicySpec = Field(default_factory=DraftPolicySpec)
     acceptance: Share | None = None
     acceptance_by_position: list[Share] | None = None
     acceptance_by_model: dict[str, list[Share]] = Field(default_factory=dict)

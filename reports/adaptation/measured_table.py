@@ -7,6 +7,7 @@ from typing import Any
 
 HEADINGS = (
     "perplexity",
+    "right, %",
     "KL, nats",
     "MiB",
     "ms/token",
@@ -34,7 +35,7 @@ def measured_table(document: Mapping[str, Any]) -> str:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     tpot, ttft, rate = (row["metrics"][name] for name in ("tpot.mean", "ttft.mean", "output_throughput"))
     return (
-        f"{row['perplexity']:.3f}", f"{row['kl']:.4f}", f"{row['bytes'] / 2**20:.2f}",
+        f"{row['perplexity']:.3f}", f"{100 * row['accuracy']:.1f}", f"{row['kl']:.4f}", f"{row['bytes'] / 2**20:.2f}",
         f"{1e3 * tpot['measured']:.2f}", f"{1e3 * tpot['predicted']:.2f}",
         f"{1e3 * ttft['measured']:.2f}", f"{1e3 * ttft['predicted']:.2f}",
         f"{rate['measured']:.0f}", f"{rate['predicted']:.0f}",

@@ -68,7 +68,7 @@ def headline(document: Document) -> list[str]:
     return [
         f"{document['name']}: {document['scenario']['model']['path']} ({backend['dtype']}) on {backend['device']}",
         f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
-        f" equal steps differ by {spread}",
+        f" equal steps differ by {spread}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
         f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
         f"clock: {CLOCKS[clock_of(document)]}",
         *_machine_speed(document),

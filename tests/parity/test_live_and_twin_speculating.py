@@ -27,7 +27,7 @@ from twin.environment import Environment, Priority  # noqa: E402
 from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes  # noqa: E402
 from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
 from twin.serving.records import RequestRecord  # noqa: E402
-from twin.serving.speculation import Acceptance, SimulatedSpeculation, _mixed  # noqa: E402
+from twin.serving.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 VOCABULARY = 12
@@ -37,7 +37,8 @@ SPEC = SpeculativeSpec(method="ngram", num_speculative_tokens=3, prompt_lookup_m
 
 def own_answers(outcomes: list[AnswerDrafts], seed: int) -> DraftOutcomes:
     """Outcomes of which each request draws those of its own answer."""
-    places = [_mixed(_mixed(seed + 1) ^ number) % PLACES for number in range(len(outcomes))]
+    draws = SimulatedSpeculation(Acceptance(()), SPEC.num_speculative_tokens, seed)
+    places = [draws.key(number) % PLACES for number in range(len(outcomes))]
     assert len(set(places)) == len(places)
     answers = [AnswerDrafts([0], [0])] * PLACES
     for place, each in zip(places, outcomes, strict=True):

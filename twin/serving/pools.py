@@ -6,17 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latency_models.drafted import DraftedStepTime
-from latency_models.model_slots import PartitionedStepTime
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario
-from scenarios.speculation import SpeculativeSpec
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.pipeline import PipelinedEngineCore
@@ -24,6 +22,9 @@ from twin.serving.deployment import check_deployment, check_device, describe_ori
 from twin.serving.draft_outcomes import DraftOutcomes, read_draft_outcomes
 from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from scenarios.speculation import SpeculativeSpec
 
 KV_BLOCKS = Unknown(
     "kv_blocks",
@@ -140,6 +141,8 @@ def plan_pools(
         with _named(engine_section, "engine"):
             step_time = pool.engine.with_models(step_time, base)
         if pool.engines_per_device > 1:
+            from latency_models.model_slots import PartitionedStepTime
+
             step_time = PartitionedStepTime(step_time, pool.engines_per_device)
         check_deployment(pool.engine, base, step_time, engine_section, section)
         check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")

@@ -21,9 +21,9 @@ from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
 from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes
 from twin.serving.records import RequestRecord
+from twin.serving.splitmix import mixed, uniform
 
-_MASK: Final = (1 << 64) - 1
-_PROPOSALS: Final = 1 << 40
+PROPOSALS: Final = 1 << 40
 """Sets proposals apart from the positions of answers, so that both are independent."""
 
 
@@ -52,12 +52,13 @@ class SimulatedSpeculation:
     """The outcomes of one engine's drafts.
 
     Attributes:
+        acceptance: of drafts.
         stats: counters of the engine; outages do not reset them.
     """
 
     def __init__(self, acceptance: Acceptance, num_speculative_tokens: int, seed: int) -> None:
-        self._acceptance = acceptance
-        self._seed = _mixed(seed + 1)
+        self.acceptance = acceptance
+        self._seed = mixed(seed + 1)
         self._keys: dict[int, int] = {}  # of requests that have drawn, until they end
         self._answers = [] if acceptance.measured is None else acceptance.measured.answers
         self.stats = SpeculationStats(num_speculative_tokens)
@@ -84,27 +85,38 @@ class SimulatedSpeculation:
             if chunk.last and chunk.sequence.state == DECODING and _tokens_left(chunk.sequence) <= 0:
                 stopped.append(chunk.sequence)
         core.record_outputs(batch, accepted, emitted)
+        self.ended(stopped)
+        return stopped
+
+    def ended(self, stopped: list[Sequence]) -> None:
+        """Forget requests whose answers have ended."""
         for sequence in stopped:
             self._keys.pop(sequence.request.id, None)
-        return stopped
+
+    def key(self, number: int) -> int:
+        """The 64 bits that all draws for a request depend on."""
+        key = self._keys.get(number)
+        if key is None:
+            key = self._keys[number] = mixed(self._seed ^ number)
+        return key
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:
         """See `schedulers.speculation.Propose`."""
         if self._answers:
-            answer, position = self._measured(sequence)
-            return min(answer.drafted[position], max_tokens)
-        proposed = self._acceptance.proposed
-        if proposed < 1.0 and self._uniform(sequence, _PROPOSALS) >= proposed:
+            answer, place = self._measured(sequence)
+            return min(answer.drafted[place], max_tokens)
+        proposed = self.acceptance.proposed
+        if proposed < 1.0 and self._uniform(sequence, PROPOSALS) >= proposed:
             return 0
         return max_tokens
 
     def _num_accepted(self, sequence: Sequence, drafted: int) -> int:
         """The draft tokens that are right: the first whose share is not above a draw."""
         if self._answers:
-            answer, position = self._measured(sequence)
-            return min(answer.right[position], drafted)
+            answer, place = self._measured(sequence)
+            return min(answer.right[place], drafted)
         draw = self._uniform(sequence, 0)
-        shares = self._acceptance.of(sequence.request.model)
+        shares = self.acceptance.of(sequence.request.model)
         right = 0
         while right < drafted and draw < shares[right]:
             right += 1
@@ -112,27 +124,20 @@ class SimulatedSpeculation:
 
     def _uniform(self, sequence: Sequence, stream: int) -> float:
         """A number from [0, 1) for this request and position of its answer."""
-        return _mixed(self._key(sequence) + _position(sequence) + stream) / 2.0**64
-
-    def _key(self, sequence: Sequence) -> int:
-        """The number that all draws of a request depend on."""
-        number = sequence.request.id
-        key = self._keys.get(number)
-        if key is None:
-            key = self._keys[number] = _mixed(self._seed ^ number)
-        return key
+        key = self.key(sequence.request.id)
+        return uniform(key >> 32, key & 0xFFFFFFFF, _position(sequence) + stream)
 
     def _measured(self, sequence: Sequence) -> tuple[AnswerDrafts, int]:
         """The measured answer that was drawn for a request, and the place of its position there.
 
         Beyond the end of an answer its second half comes again and again.
         """
-        answer = self._answers[self._key(sequence) % len(self._answers)]
-        size, position = len(answer.drafted), _position(sequence)
-        if position >= size:
+        answer = self._answers[self.key(sequence.request.id) % len(self._answers)]
+        size, place = len(answer.drafted), _position(sequence)
+        if place >= size:
             half = size // 2
-            position = half + (position - size) % (size - half)
-        return answer, position
+            place = half + (place - size) % (size - half)
+        return answer, place
 
 
 def _position(sequence: Sequence) -> int:
@@ -145,14 +150,6 @@ def _tokens_left(sequence: Sequence) -> int:
     """Tokens of its answer that a sequence has not yet."""
     record: RequestRecord = sequence.payload  # type: ignore[assignment]
     return record.answer_tokens - record.delivered - sequence.num_output_tokens
-
-
-def _mixed(number: int) -> int:
-    """SplitMix64's output function: 64 bits in which every bit of `number` matters."""
-    bits = (number * 0x9E3779B97F4A7C15) & _MASK
-    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
-    return bits ^ (bits >> 31)
 
 
 def speculation_summary(engines: Many[SimulatedSpeculation]) -> dict[str, object]:

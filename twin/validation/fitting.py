@@ -6,6 +6,7 @@ is read, profiling alternates with the replays, and step times are normalised to
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import math
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from latency_models.fitting.estimator import CannotFit
+from latency_models.fitting.random_effects import deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
@@ -167,6 +170,7 @@ def fitted_document(
     return model.document(
         errors=model.errors(held_out),
         repeat_spread=repeat_spread(rounds),
+        round_spread=round_spread(rounds, block_size),
         clock=clock,
         speed_probes=speed_probes,
         frontend=mean_times([part.frontend for part in parts]),
@@ -182,6 +186,20 @@ def fitted_document(
 def mean_times(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of times by name over parts; empty without any."""
     return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+
+
+def round_spread(rounds: Sequence[Sequence[Step]], block_size: int) -> float:
+    """Relative deviation between rounds: of the machine's speed, and of what the model does not know of a round.
+
+    Each round is predicted by a fit to others, since a fit to few rounds follows the speed that each of them had.
+    """
+    errors = []
+    for fold in range(HELD_OUT_EVERY):
+        training = [step for i, steps in enumerate(rounds) if i % HELD_OUT_EVERY != fold for step in steps]
+        with contextlib.suppress(CannotFit):  # a short profile may have too few steps without one of its rounds
+            model = EngineRegression(block_size).fit(training)
+            errors += [-np.log1p(model.errors(steps)) for steps in rounds[fold::HELD_OUT_EVERY]]
+    return deviation_between(errors)
 
 
 def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:

@@ -19,12 +19,14 @@ class TokenMeasures:
 
     Attributes:
         loss: negative log-likelihood, nats. divergence: KL from the 16-bit model's distribution, nats.
-        deviation: 1 − cosine of the final state and the 16-bit model's (appendix A.1).
+        deviation: 1 − cosine of the final state and the 16-bit model's (appendix A.1). right: 1 where the likeliest
+            token is the text's, else 0.
     """
 
     loss: torch.Tensor
     divergence: torch.Tensor
     deviation: torch.Tensor
+    right: torch.Tensor
 
     @property
     def perplexity(self) -> float:
@@ -32,8 +34,12 @@ class TokenMeasures:
         return perplexity(self.loss)
 
     def summary(self) -> dict[str, float]:
-        """Perplexity and mean divergence."""
-        return {"perplexity": self.perplexity, "kl": float(self.divergence.double().mean())}
+        """Perplexity, mean divergence, and accuracy: the share of next tokens that are the likeliest."""
+        return {
+            "perplexity": self.perplexity,
+            "kl": float(self.divergence.double().mean()),
+            "accuracy": float(self.right.double().mean()),
+        }
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Evaluation:
             loss = -logs.gather(-1, tokens[:, 1:, None])[..., 0]
             divergence = (told.exp() * (told - logs)).sum(-1)
             deviation = 1 - torch.cosine_similarity(found, states, dim=-1)
-            parts.append([each.flatten() for each in (loss, divergence, deviation)])
+            right = (logs.argmax(-1) == tokens[:, 1:]).float()
+            parts.append([each.flatten() for each in (loss, divergence, deviation, right)])
         return TokenMeasures(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 

@@ -25,7 +25,9 @@ WINDOW, WINDOWS = 128, 128
 
 
 def text_quality(models: Sequence[Path], sources: Path | None = None) -> list[dict[str, Any]]:
-    """Perplexity on held-out text, mean divergence from the first model in nats, and bytes of the weights.
+    """Perplexity and accuracy on held-out text, mean divergence from the first model in nats, and bytes of the weights.
+
+    Accuracy is the share of tokens that the model finds likeliest, given those before them.
 
     Args:
         models: directories with tokenizers; all have the shape of the first.

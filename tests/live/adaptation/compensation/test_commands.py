@@ -107,6 +107,7 @@ def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.Captur
     assert dense["kl"] == pytest.approx(0, abs=1e-6)
     assert compensated["perplexity"] == pytest.approx(made["compensated"]["perplexity"], rel=1e-3)
     assert compensated["kl"] == pytest.approx(made["compensated"]["kl"], rel=1e-2, abs=1e-6)
+    assert compensated["accuracy"] == pytest.approx(made["compensated"]["accuracy"], abs=2e-3)
     assert dense["bytes"] == 4 * json.loads(Path("model/training.json").read_text())["trained_parameters"]
     assert compensated["bytes"] == weight_bytes(read_model(Path("made"))[1])
     for row in document["models"]:
@@ -118,6 +119,7 @@ def test_quality_and_speed_stand_in_one_table(model: Path, capsys: pytest.Captur
         assert summary["loads"][0]["metrics"]["tpot.mean"]["measured"] == row["metrics"]["tpot.mean"]["measured"]
     lines = measured_table(document).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["model", "model", "made"]
+    assert f"{100 * compensated['accuracy']:.1f}" == lines[-1].split()[2]
     assert f"{compensated['bytes'] / 2**20:.2f}" in lines[-1].split()
 
 

@@ -209,6 +209,12 @@ def test_compensation_brings_the_divergence_down(
     logits = forward(weights, other[:, :-1])[0].log_softmax(-1)
     expected = -logits.gather(-1, other[:, 1:, None]).mean()
     assert own.perplexity == pytest.approx(float(expected.exp()), rel=1e-5)
+    right = sum(
+        int(row.argmax()) == int(token)
+        for rows, tokens in zip(logits, other[:, 1:], strict=True)
+        for row, token in zip(rows, tokens, strict=True)
+    )
+    assert own.summary()["accuracy"] == right / other[:, 1:].numel()
 
 
 def test_every_sequence_comes_once_in_an_epoch() -> None:
@@ -229,9 +235,9 @@ def test_recovery_is_a_share_of_the_gap() -> None:
 def test_quartiles_are_ordered_by_the_quantisation_error() -> None:
     deviation = torch.tensor([0.8, 0.1, 0.2, 0.7, 0.3, 0.4, 0.6, 0.5])
     zeros = torch.zeros(8)
-    quantised = TokenMeasures(loss=deviation * 10, divergence=deviation, deviation=deviation)
-    compensated = TokenMeasures(loss=deviation * 4, divergence=zeros, deviation=zeros)
-    ungated = TokenMeasures(loss=deviation * 5, divergence=deviation / 2, deviation=zeros)
+    quantised = TokenMeasures(loss=deviation * 10, divergence=deviation, deviation=deviation, right=zeros)
+    compensated = TokenMeasures(loss=deviation * 4, divergence=zeros, deviation=zeros, right=zeros)
+    ungated = TokenMeasures(loss=deviation * 5, divergence=deviation / 2, deviation=zeros, right=zeros)
     rows = by_quartile(quantised, compensated, ungated)
     assert [row["deviation"] for row in rows] == pytest.approx([0.15, 0.35, 0.55, 0.75])
     assert [row["loss"] for row in rows] == pytest.approx([0.9, 2.1, 3.3, 4.5])
