@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.sources.aiconfigurator.protocol import choose_protocol
 from latency_models.sources.aiconfigurator.regression import Library, SiliconRegression, levels
 from latency_models.sources.aiconfigurator.silicon import SiliconRow
@@ -25,6 +26,9 @@ REACH = 1.6449
 """Half a 90 % interval of a normal distribution, in deviations."""
 
 DRAWS = 200
+
+FITTED = 100
+"""Steps that a fit has at least, of which twice the batch is asked."""
 
 
 @dataclass
@@ -124,14 +128,24 @@ def _first_tokens(
 
 
 def logged_steps(log: StepLog) -> list[Comparison]:
-    """Steps of each workload by a fit to the others, and the rest of each by a fit to the first tenth of it."""
+    """Logged steps by three fits: to other workloads, to the first tenth of each, and to small batches.
+
+    The last are fits to the steps of at most as many rows as a CUDA graph has, for each size of graph, and are asked
+    for those of at least twice as many.
+    """
     across, after = Comparison("steps, workload left out", False), Comparison("steps after the first tenth", True)
     for workload in sorted(set(log.workload.tolist())):
         own = log.where(log.workload == workload)
         early, late = own.split(0.1)
-        _compare(across, StepRegression().fit(log.where(log.workload != workload)), own, {})
-        _compare(after, StepRegression().fit(early), late, {"workload": 0.0})
-    return [across, after]
+        _compare(across, StepRegression().fit(log.where(log.workload != workload)), own.executed(), {})
+        _compare(after, StepRegression().fit(early), late.executed(), {"workload": 0.0})
+    twice, ran = Comparison("steps at twice the fitted batch", False), log.executed()
+    rows = ran.decodes + ran.prompt_tokens
+    for size in GRAPH_SIZES:
+        small, large = rows <= size, rows >= 2 * size
+        if small.sum() >= FITTED and large.any():
+            _compare(twice, StepRegression(late=False).fit(ran.where(small)), ran.where(large), {})
+    return [across, after, twice]
 
 
 def pooled(comparisons: Sequence[Comparison]) -> Comparison:
@@ -143,9 +157,8 @@ def pooled(comparisons: Sequence[Comparison]) -> Comparison:
     return found
 
 
-def _compare(comparison: Comparison, model: StepRegression, log: StepLog, known: Mapping[str, float]) -> None:
-    """Add the steps of a log. `known`: scores of what the fit knows because the workload is the fitted one."""
-    ran = log.executed()
+def _compare(comparison: Comparison, model: StepRegression, ran: StepLog, known: Mapping[str, float]) -> None:
+    """Add steps with the batches that ran. `known`: scores of what a fit to the same workload knows."""
     predicted, rng = model.predict(ran), np.random.default_rng(0)
     scores = [{**draw_scores(model.unknowns(), rng), **known} for _ in range(DRAWS)]
     draws = np.log([model.vary(each).predict(ran) for each in scores])

@@ -69,7 +69,7 @@ def measure(decode: str, skews: list[float], rate: float, requests: int, repeats
         for zipf, each in scenarios.items():
             plan = plan_of(each.serving_without_times(), rate)
             config = plan.scheduler.config
-            replayed = backend.replay(config, plan.scheduler.chunk_policy(), realisation(plan, repeat))
+            replayed = backend.replay(plan.scheduler, realisation(plan, repeat))
             recordings[zipf].append(Recording.of(replayed, config.block_size))
             profiled = replayed.profiled
             if profiled is not None and profiled.rounds:

@@ -56,7 +56,8 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened_calibration(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
-    names = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "clock", "speed_probes", "points")
+    errors = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "round_spread")
+    names = (*errors, "clock", "speed_probes", "points")
     return calibration and {name: calibration[name] for name in names}
 
 

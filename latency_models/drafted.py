@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from latency_models.origin import MeasuredDeployment
 from latency_models.step_time import StepTime, StepTimeModel
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
+
+if TYPE_CHECKING:
+    from latency_models.origin import MeasuredDeployment
 
 DRAFT = "draft."
 """Begins the names of the draft model's unknowns."""

@@ -7,12 +7,12 @@ sequence joins or leaves, so that a simulation can skip over such runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
-from schedulers.batches import Batch
+from schedulers.batches import Batch, DraftedSteps
 from schedulers.lockstep import GroupBatch
 from schedulers.sequence import Sequence as EngineSequence
 
@@ -40,6 +40,10 @@ class StepTime(Protocol):
             kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
             longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
         """
+        ...
+
+    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
+        """Durations of steps that verify drafts of the same decodes; equal to `seconds` of each."""
         ...
 
     def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
@@ -109,6 +113,22 @@ class StepTime(Protocol):
         ...
 
 
+DecodeLine: TypeAlias = Callable[[int], tuple[float, float]]
+"""Takes a number of decodes. Returns the seconds of their step without cached tokens, and those of each cached token:
+`decode_seconds` of the model is, bit for bit, `fixed + slope * kv`."""
+
+
+def decode_line(step_time: StepTime) -> DecodeLine | None:
+    """The method `decode_line` of a model whose decode steps lie on a line over cached tokens; None without one.
+
+    One that its class inherits does not count, since a subclass may have other step times.
+    """
+    line: DecodeLine | None = (
+        getattr(step_time, "decode_line", None) if "decode_line" in vars(type(step_time)) else None
+    )
+    return line
+
+
 class StepTimeModel(ABC):
     """Base class of step-time models. A subclass implements `seconds` and `decode_seconds`.
 
@@ -123,6 +143,10 @@ class StepTimeModel(ABC):
     @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
+
+    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
+        """See `StepTime.drafted_seconds`."""
+        return [self.seconds(batch) for batch in steps.batches()]
 
     def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
         """See `StepTime.adapter_seconds`."""

@@ -221,7 +221,7 @@ class SpeculativeExecutor(Executor):
             sequence = batch.decodes[i]
             here = found[row : row + batch.draft_tokens[i] + 1]
             draft = self._drafts.drafts[sequence] if batch.draft_tokens[i] else ()
-            tokens[i] = here[: _num_right(draft, here) + 1]
+            tokens[i] = here[: num_right(draft, here) + 1]
             if generation_of(sequence).logprobs >= 0:
                 every = [next(by_row) for _ in here]
                 their_logprobs[i] = every[: len(tokens[i])]
@@ -241,7 +241,7 @@ class SpeculativeExecutor(Executor):
         return owners, places
 
 
-def _num_right(draft: Many[int], sampled: Many[int]) -> int:
+def num_right(draft: Many[int], sampled: Many[int]) -> int:
     """Tokens of a draft that were sampled, from the first on."""
     right = 0
     while right < len(draft) and draft[right] == sampled[right]:
@@ -256,6 +256,9 @@ class SpeculativeEngine(Engine):
         make_core: makes its scheduler on a class of KV caches.
         prompt_lookup_min, prompt_lookup_max: tokens of the n-grams.
         decoder, config, clock: as in `Engine`.
+
+    Attributes:
+        drafts: proposes them.
     """
 
     core: SpeculativeEngineCore
@@ -271,7 +274,7 @@ class SpeculativeEngine(Engine):
         *,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._drafts = drafts = NgramDrafts(prompt_lookup_min, prompt_lookup_max)
+        self.drafts = drafts = NgramDrafts(prompt_lookup_min, prompt_lookup_max)
 
         def make_executor(decoder: Decoder, pool: BlockPool, config: EngineConfig) -> Executor:
             return SpeculativeExecutor(decoder, pool, config, drafts)
@@ -289,7 +292,7 @@ class SpeculativeEngine(Engine):
         end = self.clock()
         finished = self._commit_verified(batch, verified, end)
         if finished:
-            self._drafts.forget_finished()
+            self.drafts.forget_finished()
         if self.watch is not None:
             self.watch(batch, begin, end)
         decodes = [generation_of(sequence) for sequence in batch.decodes]
@@ -298,7 +301,7 @@ class SpeculativeEngine(Engine):
     def abort(self, request_id: int) -> Generation | None:
         """See `Engine.abort`."""
         generation = super().abort(request_id)
-        self._drafts.forget_finished()
+        self.drafts.forget_finished()
         return generation
 
     def _commit_verified(self, batch: Batch, verified: Verified, end: float) -> list[Generation]:

@@ -27,18 +27,22 @@ class Column:
 
 
 class FittingTable:
-    """Columns side by side, as many as fit. Cells are never cut, unless not even the columns of rank 0 fit."""
+    """Columns side by side, as many as fit. Cells are never cut, unless not even the columns of rank 0 fit.
+
+    Attributes:
+        columns: all of them.
+    """
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self._columns = list(columns)
+        self.columns = list(columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, and below it the columns that are left out."""
-        kept = list(self._columns)
+        kept = list(self.columns)
         while _width(kept, console, options) > options.max_width and (rank := max(each.rank for each in kept)):
             kept.remove([each for each in kept if each.rank == rank][-1])
         yield _table(kept)
-        left_out = [each.title for each in self._columns if each not in kept]
+        left_out = [each.title for each in self.columns if each not in kept]
         if left_out:
             yield Text(f"Left out for lack of width: {', '.join(left_out)}.", style="dim")
 

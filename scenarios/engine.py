@@ -5,23 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from latency_models.stages import Stages
+from latency_models.io.late_section import late_section
 from latency_models.step_time import StepTime
-from scenarios.admission_control import AdmissionControlSpec
-from scenarios.chunking import ChunkingSpec
-from scenarios.kv_memory import KVMemorySpec
-from scenarios.kv_offloading import KVOffloadingSpec
 from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
-from scenarios.model_slots import LoRASpec, WeightSwappingSpec
-from scenarios.pipeline import PipelineSpec
 from scenarios.registered import registered
 from scenarios.scheduling import Scheduling, scheduling_settings
-from scenarios.speculation import SpeculativeSpec
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
@@ -31,6 +24,25 @@ from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.stages import Stages
+    from scenarios.admission_control import AdmissionControlSpec
+    from scenarios.chunking import ChunkingSpec
+    from scenarios.kv_memory import KVMemorySpec
+    from scenarios.kv_offloading import KVOffloadingSpec
+    from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+    from scenarios.pipeline import PipelineSpec
+    from scenarios.speculation import SpeculativeSpec
+else:
+    AdmissionControlSpec = late_section("scenarios.admission_control", "AdmissionControlSpec")
+    ChunkingSpec = late_section("scenarios.chunking", "ChunkingSpec")
+    KVMemorySpec = late_section("scenarios.kv_memory", "KVMemorySpec")
+    KVOffloadingSpec = late_section("scenarios.kv_offloading", "KVOffloadingSpec")
+    LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
+    WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
+    PipelineSpec = late_section("scenarios.pipeline", "PipelineSpec")
+    SpeculativeSpec = late_section("scenarios.speculation", "SpeculativeSpec")
 
 
 class OneShotSpec(Strict):
@@ -186,7 +198,7 @@ class EngineSpec(Strict):
             or self.pipeline_parallel_size > 1
             or bool(speculates and speculates.drafts.policy == "goodput")
             or bool(self.weight_swapping)
-            or (self.num_gpu_blocks is None and (self.kv_memory or KVMemorySpec()).memory is None)
+            or (self.num_gpu_blocks is None and (self.kv_memory is None or self.kv_memory.memory is None))
         )
 
     def _slots(self, base: Path, step_time: StepTime | None) -> tuple[SlotsConfig | None, float]:
@@ -226,6 +238,8 @@ class EngineSpec(Strict):
         blocks = self.num_gpu_blocks
         slots, reserved = self._slots(base, step_time)
         if blocks is None:
+            from scenarios.kv_memory import KVMemorySpec
+
             memory = self.kv_memory or KVMemorySpec()
             blocks = memory.blocks(self.block_size, base, step_time, self.max_num_seqs, reserved)
         of_scheduler = {field.name for field in dataclasses.fields(EngineConfig)} - {
@@ -246,6 +260,8 @@ class EngineSpec(Strict):
             raise BadInput(str(error), field="engine") from None
         stages = None
         if self.pipeline_parallel_size > 1:
+            from scenarios.pipeline import PipelineSpec
+
             section = self.pipeline or PipelineSpec()
             if section.layers is not None and self.num_gpu_blocks is None:
                 expected = "expected num_gpu_blocks beside it: the memory of step times is that of vLLM's own division"

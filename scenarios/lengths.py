@@ -1,20 +1,16 @@
-"""Lengths of requests in a scenario: distributions, and traces of both kinds of workload."""
+"""Distributions of the lengths of requests in a scenario."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import FilePath
 from scenarios.limits import Tokens
-from scenarios.registered import registered
 from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
 from workloads.lengths import Fixed, Geometric, Lengths, LogNormal, Uniform
-from workloads.traces import AUTO, TRACE_FORMATS, Trace, read_trace
 
 
 class FixedLengths(Strict):
@@ -68,21 +64,3 @@ class UniformLengths(Strict):
 LengthSpec = Annotated[
     FixedLengths | GeometricLengths | LogNormalLengths | UniformLengths, Field(discriminator="distribution")
 ]
-
-
-class TraceSpec(Strict):
-    """A recorded workload. `pairing` joint keeps each prompt with its answer, independent shuffles them."""
-
-    path: FilePath | None = None
-    format: Annotated[str, registered(TRACE_FORMATS, AUTO)] = AUTO
-    pairing: Literal["joint", "independent"] = "joint"
-
-    def read(self, base: Path) -> Trace:
-        """The trace. Relative paths start from `base`.
-
-        Raises:
-            BadInput: no file is named, or it cannot be read in its format.
-        """
-        if self.path is None:
-            raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
-        return read_trace(base / self.path, self.format)

@@ -16,17 +16,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.model_slots import LoRASpec, WeightSwappingSpec
-from scenarios.pools import DeviceSpec, PoolSpec, Role
+from scenarios.pools import DeviceSpec, PoolSpec, Role, Strategy
 from workloads.errors import BadInput
-
-Strategy = Literal["isolated", "sun", "qsun", "multi_lora", "swapping"]
-SHARED_DECODER = ("sun", "qsun")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,11 @@ from scenarios.limits import Engines
 
 Role = Literal["both", "prefill", "decode"]
 Serves = Literal["each", "all"]
+Strategy = Literal["isolated", "sun", "qsun", "multi_lora", "swapping"]
+"""Ways in which the models of a fleet share its engines; see `scenarios.many_models`."""
+
+SHARED_DECODER = ("sun", "qsun")
+"""Strategies with one decoder for all models."""
 
 
 class DeviceSpec(Strict):

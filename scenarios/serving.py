@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from latency_models.io.config_io import Strict
+from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.limits import ENGINES
 from scenarios.measure import MeasuredSpec, MeasureSpec
 from scenarios.overrides import Settings
-from scenarios.planning import PlanSpec
 from scenarios.plugins import Plugin
 from scenarios.pools import PoolSpec, fill_pools
 from scenarios.reading import check
 from scenarios.serving_workload import ServingWorkloadSpec
 from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from scenarios.planning import PlanSpec
+else:
+    PlanSpec = late_section("scenarios.planning", "PlanSpec")
 
 
 class ServingScenario(Strict):

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from scenarios.admission_control import RetriesSpec
-from scenarios.lengths import LengthSpec, TraceSpec, UniformLengths
-from scenarios.limits import (
-    PREFIX_IDS,
-    BlockTokens,
-    Clients,
-    Models,
-    PositiveTokens,
-    PrefixGroups,
-    Requests,
-)
+from latency_models.io.late_section import late_section
+from scenarios.lengths import LengthSpec, UniformLengths
+from scenarios.limits import Clients, Models, PositiveTokens, Requests
 from scenarios.scheduling import ServiceClassSpec
-from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
-from workloads.mixes import ModelMix, TaskMix, TaskShare, zipf_weights
+from workloads.mixes import ModelMix, TaskMix, zipf_weights
 from workloads.pairs import Independent, LengthPairs
 from workloads.pauses import SMALLEST_CV, Pauses
-from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
-from workloads.rates import Bursts, Profile, Varying
-from workloads.recorded_sessions import RecordedSessions
-from workloads.sessions import DrawnSessions
-from workloads.traces import Trace
+
+if TYPE_CHECKING:
+    from scenarios.admission_control import RetriesSpec
+    from scenarios.arrival_rates import BurstsSpec, ProfileSpec
+    from scenarios.prefixes import PrefixesSpec
+    from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
+    from scenarios.tasks import TaskSpec
+    from scenarios.trace import TraceSpec
+    from workloads.prefixes import SharedPrefixes
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.sessions import DrawnSessions
+    from workloads.trace import Trace
+else:
+    RetriesSpec = late_section("scenarios.admission_control", "RetriesSpec")
+    BurstsSpec = late_section("scenarios.arrival_rates", "BurstsSpec")
+    ProfileSpec = late_section("scenarios.arrival_rates", "ProfileSpec")
+    PrefixesSpec = late_section("scenarios.prefixes", "PrefixesSpec")
+    SessionsSpec = late_section("scenarios.sessions", "SessionsSpec")
+    TaskSpec = late_section("scenarios.tasks", "TaskSpec")
+    TraceSpec = late_section("scenarios.trace", "TraceSpec")
 
 
 class ClosedLoopSpec(Strict):
@@ -60,55 +65,6 @@ class ClosedLoopSpec(Strict):
         return Pauses(self.think, self.think_cv).stream(rng)
 
 
-class ProfileSpec(Strict):
-    """A rate that changes over time and repeats; only its shape counts, since `rate` is its mean.
-
-    Attributes:
-        points: [seconds, relative rate]; the time of the last one is the period. between: straight lines (`ramps`) or
-            constant rates (`steps`) between them.
-        swing, peak_at, period: in place of points, a sine wave between 1 - swing and 1 + swing; seconds.
-        start: seconds into the profile at time 0, or `random`.
-    """
-
-    points: list[Annotated[list[float], Field(min_length=2, max_length=2)]] | None = Field(None, max_length=100_000)
-    between: Literal["ramps", "steps"] = "ramps"
-    swing: float | None = None
-    peak_at: float = 50400.0
-    period: PositiveFloat = 86400.0
-    start: NonNegativeFloat | Literal["random"] = 0.0
-
-    @model_validator(mode="after")
-    def _one_shape(self) -> ProfileSpec:
-        if (self.points is None) == (self.swing is None):
-            raise ValueError("expected either points or swing")
-        self.build()
-        return self
-
-    def build(self) -> Profile:
-        """The profile."""
-        if self.points is None:
-            assert self.swing is not None
-            return Profile.of_day(self.swing, self.peak_at, self.period)
-        return Profile.of_points([(time, rate) for time, rate in self.points], self.between)
-
-
-class BurstsSpec(Strict):
-    """Times with `factor` times the rate of others, of `seconds` on average, beginning each `every` s on average."""
-
-    factor: float
-    seconds: float
-    every: float
-
-    @model_validator(mode="after")
-    def _can_be(self) -> BurstsSpec:
-        self.build()
-        return self
-
-    def build(self) -> Bursts:
-        """The bursts."""
-        return Bursts(self.factor, self.seconds, self.every)
-
-
 class OpenLoopSpec(Strict):
     """Open arrivals of `rate` requests a second, independent of answers; `cv` is the gaps' variation under gamma.
 
@@ -126,6 +82,8 @@ class OpenLoopSpec(Strict):
         constant = self._constant()
         if self.profile is None and self.bursts is None:
             return constant
+        from workloads.rates import Varying
+
         start = 0.0 if self.profile is None else self.profile.start
         return Varying(
             constant,
@@ -169,66 +127,6 @@ class ModelsSpec(Strict):
         return dict(zip(names, zipf_weights(self.count, self.zipf).tolist(), strict=True))
 
 
-class PrefixesSpec(Strict):
-    """Prompts that begin alike: `groups` rubrics of `tokens` tokens, of Zipf popularity. See `SharedPrefixes`."""
-
-    groups: PrefixGroups
-    tokens: PositiveTokens
-    block_tokens: BlockTokens = 16
-    zipf: float = Field(default=0.0, ge=0)
-    cache_suffix: bool = False
-
-    @model_validator(mode="after")
-    def _ids_fit(self) -> PrefixesSpec:
-        rubric = self.tokens // self.block_tokens
-        total = rubric * min(self.groups, REMEMBERED_RUBRICS)
-        if total > PREFIX_IDS.most:
-            raise BadInput(
-                f"{PREFIX_IDS.expectation(total)}; a rubric has {rubric:,}", field="tokens", value=self.tokens
-            )
-        return self
-
-
-def _check_prompt_ids(tokens: float, prefixes: PrefixesSpec) -> None:
-    """Refuse prompts with too many ids: with `cache_suffix`, every block of a prompt has one."""
-    ids = int(tokens) // prefixes.block_tokens
-    if ids > PREFIX_IDS.most:
-        expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {tokens:g} tokens has {ids:,}"
-        raise BadInput(expected, field="prefixes.block_tokens", value=prefixes.block_tokens)
-
-
-class TaskSpec(Strict):
-    """A kind of request: its share by `weight`, its prompts, and its answers where it has any.
-
-    Attributes:
-        priority: smaller goes first; with a `service_class`, that of the class. tenant: whose requests these are.
-    """
-
-    task: Literal["generate", "classify", "embed", "score", "rerank", "prompt_logprobs"]
-    weight: PositiveFloat
-    prefill: LengthSpec
-    decode: LengthSpec | None = None
-    priority: int = 0
-    service_class: str | None = None
-    tenant: str = ""
-
-    @model_validator(mode="after")
-    def _answers(self) -> TaskSpec:
-        if (self.task == "generate") != (self.decode is not None):
-            raise ValueError("expected decode, the lengths of answers, for the task generate and for no other")
-        return self
-
-    def build(self, classes: Mapping[str, ServiceClassSpec]) -> TaskShare:
-        """The share of a mix, given the classes by name."""
-        prompts = self.prefill.build()
-        lengths = Independent(prompts, self.decode.build()) if self.decode else prompts
-        if self.service_class is None:
-            return TaskShare(self.task, self.weight, lengths, self.priority, self.tenant)
-        spec = classes[self.service_class]
-        goal = math.inf if spec.ttft is None else spec.ttft
-        return TaskShare(self.task, self.weight, lengths, spec.priority, self.tenant, self.service_class, goal)
-
-
 class ServingWorkloadSpec(Strict):
     """The workload of a serving scenario.
 
@@ -256,21 +154,22 @@ class ServingWorkloadSpec(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> ServingWorkloadSpec:
-        given = [self.prefill is not None and self.decode is not None, self.tasks is not None, self.trace is not None]
+        drawn = self.prefill is not None and self.decode is not None
+        given = [drawn, self.tasks is not None, self.trace is not None]
         if sum(given) != 1:
             raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
         if self.trace is None and self.requests is None:
             raise ValueError("expected requests, the number of them, since there is no trace to count")
-        if isinstance(self.sessions, DrawnSessionsSpec) and (self.prefill is None or self.decode is None):
+        if self.sessions is not None and self.sessions.source == "drawn" and not drawn:
             expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
             raise BadInput(expected, field="sessions.source", value=self.sessions.source)
-        if isinstance(self.sessions, RecordedSessionsSpec):
+        if self.sessions is not None and self.sessions.source != "drawn":
             self._check_recorded(self.sessions)
         if self.arrivals.process == "replay" and (self.trace is None or self.trace.pairing != "joint"):
             raise ValueError("arrivals.process replay expects a trace, of pairing joint")
-        if self.prefixes is not None and self.prefixes.cache_suffix:
+        if self.prefixes is not None:
             for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
-                _check_prompt_ids(spec.high if isinstance(spec, UniformLengths) else spec.mean, self.prefixes)
+                self.prefixes.check_prompt(spec.high if isinstance(spec, UniformLengths) else spec.mean)
         return self
 
     @model_validator(mode="after")
@@ -309,11 +208,11 @@ class ServingWorkloadSpec(Strict):
             BadInput: replay of a trace without times, or prefixes beside those of a trace.
         """
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
-        if trace is not None and self.prefixes is not None and self.prefixes.cache_suffix:
-            _check_prompt_ids(int(trace.prefill_tokens.max()), self.prefixes)
-        prefixes = SharedPrefixes(**self.prefixes.model_dump()) if self.prefixes else None
+        if trace is not None and self.prefixes is not None:
+            self.prefixes.check_prompt(int(trace.prefill_tokens.max()))
+        prefixes = self.prefixes.build() if self.prefixes else None
         arrivals = self.arrivals
-        if isinstance(self.sessions, RecordedSessionsSpec):
+        if self.sessions is not None and self.sessions.source != "drawn":
             assert trace is not None
             return self._recorded_sessions(self.sessions, trace, models)
         if isinstance(arrivals, ReplaySpec):
@@ -329,6 +228,8 @@ class ServingWorkloadSpec(Strict):
     def _drawn_sessions(
         self, spec: DrawnSessionsSpec, arrivals: Arrivals, models: ModelMix | None, prefixes: SharedPrefixes | None
     ) -> DrawnSessions:
+        from workloads.sessions import DrawnSessions
+
         assert self.prefill is not None
         assert self.decode is not None
         return DrawnSessions(
@@ -348,6 +249,8 @@ class ServingWorkloadSpec(Strict):
         )
 
     def _recorded_sessions(self, spec: RecordedSessionsSpec, trace: Trace, models: ModelMix | None) -> RecordedSessions:
+        from workloads.recorded_sessions import RecordedSessions
+
         arrivals: Arrivals = self.arrivals.build() if isinstance(self.arrivals, OpenLoopSpec) else ClosedLoop()
         return RecordedSessions(
             trace,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
 
 from latency_models.io.config_io import Strict
+from latency_models.io.paths import FilePath
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from scenarios.registered import registered
@@ -39,6 +40,7 @@ class SpeculativeSpec(Strict):
         acceptance: in simulation, the probability that a draft token is right, given that those before it are.
         acceptance_by_position: instead, the share of drafts whose token at each position is accepted: vLLM's
             `num_accepted_tokens_per_pos` over `num_drafts`. acceptance_by_model: the same for requests of a model.
+        acceptance_profile: instead, a file of measured outcomes, `twin.draft-outcomes/1`, which `twin validate` writes.
         proposed: in simulation, the share of decodes for which there is a draft.
         draft_step_time: in simulation, step times of the draft model.
     """
@@ -47,10 +49,11 @@ class SpeculativeSpec(Strict):
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MOST_DRAFT_TOKENS)]
     prompt_lookup_min: PositiveInt = 2
     prompt_lookup_max: PositiveInt = 5
-    drafts: DraftPolicySpec = DraftPolicySpec()
+    drafts: DraftPolicySpec = Field(default_factory=DraftPolicySpec)
     acceptance: Share | None = None
     acceptance_by_position: list[Share] | None = None
     acceptance_by_model: dict[str, list[Share]] = Field(default_factory=dict)
+    acceptance_profile: FilePath | None = None
     proposed: Share = 1.0
     draft_step_time: StepTimeSpec | None = None
 
@@ -60,6 +63,8 @@ class SpeculativeSpec(Strict):
             raise ValueError(f"expected prompt_lookup_min of at most prompt_lookup_max ({self.prompt_lookup_max})")
         if self.acceptance is not None and self.acceptance_by_position is not None:
             raise ValueError("expected either acceptance or acceptance_by_position")
+        if self.acceptance_profile is not None and self.states_acceptance:
+            raise ValueError("expected no acceptance, acceptance_by_… or proposed beside acceptance_profile")
         given = {"acceptance_by_position": self.acceptance_by_position or []}
         given |= {f"acceptance_by_model.{name}": shares for name, shares in self.acceptance_by_model.items()}
         for name, shares in given.items():
@@ -70,6 +75,12 @@ class SpeculativeSpec(Strict):
         if self.method == "ngram" and self.draft_step_time is not None:
             raise ValueError("expected no draft_step_time: ngram has no draft model")
         return self
+
+    @property
+    def states_acceptance(self) -> bool:
+        """True if the scenario states shares of draft tokens that are right, or of decodes that have drafts."""
+        stated = self.acceptance is not None or self.acceptance_by_position is not None
+        return stated or bool(self.acceptance_by_model) or self.proposed != 1.0
 
     def policy(self, step_time: StepTime | None) -> DraftPolicy:
         """A new policy. `goodput` without a table takes the step times' own, where they have one.

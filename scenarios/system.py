@@ -19,16 +19,22 @@ from pydantic import (
 )
 
 from latency_models.io.config_io import Strict, checked
+from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
-from scenarios.autoscaling import Autoscaling
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
-from scenarios.many_models import SHARED_DECODER, Fleet, Strategy, expand_strategy
-from scenarios.model_slots import LoRASpec, WeightSwappingSpec
-from scenarios.pools import DeviceSpec, PoolSpec, Serves
+from scenarios.pools import SHARED_DECODER, DeviceSpec, PoolSpec, Serves, Strategy
 from scenarios.routing import KVEventsSpec, Routing
 from workloads.errors import BadInput
 from workloads.registry import Registry
+
+if TYPE_CHECKING:
+    from scenarios.autoscaling import Autoscaling
+    from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+else:
+    Autoscaling = late_section("scenarios.autoscaling", "Autoscaling")
+    LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
+    WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
 
 
 class LinkSpec(Strict):
@@ -265,6 +271,8 @@ class ManyModelsSpec(SystemSpec):
 
     def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
         """See `SystemSpec.expand_for`."""
+        from scenarios.many_models import Fleet, expand_strategy
+
         fleet = Fleet(
             self.strategy, self.engines, self.num_prefill, self.quantised_step_time, self.lora, self.swapping,
             self.device,

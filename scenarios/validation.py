@@ -17,11 +17,23 @@ from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
 from scenarios.reading import check
+from scenarios.speculation import SpeculativeSpec
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from workloads.errors import BadInput
 
 ClockName = Literal["wall", "direct"]
 Load = Annotated[float, Field(gt=0, lt=1)]
+
+
+def _without_pauses(workload: dict[str, Any]) -> dict[str, Any]:
+    """A workload whose users do not think, and whose tools take no time."""
+    sessions = workload.get("sessions")
+    if not isinstance(sessions, dict):
+        return workload
+    found = sessions | {"think": {"mean": 0.0}}
+    if isinstance(tools := sessions.get("tools"), dict):
+        found["tools"] = tools | {"pause": {"mean": 0.0}}
+    return workload | {"sessions": found}
 
 
 def _with_layout(system: object) -> object:
@@ -62,6 +74,10 @@ class ProfilingSpec(Strict):
     Attributes:
         rounds: number of rounds; every fifth is held out for evaluation.
         max_steps, max_prompt_tokens, max_output_tokens: limits within a round.
+        resent: the share of requests whose prompts repeat the beginning of an earlier one, for workloads whose prompts
+            do.
+        answers: with speculative decoding, answers to other requests of the workload, from which it is found what is
+            drafted and how much of it is right.
         in_turns: of several engines, profile them in turns with each replay, too, some milliseconds at a time, and
             predict by that.
     """
@@ -76,6 +92,8 @@ class ProfilingSpec(Strict):
     max_steps: Probes = Field(default=100, ge=10)
     max_prompt_tokens: PositiveTokens
     max_output_tokens: PositiveTokens
+    resent: float = Field(default=0.0, ge=0, le=1)
+    answers: Probes = 100
     in_turns: bool = False
 
 
@@ -97,7 +115,8 @@ class ValidationScenario(Strict):
             `workload.requests` is the number at a load of 1; lower loads have fewer, so that all take equally long.
         system: as in a scenario of kind serving: one engine, or prefill and decode engines (`layout: disaggregated`)
             for one model or several.
-        loads: requests per second, relative to the predicted capacity.
+        loads: requests per second, or sessions per second, relative to the predicted capacity: what the engine serves
+            if `max_concurrency` clients, who do not think, always have a request.
         repeats: of each load, with other requests each time.
         clock: of the live runs: `wall` time, or `direct`: the CPU time of the run's own computation, which arrivals do
             not wait for; None: as `on_device` says.
@@ -139,12 +158,11 @@ class ValidationScenario(Strict):
         if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
             raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
         if self.workload.get("sessions"):
-            raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
+            self._check_sessions()
         if "rate" in arrivals:
             raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
         if self.engine.speculative_config is not None:
-            expected = "expected none: the acceptance of drafts depends on the text, and prompts here are random"
-            raise BadInput(expected, field="engine.speculative_config")
+            self._check_speculation(self.engine.speculative_config)
         if self.engine.pipeline_parallel_size > 1:
             expected = "expected 1: a live engine has all layers on one device"
             raise BadInput(expected, field="engine.pipeline_parallel_size", value=self.engine.pipeline_parallel_size)
@@ -152,6 +170,23 @@ class ValidationScenario(Strict):
             expected = "expected off with engine.async_scheduling: no time is left between steps"
             raise BadInput(expected, field="machine_speed")
         return self
+
+    def _check_sessions(self) -> None:
+        if isinstance(self.system, DisaggregatedSpec):
+            raise BadInput("expected none with layout: disaggregated", field="workload.sessions")
+        if self.engine.speculative_config is not None:
+            expected = "expected none with engine.speculative_config: drafts are measured in single answers"
+            raise BadInput(expected, field="workload.sessions")
+
+    def _check_speculation(self, spec: SpeculativeSpec) -> None:
+        field = "engine.speculative_config"
+        if spec.method != "ngram":
+            expected = "expected ngram: the live engine has no draft model"
+            raise BadInput(expected, field=f"{field}.method", value=spec.method)
+        if spec.states_acceptance or spec.acceptance_profile is not None:
+            raise BadInput("expected no acceptance and no proposed: they are measured", field=field)
+        if isinstance(self.system, DisaggregatedSpec):
+            raise BadInput("expected none with layout: disaggregated", field=field)
 
     @model_validator(mode="after")
     def _one_engine(self) -> ValidationScenario:
@@ -220,15 +255,21 @@ class ValidationScenario(Strict):
             raise BadInput("expected off with clock: direct, or clock: wall", field="machine_speed")
         return self.model_copy(update={"clock": clock})
 
-    def serving(self, calibration: Path, rate: float | None, frontend: Mapping[str, float]) -> dict[str, Any]:
+    def serving(
+        self, calibration: Path, rate: float | None, frontend: Mapping[str, float], drafts: Path | None = None
+    ) -> dict[str, Any]:
         """The scenario of kind serving at a rate; without one, `max_concurrency` clients that always have a request.
 
-        `frontend`: fields of `system.frontend`, of several engines.
+        Args:
+            frontend: fields of `system.frontend`, of several engines.
+            drafts: measured outcomes of drafts, of an engine that speculates.
         """
         step_time = {"source": "engine_regression", "path": str(calibration.resolve())}
         scenario = self._serving(step_time, rate)
         if frontend and isinstance(self.system, DisaggregatedSpec):
             scenario["system"]["frontend"] = dict(frontend)
+        if drafts is not None:
+            scenario["engine"]["speculative_config"]["acceptance_profile"] = str(drafts.resolve())
         return scenario
 
     def serving_without_times(self) -> dict[str, Any]:
@@ -236,16 +277,17 @@ class ValidationScenario(Strict):
         return self._serving({"source": "linear", "overhead": 1.0, "per_token": 0.0}, None)
 
     def _serving(self, step_time: dict[str, Any], rate: float | None) -> dict[str, Any]:
-        arrivals = dict(self.workload["arrivals"]) | {"rate": rate}
+        arrivals, workload = dict(self.workload["arrivals"]) | {"rate": rate}, self.workload
         if rate is None:
             arrivals = {"process": "closed_loop", "concurrency": self.max_concurrency}
+            workload = _without_pauses(workload)
         return {
             "schema": self.schema_,
             "kind": "serving",
             "name": self.name,
             "plugins": self.plugins,
             "seed": self.seed,
-            "workload": self.workload | {"arrivals": arrivals},
+            "workload": workload | {"arrivals": arrivals},
             "engine": self.engine.model_dump(mode="json", by_alias=True),
             "system": self.system.model_dump(mode="json"),
             "step_time": step_time,

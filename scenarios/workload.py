@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from scenarios.lengths import LengthSpec, TraceSpec
+from scenarios.lengths import LengthSpec
+from scenarios.trace import TraceSpec
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson, Replay
 from workloads.errors import BadInput
 from workloads.pairs import Independent, LengthPairs

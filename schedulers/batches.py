@@ -7,6 +7,7 @@ stays. A backend reads `chunks` and `decodes`; a latency model needs only the nu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ class Batch:
         decodes: decoding sequences, oldest admission first; `n_decodes` is their number.
         draft_tokens: draft tokens that each decode computes beside its input token (`schedulers.speculation`); empty
             without speculation. decode_tokens: rows of the linear layers that are decodes' tokens, drafts included.
+        drafted_kv: of `decode_kv`, the share of decodes with draft tokens. longest_undrafted: the largest share of one
+            decode without. Both are 0 without speculation.
         decode_kv: cached tokens that all decodes attend to, their new tokens included. longest_decode: the largest
             share of one decode.
         outputs: rows that go through the LM head and the sampler: those of decodes and one of each completed prompt.
@@ -50,8 +53,8 @@ class Batch:
     """
 
     __slots__ = (
-        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "finishing", "loads", "longest_decode",
-        "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
+        "chunks", "decode_kv", "decode_tokens", "decodes", "draft_tokens", "drafted_kv", "finishing", "loads",
+        "longest_decode", "longest_undrafted", "n_decodes", "outputs", "prefill_tokens", "step_index", "transferred",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +80,7 @@ class Batch:
             self.outputs += chunk.last
         self.transferred, self.finishing, self.step_index = transferred, finishing, step_index
         self.loads: Many[ModelLoad] = ()
+        self.drafted_kv = self.longest_undrafted = 0
 
     @property
     def tokens(self) -> int:
@@ -103,3 +107,56 @@ class MixedBatch(Batch):
     """Prompt chunks whose cache stays, with or without decodes; or one-shot work beside decodes."""
 
     __slots__ = ()
+
+
+class DraftedDecode:
+    """One decode in `DraftedSteps`.
+
+    Attributes:
+        num_drafted: the draft tokens that it verifies in each step.
+        num_tokens: tokens that it emits in all steps together. reach: cached tokens that its blocks must hold.
+        stops: its answer ends with the last step.
+    """
+
+    __slots__ = ("num_drafted", "num_tokens", "reach", "sequence", "stops")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.num_drafted: list[int] = []
+        self.num_tokens = self.reach = 0
+        self.stops = False
+
+
+class DraftedSteps:
+    """Coming steps that verify drafts of the same decodes, with what they are going to emit.
+
+    Attributes:
+        decodes: what each decode does, oldest admission first.
+        draft_tokens: the most that a decode verifies in a step. num_draft_tokens: those of all steps together.
+        num_accepted: how many drafts have 0, 1, … tokens that are right.
+        rows, kv_tokens, longest: of each step, as `Batch.decode_tokens`, `decode_kv` and `longest_decode`.
+        new_blocks: KV blocks that each step takes.
+        finishes: whether a sequence finishes with the last step.
+    """
+
+    __slots__ = (
+        "decodes", "draft_tokens", "finishes", "kv_tokens", "longest", "new_blocks", "num_accepted", "num_draft_tokens",
+        "rows",
+    )  # fmt: skip
+
+    def __init__(self, decodes: list[DraftedDecode], draft_tokens: int) -> None:
+        self.decodes, self.draft_tokens = decodes, draft_tokens
+        self.num_draft_tokens = 0
+        self.num_accepted = [0] * (draft_tokens + 1)
+        self.rows: list[int] = []
+        self.kv_tokens: list[int] = []
+        self.longest: list[int] = []
+        self.new_blocks: list[int] = []
+        self.finishes = False
+
+    def batches(self) -> Iterator[Batch]:
+        """The steps one by one."""
+        sequences = tuple(each.sequence for each in self.decodes)
+        for step, (kv, longest) in enumerate(zip(self.kv_tokens, self.longest, strict=True)):
+            draft_tokens = [each.num_drafted[step] for each in self.decodes]
+            yield DecodeBatch((), sequences, kv, longest, draft_tokens=draft_tokens)

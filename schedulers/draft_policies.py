@@ -15,7 +15,11 @@ MEMORY: Final = 0.99
 
 
 class DraftPolicy(Protocol):
-    """Limits the draft tokens of a step, given its decodes."""
+    """Limits the draft tokens of a step, given its decodes.
+
+    A policy whose `learns` is False gives the same number for the same decodes, whatever it has observed. Simulations
+    pass over steps with such a policy.
+    """
 
     def num_draft_tokens(self, num_decodes: int) -> int:
         """Draft tokens of each decode in a step with `num_decodes` decodes, at least 0."""
@@ -28,6 +32,8 @@ class DraftPolicy(Protocol):
 
 class FixedDrafts:
     """Always `num_speculative_tokens` draft tokens, as vLLM."""
+
+    learns = False
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_speculative_tokens = num_speculative_tokens
@@ -50,6 +56,8 @@ class DraftsByBatchSize:
     Raises:
         ValueError: columns of different lengths, or numbers of decodes that do not rise.
     """
+
+    learns = False
 
     def __init__(self, num_speculative_tokens: int, decodes: Many[int], drafts: Many[int]) -> None:
         if len(decodes) != len(drafts) or not decodes:

@@ -263,6 +263,10 @@ class EngineCore:
         """Tell whether the free blocks suffice for `steps` further steps of the same decodes."""
         return self.decode_set.steps_within_blocks(self.kv_cache.num_free_blocks, steps) == steps
 
+    def num_new_blocks_by_step(self, steps: int) -> list[int]:
+        """Blocks that each of the next `steps` steady decode steps starts."""
+        return self.decode_set.num_new_blocks_by_step(steps)
+
     def allocate_ahead(self, steps: int) -> None:
         """Allocate the blocks of the next `steps` steady decode steps before `advance` does.
 
@@ -337,9 +341,9 @@ class EngineCore:
     def cached_prefix_tokens(self, request: Request) -> int:
         """Leading prompt tokens of a request that are in the prefix cache, lower tiers included."""
         kv_cache, ids, tokens = self.kv_cache, request.prefix_blocks, request.prompt_tokens
-        nodes = kv_cache.match_prefix(ids, tokens)
-        in_tiers = 0 if self.kv_tiers is None else self.kv_tiers.cached_tokens(nodes, ids, tokens)
-        return len(nodes) * kv_cache.node_tokens + in_tiers
+        if self.kv_tiers is not None:
+            return self.kv_tiers.cached_prefix_tokens(ids, tokens)
+        return len(kv_cache.match_prefix(ids, tokens)) * kv_cache.node_tokens
 
     def check_integrity(self) -> None:
         """Check that blocks are conserved, sums are those of the sequences, and each sequence is in one place.

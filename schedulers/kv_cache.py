@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Many
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -39,6 +40,44 @@ def block_hash(parent: int, key: int) -> int:
     As vLLM's block hashes, equal in every process. Two of a million paths are equal with a probability of 3e-8.
     """
     return hash((parent, key))
+
+
+class PathHashes:
+    """The `block_hash` of each node along prefix ids. Those of the latest ids are kept: a router asks many caches."""
+
+    __slots__ = ("_hashes", "_ids")
+
+    def __init__(self) -> None:
+        self._ids: tuple[int, ...] = ()
+        self._hashes: list[int] = []
+
+    def of(self, ids: tuple[int, ...]) -> list[int]:
+        """One hash an id."""
+        if ids is not self._ids:
+            path, hashes = 0, list[int]()
+            for key in ids:
+                path = block_hash(path, key)
+                hashes.append(path)
+            self._ids, self._hashes = ids, hashes
+        return self._hashes
+
+
+PATH_HASHES: Final = PathHashes()
+
+
+def cached_path(hashes: list[int], length: int, cached: dict[int, None]) -> int:
+    """Nodes among the first `length` of a path that are `cached`: those before a node that is are cached, too."""
+    if not length or hashes[0] not in cached:
+        return 0
+    low, high = 1, length
+    middle = length  # most paths are cached as a whole or not at all
+    while low < high:
+        if hashes[middle - 1] in cached:
+            low = middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from schedulers.kv_cache import CacheObserver, block_hash
+from schedulers.kv_cache import PATH_HASHES, CacheObserver
 
 if TYPE_CHECKING:
     from workloads.request import Request
@@ -52,9 +52,8 @@ class CacheView(CacheObserver):
                 self._cached[block] = None
             else:
                 self._cached.pop(block, None)
-        block, nodes = 0, 0
-        for key in request.prefix_blocks[: request.prompt_tokens // self._node_tokens]:
-            block = block_hash(block, key)
+        nodes = 0
+        for block in PATH_HASHES.of(request.prefix_blocks)[: request.prompt_tokens // self._node_tokens]:
             if block not in self._cached:
                 break
             nodes += 1

@@ -15,7 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
-from schedulers.kv_cache import CacheObserver, KVCache, PrefixNode, SequenceBlocks, block_hash
+from schedulers.kv_cache import (
+    PATH_HASHES,
+    CacheObserver,
+    KVCache,
+    PrefixNode,
+    SequenceBlocks,
+    block_hash,
+    cached_path,
+)
 from schedulers.tier_eviction import EVICTION_POLICIES, EvictionPolicy, TierBlock
 
 if TYPE_CHECKING:
@@ -163,9 +171,17 @@ class KVTiers(CacheObserver):
         self._touch(nodes, found)
         return found
 
-    def cached_tokens(self, nodes: Many[PrefixNode], request_ids: Many[int], tokens: int) -> int:
-        """Prompt tokens that tiers would add to a path of `nodes`; changes nothing."""
-        return len(self._continue(nodes, request_ids, tokens)) * self._kv_cache.node_tokens
+    def cached_prefix_tokens(self, ids: tuple[int, ...], tokens: int) -> int:
+        """Leading prompt tokens that are on the device, or follow there in tiers; changes nothing."""
+        node_tokens = self._kv_cache.node_tokens
+        length, hashes = min(tokens // node_tokens, len(ids)), PATH_HASHES.of(ids)
+        nodes = cached_path(hashes, length, self._on_device)
+        while nodes < length:
+            number = self._tier_of(hashes[nodes])
+            if number < 0 or self.tiers[number].blocks[hashes[nodes]].ready_at > self.now:
+                break
+            nodes += 1
+        return nodes * node_tokens
 
     def is_loading(self, sources: Many[tuple[int, TierBlock]]) -> bool:
         """Tell whether one of these blocks is being loaded for another sequence."""

@@ -124,6 +124,10 @@ class LockstepGroup:
         busy = [rank for rank in self.ranks if rank.sequences]
         return min((rank.steady_decode_steps() for rank in busy), default=0)
 
+    def num_new_blocks_by_step(self, steps: int) -> list[int]:
+        """See `EngineCore.num_new_blocks_by_step`: of all ranks together."""
+        return [sum(blocks) for blocks in zip(*(r.num_new_blocks_by_step(steps) for r in self.ranks), strict=True)]
+
     def allocate_ahead(self, steps: int) -> None:
         """See `EngineCore.allocate_ahead`."""
         for rank in self.ranks:

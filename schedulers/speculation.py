@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import TypeAlias
 
-from schedulers.batches import Batch, Chunk, DecodeBatch
+from schedulers.batches import Batch, Chunk, DecodeBatch, DraftedSteps
 from schedulers.chunking import ChunkPolicy
 from schedulers.decode_set import DecodeSet
 from schedulers.draft_policies import DraftPolicy
@@ -35,13 +35,29 @@ class SpeculationStats:
         num_drafts: decodes that verified draft tokens. num_draft_tokens: those tokens.
         num_accepted_tokens: draft tokens that were right.
         num_accepted_tokens_per_pos: of them, those at each position of a draft.
+        num_decodes, num_emitted_tokens: all decodes, with a draft or without, and the tokens that they emitted.
     """
 
-    __slots__ = ("num_accepted_tokens", "num_accepted_tokens_per_pos", "num_draft_tokens", "num_drafts")
+    __slots__ = (
+        "num_accepted_tokens", "num_accepted_tokens_per_pos", "num_decodes", "num_draft_tokens", "num_drafts",
+        "num_emitted_tokens",
+    )  # fmt: skip
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_decodes = self.num_emitted_tokens = 0
         self.num_accepted_tokens_per_pos = [0] * num_speculative_tokens
+
+    def counters(self) -> dict[str, int | list[int]]:
+        """All counters by name."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
+            "num_decodes": self.num_decodes,
+            "num_emitted_tokens": self.num_emitted_tokens,
+        }
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Count a decode that verified `num_drafted` draft tokens, the first `num_accepted` of which were right."""
@@ -50,6 +66,15 @@ class SpeculationStats:
         self.num_accepted_tokens += num_accepted
         for position in range(num_accepted):
             self.num_accepted_tokens_per_pos[position] += 1
+
+    def observe_all(self, num_draft_tokens: int, num_accepted: Many[int]) -> None:
+        """Count decodes that verified so many draft tokens together, given how many had 0, 1, … right ones."""
+        self.num_draft_tokens += num_draft_tokens
+        for right, drafts in enumerate(num_accepted):
+            self.num_drafts += drafts
+            self.num_accepted_tokens += right * drafts
+            for position in range(right):
+                self.num_accepted_tokens_per_pos[position] += drafts
 
 
 class SpeculativeDecodeSet(DecodeSet):
@@ -123,6 +148,7 @@ class SpeculativeEngineCore(EngineCore):
         propose: proposes draft tokens for a decode. It is called when a step begins, for each of its decodes in turn.
             The backend sets it; by default there are as many as may be.
         stats: counters.
+        foreseen: coming steps, where a backend knows what they are going to emit and has said so.
     """
 
     def __init__(
@@ -139,6 +165,8 @@ class SpeculativeEngineCore(EngineCore):
         self.draft_policy = drafts
         self.propose: Propose = as_many_as_may_be
         self.stats = SpeculationStats(num_speculative_tokens)
+        self.foreseen: DraftedSteps | None = None
+        self._drafts_are_fixed = not getattr(drafts, "learns", True)
 
     # -- called by the backend ---------------------------------------------------------------------------------------
 
@@ -160,13 +188,20 @@ class SpeculativeEngineCore(EngineCore):
         if not decodes and not chunks:
             return None
         kv_tokens, longest = decode_set.kv_tokens + num_rows, 0
+        drafted_kv = longest_undrafted = 0
         for sequence, drafted in zip(decodes, draft_tokens, strict=True):
-            longest = max(longest, sequence.num_computed_tokens + 1 + drafted)
+            cached = sequence.num_computed_tokens + 1 + drafted
+            longest = max(longest, cached)
+            if drafted:
+                drafted_kv += cached
+            else:
+                longest_undrafted = max(longest_undrafted, cached)
         decode_set.begin_step()
         finishing: list[Sequence] = []
         kind = self._complete_prefills(chunks, decodes, finishing) if chunks else DecodeBatch
         step = decode_set.step_index
         batch = kind(chunks, decodes, kv_tokens, longest, transferred, finishing, step, draft_tokens)
+        batch.drafted_kv, batch.longest_undrafted = drafted_kv, longest_undrafted
         if slots is not None:
             batch.loads = slots.take_loads()
         return batch
@@ -179,12 +214,15 @@ class SpeculativeEngineCore(EngineCore):
             num_tokens: tokens that each decode emits: one more than that, or fewer if its answer ends before.
         """
         self.speculative_decodes.in_step = False
+        stats = self.stats
         for i, sequence in enumerate(batch.decodes):
             drafted = batch.draft_tokens[i]
             if drafted:
-                self.stats.observe(drafted, num_accepted[i])
+                stats.observe(drafted, num_accepted[i])
                 self.draft_policy.observe(drafted, num_accepted[i])
             if sequence.state == DECODING:
+                stats.num_decodes += 1
+                stats.num_emitted_tokens += num_tokens[i]
                 self.speculative_decodes.extend(sequence, num_tokens[i])
 
     def end_step(self, batch: Batch, stopped: Iterable[Sequence], now: float) -> list[Sequence]:
@@ -197,8 +235,61 @@ class SpeculativeEngineCore(EngineCore):
     # -- runs of decode steps ----------------------------------------------------------------------------------------
 
     def steady_decode_steps(self) -> int:
-        """0: how many tokens a step emits is known only when it has run."""
+        """0: how many tokens a step emits is known only when it has run. See `steady_draft_tokens`."""
         return 0
+
+    def steady_draft_tokens(self) -> int:
+        """Draft tokens that each decode may verify in coming steps that only decode, as long as no request arrives.
+
+        -1 if the next step does something else, or steps differ: drafts are adapted, or tokens are short for them. For
+        a backend that knows what steps are going to emit (`foreseen`); they go on until a sequence finishes or blocks
+        may run out: those of `blocks_of_drafted_step` for a step.
+        """
+        decode_set = self.speculative_decodes
+        if not decode_set.size or self._prefilling or self.waiting_for_remote_kv or self.model_slots is not None:
+            return -1
+        if not self._drafts_are_fixed or (not self._admission_blocked and self._has_queued()):
+            return -1
+        drafts = self.draft_policy.num_draft_tokens(decode_set.size)
+        return drafts if decode_set.size * (1 + drafts) <= self.config.max_num_batched_tokens else -1
+
+    def blocks_of_drafted_step(self, draft_tokens: int) -> int:
+        """The most blocks that a step takes in which every decode verifies so many draft tokens."""
+        return self.speculative_decodes.size * (draft_tokens // self.config.block_size + 1)
+
+    def num_new_blocks_by_step(self, steps: int) -> list[int]:
+        """See `EngineCore.num_new_blocks_by_step`. The steps are foreseen."""
+        assert self.foreseen is not None, "these steps are foreseen"
+        return self.foreseen.new_blocks[:steps]
+
+    def allocate_ahead(self, steps: int) -> None:
+        """See `EngineCore.allocate_ahead`. The steps are foreseen."""
+        new_blocks = sum(self.num_new_blocks_by_step(steps)) - self.blocks_allocated_ahead
+        if new_blocks > 0:
+            self.kv_cache.allocate_unassigned(new_blocks)
+            self.blocks_allocated_ahead += new_blocks
+
+    def run_foreseen(self) -> list[Sequence]:
+        """Begin and end all steps that are foreseen. Returns the sequences that finish with the last, as `end_step`."""
+        foreseen, decode_set = self.foreseen, self.speculative_decodes
+        assert foreseen is not None, "these steps are foreseen"
+        self.allocate_ahead(len(foreseen.rows))
+        self.blocks_allocated_ahead -= sum(foreseen.new_blocks)
+        self.foreseen = None
+        self.stats.observe_all(foreseen.num_draft_tokens, foreseen.num_accepted)
+        self.stats.num_decodes += len(foreseen.decodes) * len(foreseen.rows)
+        self.stats.num_emitted_tokens += sum(decode.num_tokens for decode in foreseen.decodes)
+        for decode in foreseen.decodes:
+            missing = self._num_missing_blocks(decode.sequence, decode.reach)
+            if missing > 0:
+                decode.sequence.blocks.num_private += missing
+            decode_set.extend(decode.sequence, decode.num_tokens)
+        decode_set.step_index += len(foreseen.rows)
+        if not foreseen.finishes:
+            return []
+        at_limit = [s for s in decode_set.sequences if s.num_output_tokens >= s.max_tokens]
+        stopped = [decode.sequence for decode in foreseen.decodes if decode.stops]
+        return self._finish_all((), [*at_limit, *stopped], decode_set.step_index)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -249,8 +340,8 @@ class SpeculativeEngineCore(EngineCore):
         self._admission_blocked = False
 
     def _num_unassigned_blocks(self) -> int:
-        """See `EngineCore._num_unassigned_blocks`: none."""
-        return 0
+        """See `EngineCore._num_unassigned_blocks`: those of steps ahead."""
+        return self.blocks_allocated_ahead
 
 
 def as_many_as_may_be(sequence: Sequence, max_tokens: int) -> int:

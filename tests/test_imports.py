@@ -11,6 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "pandas", "scipy", "matplotlib", "pyarrow")
 
+SECTIONS = (
+    "admission_control", "arrival_rates", "autoscaling", "chunking", "kv_memory", "kv_offloading", "many_models",
+    "model_slots", "pipeline", "planning", "prefixes", "sessions", "speculation", "tasks", "trace",
+)  # fmt: skip
+"""Modules of `scenarios` for sections that few scenarios have."""
+
 
 SERVING = """
 schema: twin.scenario/1
@@ -45,7 +51,16 @@ def test_a_simulation_without_detail_is_light(tmp_path: Path) -> None:
     line = ["simulate", str(file), "--json", "--no-figures", "--runs", str(tmp_path / "runs")]
     modules = loaded(f"from twin.cli import run; assert run({line!r}) == 0")
     assert "numpy" in modules
-    assert modules.isdisjoint((*HEAVY, "rich", "numpy.ma"))
+    assert modules.isdisjoint((*HEAVY, "rich", "numpy.ma", "difflib", "html", "multiprocessing", "asyncio"))
+    assert modules.isdisjoint(f"scenarios.{section}" for section in SECTIONS)
+
+
+def test_a_section_is_imported_when_a_scenario_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(SERVING.replace("engine: {", "engine: {chunking: {policy: static, tokens: 64}, "))
+    modules = loaded(f"import twin; twin.simulate({str(file)!r})")
+    assert "scenarios.chunking" in modules
+    assert modules.isdisjoint(f"scenarios.{section}" for section in SECTIONS if section != "chunking")
 
 
 def test_the_python_surface_is_imported_when_it_is_used() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from workloads.checks import IntArray, number, whole
 from workloads.errors import BadInput
 from workloads.mixes import ModelMix, TaskMix
 from workloads.pairs import LengthPairs
-from workloads.prefixes import SharedPrefixes
 from workloads.request import Request
-from workloads.traces import Trace
+from workloads.trace import Trace
+
+if TYPE_CHECKING:
+    from workloads.prefixes import SharedPrefixes
 
 _BLOCK = 4096
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from pathlib import Path
 from typing import Literal
@@ -42,6 +41,8 @@ def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
     names = builtin_names(kind)
     if name in names:
         return FOLDER / kind / f"{name}.yaml"
+    import difflib
+
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     raise BadInput(f"expected a path or one of {', '.join(names)}{hint}", field=kind.removesuffix("s"), value=name)

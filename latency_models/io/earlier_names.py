@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
 from latency_models.io.config_io import Strict
+from latency_models.io.late_section import LateSection
 from workloads.errors import BadInput
 
 Notes = dict[str, str]
@@ -106,4 +107,6 @@ def _fields(models: Models, name: str) -> Models:
 def _sections(annotation: Any) -> list[type[Strict]]:
     if isinstance(annotation, type) and issubclass(annotation, Strict):
         return [annotation]
+    if isinstance(annotation, type) and issubclass(annotation, LateSection):
+        return _sections(annotation.annotation())
     return [section for inner in get_args(annotation) for section in _sections(inner)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -157,6 +156,8 @@ def _expectation(fault: ErrorDetails, siblings: list[str]) -> str:
 
 
 def _suggestion(name: str, known: list[str]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f", did you mean {close[0]}?"

@@ -195,6 +195,12 @@ class PrometheusExporter(Collector):
             family.add_metric([self.model], value)
             yield family
 
+        limits = self.backend.limits
+        names = ["model_name", "block_size", "num_gpu_blocks"]
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings, as labels.", labels=names)
+        family.add_metric([self.model, str(limits.block_size), str(limits.num_gpu_blocks)], 1)
+        yield family
+
     def _counters(self) -> Iterator[Metric]:
         state, stats = self.backend.state(), self.stats
         counters: tuple[tuple[str, str, Any], ...] = (

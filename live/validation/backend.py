@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from live.clock import CLOCKS, Clock, ClockName
 from live.device import device_name, versions
 from live.engine import Engine
+from live.generation import Generation
 from live.loaded_model import LoadedModel
+from live.validation.clients import Sessions
+from live.validation.draft_outcomes import MeasuredDrafts, measure_drafts
 from live.validation.machine_speed import MachineSpeedReader, SpeedReadings
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
+from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
 from workloads.request import Request
+from workloads.sessions import Session
+
+Requests = Sequence[tuple[Request, int]] | Sequence[Session]
+"""Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
 class LiveBackend(LoadedModel):
@@ -48,47 +55,72 @@ class LiveBackend(LoadedModel):
         self._clock = CLOCKS[clock]
         self._speed = MachineSpeedReader(self.decoder, machine_speed_share) if machine_speed_share else None
 
-    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first.
 
         Raises:
             ValueError: lengths that the engine refuses.
         """
         limits = ProfilingLimits(
-            spec.max_prompt_tokens, spec.max_output_tokens, config.max_num_seqs, spec.rounds, spec.max_steps
+            spec.max_prompt_tokens,
+            spec.max_output_tokens,
+            scheduler.config.max_num_seqs,
+            spec.rounds,
+            spec.max_steps,
+            spec.resent,
         )
         if self.uses_graphs:
-            profile(lambda: self.engine(config), limits, self.vocabulary, seed)
-        return profile(lambda: self._settled(config), limits, self.vocabulary, seed, *self._timing())
+            profile(lambda: self.planned_engine(scheduler), limits, self.vocabulary, seed)
+        return profile(lambda: self._settled(scheduler), limits, self.vocabulary, seed, *self._timing())
 
-    def warm_up(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> bool:
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[MeasuredDrafts]:
+        """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
+
+        Answers are as much longer as a draft can be, where the model's context allows it.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+        spec, longest = scheduler.speculation, self.decoder.config.max_position_embeddings
+        assert spec is not None
+        generations = []
+        for request, answer in requests:
+            length = min(answer + spec.num_speculative_tokens, longest - request.prompt_tokens)
+            longer = replace(request, max_tokens=length, arrival=0.0)
+            generations.append(materialise(longer, length, self.vocabulary, scheduler.config.prefix_id_tokens))
+        return measure_drafts(self.planned_engine(scheduler), generations, spec)
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Replay a workload to capture graphs of its steps. False, without a replay, where there are no graphs.
 
         Raises:
             ValueError: as `replay`.
         """
         if self.uses_graphs:
-            self.replay(config, chunks, requests)
+            self.replay(scheduler, requests)
         return self.uses_graphs
 
-    def replay(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> ReplayResult:
-        """Send each request, paired with its number of output tokens, to an empty engine at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayResult:
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
 
         Raises:
             ValueError: a request that the engine refuses.
         """
-        generations = [
-            materialise(request, answer, self.vocabulary, config.prefix_id_tokens) for request, answer in requests
-        ]
-        return replay(self._settled(config, chunks), generations, *self._timing())
+        size = scheduler.config.prefix_id_tokens
+        listed = [each for each in requests if not isinstance(each, Session)]
+        sessions = [each for each in requests if isinstance(each, Session)]
+        clients: Sequence[Generation] | Sessions = (
+            Sessions(sessions, self.vocabulary, size)
+            if sessions
+            else [materialise(request, answer, self.vocabulary, size) for request, answer in listed]
+        )
+        return replay(self._settled(scheduler), clients, *self._timing())
 
-    def _settled(self, config: EngineConfig, chunks: ChunkPolicy | None = None) -> Engine:
+    def _settled(self, scheduler: SchedulerPlan) -> Engine:
         """An engine to be timed: it captures no more graphs, which would pause it."""
-        engine = self.engine(config, chunks)
+        engine = self.planned_engine(scheduler)
         engine.executor.freeze_graphs()
         return engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,19 @@ from live.models.decoder import Decoder
 from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.local_pools import LocalPools
 from live.topologies.pools.planned import kv_bytes, pools_layout
-from live.validation.backend import LiveBackend
+from live.validation.backend import LiveBackend, Requests
+from live.validation.draft_outcomes import MeasuredDrafts
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.prompts import materialise
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_into
+from scenarios.engine import SchedulerPlan
 from scenarios.engine_pools import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
-from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 from workloads.request import Request
+from workloads.sessions import Session
 
 BESIDE_SEED = 1001
 """Seed of the profile that takes turns with replays: other requests than those of the profile before."""
@@ -44,7 +46,10 @@ class ReplayedPools:
     Attributes:
         spans: every step of every engine, engine by engine: see `live.validation.role_steps`. readings: none.
         profiled: what was profiled in turns with it; None if nothing was.
+        speculation: None: these engines do not speculate.
     """
+
+    speculation: ClassVar[None] = None
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self.spans: list[Span] = []
@@ -133,13 +138,13 @@ class PoolsBackend:
         """None: the machine's speed is not read."""
         return ()
 
-    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfilingResult:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests in this topology: see `live.validation.pools_profiling`.
 
         Raises:
             ValueError: lengths that the engines refuse.
         """
-        return self._new_profile(config, spec, seed).run(spec.rounds)
+        return self._new_profile(scheduler.config, spec, seed).run(spec.rounds)
 
     def _new_profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> PoolsProfile:
         limits = ProfilingLimits(
@@ -156,9 +161,13 @@ class PoolsBackend:
             chunks=self._chunks[0],
         )  # fmt: skip
 
-    def warm_up(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> bool:
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[MeasuredDrafts]:
+        """None: these engines do not speculate."""
+        return ()
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Nothing is done only in a first replay on a CPU."""
         return False
 
@@ -166,10 +175,8 @@ class PoolsBackend:
         """The device, the dtype and the versions of the packages."""
         return self._single.describe()
 
-    def replay(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> ReplayedPools:
-        """Send each request, paired with its number of output tokens, to the front at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedPools:
+        """Send each request to the front at its arrival time. Sessions are refused by the scenario.
 
         With `profiling.in_turns` a profile takes turns with it, and goes on where it paused in the replay before.
 
@@ -177,12 +184,12 @@ class PoolsBackend:
             ValueError: a request that the engines refuse.
         """
         made = [
-            materialise(request, answer, self._single.vocabulary, config.prefix_id_tokens)
-            for request, answer in requests
+            materialise(request, answer, self._single.vocabulary, scheduler.config.prefix_id_tokens)
+            for request, answer in (each for each in requests if not isinstance(each, Session))
         ]
         generations = sorted(made, key=lambda each: each.request.arrival)
         if self._spec.in_turns and self._beside is None:
-            self._beside = self._new_profile(config, self._spec, BESIDE_SEED)
+            self._beside = self._new_profile(scheduler.config, self._spec, BESIDE_SEED)
         replayed, time = ReplayedPools(generations), RecordedTime(self._link)
         pools = self._pools(time, replayed.note)
         time.restart()

@@ -5,16 +5,21 @@ that finishes, so that it has steps with prompts only, with prompts beside decod
 half of a round the sequences leave one after the other. The square roots of the number of sequences and of the limits
 of their lengths are spread evenly over the rounds, up to the limits of the scenario. They do not depend on the workload
 to be predicted.
+
+An engine with speculative decoding verifies made-up drafts: random tokens say nothing about acceptance, but verifying
+them takes as long. The share of decodes that have one is spread evenly over the rounds as well.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from latency_models.sources.engine_regression.step import Step, describe
 from latency_models.speed_probes import Reading
@@ -22,9 +27,16 @@ from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import make_generation
 from live.memory import no_garbage_collection
+from live.speculation import SpeculativeEngine
 from live.validation.machine_speed import SpeedReadings
 from live.validation.prompts import GREEDY
 from schedulers.batches import Batch
+from schedulers.sequence import Sequence
+
+Tokens = npt.NDArray[np.int64]
+
+EARLIER_PROMPTS = 16
+"""Prompts that a later one may repeat."""
 
 WARM_UP_STEPS = 40
 """Steps before the first round, which are discarded."""
@@ -38,6 +50,7 @@ class ProfilingLimits:
         max_prompt_tokens, max_output_tokens: of a request.
         max_num_seqs: sequences that run at once.
         rounds: number of rounds. max_steps: steps of a round.
+        resent: the share of requests whose prompts repeat the beginning of an earlier one.
     """
 
     max_prompt_tokens: int
@@ -45,6 +58,7 @@ class ProfilingLimits:
     max_num_seqs: int
     rounds: int = 120
     max_steps: int = 120
+    resent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,11 +77,15 @@ class ProfilingResult:
 
 
 class Round(NamedTuple):
-    """The number of sequences that run together in a round, and the limits of their lengths."""
+    """The number of sequences that run together in a round, and the limits of their lengths.
+
+    `drafted`: the share of decodes that verify made-up drafts, on an engine that speculates.
+    """
 
     num_seqs: int
     max_prompt_tokens: int
     max_output_tokens: int
+    drafted: float = 0.5
 
 
 def profile(
@@ -91,11 +109,14 @@ def profile(
     outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
     engine = make_engine()
     engine.clock = clock = clock or WallClock()
-    profiler = _Profiler(engine, clock, speed, vocabulary, rng)
+    profiler = _Profiler(engine, clock, speed, vocabulary, rng, limits.resent)
     warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
     clock.start()
     profiler.run(warm_up, WARM_UP_STEPS)
-    sizes = map(Round, num_seqs, prompts, outputs)
+    drafted = [0.0] * limits.rounds
+    if isinstance(engine, SpeculativeEngine):
+        drafted = ((rng.permutation(limits.rounds) + rng.random(limits.rounds)) / limits.rounds).tolist()
+    sizes = map(Round, num_seqs, prompts, outputs, drafted)
     rounds = [profiler.run(each, limits.max_steps) for each in sizes]
     return ProfilingResult(rounds, speed.readings if speed else [])
 
@@ -129,18 +150,25 @@ class _Profiler:
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator
-    ) -> None:
+        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator,
+        resent: float = 0.0,
+    ) -> None:  # fmt: skip
         self._engine, self._clock, self._speed = engine, clock, speed
         self._vocabulary, self._rng = vocabulary, rng
         self._ids = itertools.count()
+        self._resent, self._earlier = resent, deque[Tokens](maxlen=EARLIER_PROMPTS)
         self._block_size = engine.core.config.block_size
+        self._drafts: _MadeUpDrafts | None = None
+        if isinstance(engine, SpeculativeEngine):
+            self._drafts = _MadeUpDrafts(engine, clock, vocabulary, rng)
 
     def run(self, size: Round, max_steps: int) -> list[tuple[float, Step]]:
         """Steps of one round, each with the time at which it began. Leaves the engine empty."""
         engine = self._engine
         spans: list[tuple[Batch, float, float]] = []
         sequences = engine.core.sequences
+        if self._drafts is not None:
+            self._drafts.share = size.drafted
         engine.watch = lambda batch, begin, end: spans.append((batch, begin, end))
         with no_garbage_collection():
             for _ in range(size.num_seqs):
@@ -170,11 +198,23 @@ class _Profiler:
         rng = self._rng
         with self._clock.paused():
             prompt = rng.integers(self._vocabulary, size=int(rng.integers(1, size.max_prompt_tokens + 1)))
+            if self._resent:
+                prompt = self._repeating(prompt, size)
             output = int(rng.integers(1, size.max_output_tokens + 1))
             generation = make_generation(
                 next(self._ids), prompt, output, sampling_params=GREEDY, block_size=self._block_size
             )
         self._engine.submit(generation)
+
+    def _repeating(self, prompt: Tokens, size: Round) -> Tokens:
+        """A prompt that for a share of requests begins as an earlier one, within the limit of its length."""
+        rng, earlier = self._rng, self._earlier
+        if earlier and rng.random() < self._resent:
+            begin = earlier[int(rng.integers(len(earlier)))]
+            kept = begin[: int(rng.integers(1, len(begin) + 1))]
+            prompt = np.concatenate((kept, prompt))[: max(size.max_prompt_tokens, len(kept) + 1)]
+        earlier.append(prompt)
+        return prompt
 
     def _drain(self) -> None:
         """Abort all sequences, and end the steps that were launched ahead."""
@@ -182,3 +222,29 @@ class _Profiler:
             self._engine.abort(number)
         while self._engine.step() is not None:
             pass
+
+
+class _MadeUpDrafts:
+    """Random drafts of an engine's decodes, in place of those that its n-grams have.
+
+    N-grams are looked up all the same, because that takes time, too. Every other draft has as many tokens as it may.
+
+    Attributes:
+        share: of decodes that get one.
+    """
+
+    def __init__(self, engine: SpeculativeEngine, clock: Clock, vocabulary: int, rng: np.random.Generator) -> None:
+        self.share = 0.0
+        self._drafts, self._clock, self._vocabulary, self._rng = engine.drafts, clock, vocabulary, rng
+        engine.core.propose = self._propose
+
+    def _propose(self, sequence: Sequence, max_tokens: int) -> int:
+        """See `schedulers.speculation.Propose`."""
+        self._drafts.propose(sequence, max_tokens)
+        with self._clock.paused():
+            rng = self._rng
+            tokens = 0
+            if rng.random() < self.share:
+                tokens = max_tokens if rng.random() < 0.5 else int(rng.integers(1, max_tokens + 1))
+            self._drafts.drafts[sequence] = rng.integers(self._vocabulary, size=tokens).tolist()
+        return tokens

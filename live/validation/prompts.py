@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from kernels.sampling import SamplingParams
 from live.generation import Generation, make_generation
@@ -18,10 +21,7 @@ def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) 
         answer: number of output tokens; ignored for a task without output.
         id_tokens: prompt tokens that one prefix id stands for.
     """
-    parts = [np.random.default_rng([7, key]).integers(vocabulary, size=id_tokens) for key in request.prefix_blocks]
-    rest = request.prompt_tokens - id_tokens * len(parts)
-    parts.append(np.random.default_rng([11, request.id]).integers(vocabulary, size=max(rest, 0)))
-    prompt = np.concatenate(parts)[: request.prompt_tokens]
+    prompt = prefix_tokens(request.prefix_blocks, (request.id,), request.prompt_tokens, vocabulary, id_tokens)
     return make_generation(
         request.id,
         prompt,
@@ -33,3 +33,14 @@ def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) 
         priority=request.priority,
         model=request.model,
     )
+
+
+def prefix_tokens(
+    ids: Sequence[int], key: Sequence[int], tokens: int, vocabulary: int, id_tokens: int
+) -> npt.NDArray[np.int64]:
+    """A prompt of so many random tokens: those of a block depend on its id, and the rest on `key`."""
+    parts = [np.random.default_rng([7, each]).integers(vocabulary, size=id_tokens) for each in ids]
+    rest = max(tokens - id_tokens * len(parts), 0)
+    parts.append(np.random.default_rng([11, *key]).integers(vocabulary, size=rest))
+    prompt: npt.NDArray[np.int64] = np.concatenate(parts)[:tokens]
+    return prompt

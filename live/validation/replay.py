@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -14,8 +14,11 @@ from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import Generation
 from live.memory import no_garbage_collection
+from live.validation.clients import Clients, OpenLoop
 from live.validation.machine_speed import SpeedReadings
 from schedulers.batches import Batch
+from schedulers.sequence import Sequence as Sequenced
+from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class ReplayResult:
         steps: in order.
         followed: of each step, whether the engine began the next one without waiting for an arrival.
         readings: of the speed probes, in order.
+        more: further columns of the requests.
+        speculation: counters of drafts; None without speculative decoding.
         profiled: nothing is profiled in turns with a replay.
     """
 
@@ -48,6 +53,8 @@ class ReplayResult:
     steps: list[TimedStep]
     followed: list[bool]
     readings: list[Reading]
+    more: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    speculation: SpeculationStats | None = None
 
     @property
     def spans(self) -> list[tuple[Batch, float, float]]:
@@ -73,21 +80,23 @@ class ReplayResult:
             "first_token": np.array([each.first_token for each in generations]),
             "last_token": np.array([each.last_token for each in generations]),
             "output_tokens": np.array([float(len(each.output)) for each in generations]),
+            **self.more,
         }
 
 
 def replay(
     engine: Engine,
-    generations: Sequence[Generation],
+    requests: Sequence[Generation] | Clients,
     clock: Clock | None = None,
     speed: SpeedReadings | None = None,
 ) -> ReplayResult:
-    """Send each request at its arrival time, and step the engine until all are finished.
+    """Send each request when it arrives, and step the engine until all are finished.
 
     As in the simulated engine, arrivals are noticed between steps. `submitted` of each generation becomes its arrival
     time, from which its waiting time counts.
 
     Args:
+        requests: in any order, or the clients that send them. The clock stops while clients make up a request.
         clock: started when the replay begins; None: wall time.
         speed: reads the machine's speed between steps; None: it is not read.
 
@@ -97,29 +106,44 @@ def replay(
     steps: list[TimedStep] = []
     noticed: list[float] = []
     followed: list[bool] = []
-    waiting = sorted(generations, key=lambda generation: generation.request.arrival)
+    clients = OpenLoop(requests) if isinstance(requests, Sequence) else requests
+    sent: list[Generation] = []
+    cached: dict[int, Sequenced] = {}
     engine.keep_times = True
     engine.watch = lambda batch, begin, end: steps.append(TimedStep(batch, begin, end))
     with no_garbage_collection():
         engine.clock = clock = clock or WallClock()
         clock.start()
-        sent = 0
         while True:
             now = clock()
-            while sent < len(waiting) and waiting[sent].request.arrival <= now:
-                noticed.append(now)
-                engine.submit(waiting[sent])
-                waiting[sent].submitted = waiting[sent].request.arrival
-                sent += 1
-            if engine.step() is not None:
+            if (arrival := clients.next_arrival) is not None and arrival <= now:
+                with clock.paused():
+                    due = clients.due(now)
+                for generation in due:
+                    noticed.append(now)
+                    cached[generation.request.id] = engine.submit(generation)
+                    generation.submitted = generation.request.arrival
+                sent += due
+            result = engine.step()
+            if result is not None:
+                for generation in result.finished:
+                    clients.finished(generation)
                 followed.append(True)
                 if speed is not None:
                     speed.after_step(steps[-1].batch.tokens)
             else:
                 if followed:
                     followed[-1] = False
-                if sent == len(waiting):
+                if (arrival := clients.next_arrival) is None:
                     break
-                clock.wait_until(waiting[sent].request.arrival)
+                clock.wait_until(arrival)
     engine.watch = None
-    return ReplayResult(list(generations), waiting, noticed, steps, followed, speed.readings if speed else [])
+    core = engine.core
+    stats = core.stats if isinstance(core, SpeculativeEngineCore) else None
+    generations = list(requests) if isinstance(requests, Sequence) else sent
+    more = clients.columns(generations)
+    if more:
+        found = [float(cached[each.request.id].num_cached_tokens) for each in generations]
+        more["cached_tokens"] = np.array(found)
+    readings = speed.readings if speed else []
+    return ReplayResult(generations, sent, noticed, steps, followed, readings, more, stats)

@@ -12,14 +12,21 @@ from reports.layout import percent, table
 
 Document = dict[str, Any]
 
-TITLES = {"ttft.mean": "TTFT", "tpot.mean": "TPOT", "e2e.mean": "E2E", "output_throughput": "output tokens/s"}
+TITLES = {
+    "ttft.mean": "TTFT", "itl.mean": "ITL", "tpot.mean": "TPOT", "e2e.mean": "E2E",
+    "output_throughput": "output tokens/s", "request_throughput": "requests/s",
+}  # fmt: skip
 
 
 def refinement_table(document: Document) -> RenderableType:
     """Unknowns with the verdict on each, then the errors of what was fitted and of what was held out."""
     fitted, held_out, kind = document["fitted"], document["held_out"], document["kind"]
+    learned = f"the first {fitted} {kind}, {held_out} held out"
+    if kind == "means":
+        learned = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
+        learned += f", {held_out} held out" if held_out else ""
     parts: list[RenderableType] = [
-        Text(f"{document['run']}: learned from the first {fitted} {kind}, {held_out} held out", style="bold"),
+        Text(f"{document['run']}: learned from {learned}", style="bold"),
         _unknowns(document["unknowns"]),
     ]
     if kind == "steps":
@@ -28,6 +35,8 @@ def refinement_table(document: Document) -> RenderableType:
         for name, title in (("fit", f"the first {fitted}"), ("rest", f"the other {held_out}")):
             if document[name]:
                 parts += [Text(f"\n{title}, means"), _errors(document[name])]
+    if kind == "means":
+        parts += [_bucket(name, row) for name, row in document["buckets"].items()]
     return Group(*parts)
 
 
@@ -58,7 +67,7 @@ def _errors(errors: Document) -> Table:
     for name, row in errors.items():
         interval = row["interval"]
         inside += bool(interval and interval[0] <= row["measured"] <= interval[1])
-        show = _tokens if name == "output_throughput" else _seconds
+        show = _tokens if name.endswith("throughput") else _seconds
         made.add_row(
             TITLES.get(name, name), show(row["measured"]), show(row["before"]), percent(row["before_error"]),
             show(row["after"]), percent(row["after_error"]),
@@ -67,6 +76,13 @@ def _errors(errors: Document) -> Table:
     made.caption = f"{inside} of {len(errors)} measured values lie in their intervals"
     made.caption_justify = "left"
     return made
+
+
+def _bucket(name: str, row: Document) -> Text:
+    metric, _, quantile = name.partition(".")
+    edges = f"between {_seconds(row['low'])} and {_seconds(row['high'])}" if row["high"] else f"above {row['low']} s"
+    predicted = f"{_seconds(row['before'])} before, {_seconds(row['after'])} refined"
+    return Text(f"{quantile.upper()} of {metric.upper()} lies {edges}, by its bucket; {predicted}")
 
 
 def _steps(document: Document) -> RenderableType:

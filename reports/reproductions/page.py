@@ -1,21 +1,18 @@
-"""The page of a reproduced paper or a validation: its charts, its tables as on a terminal, and its origin."""
+"""The page of a reproduced paper or a validation: its charts, its tables, and its origin."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from reports.pages.frame import whole_page
+from reports.pages.from_terminal import parts_of
 
 if TYPE_CHECKING:
     from reports.pages.frame import Part
-
-WIDTH = 200
-"""Characters in a line of the tables, like those of `twin reproduce` without a terminal."""
 
 
 def reproduction_page(paper: str, tables: RenderableType, manifest: dict[str, Any], figures: Mapping[str, str]) -> str:
@@ -24,11 +21,8 @@ def reproduction_page(paper: str, tables: RenderableType, manifest: dict[str, An
 
 
 def terminal_page(title: str, tables: RenderableType, manifest: dict[str, Any], charts: Sequence[Part]) -> str:
-    """A page of charts, and of tables as a terminal shows them."""
-    text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(tables)
-    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-    return whole_page(title, [f"<h1>{escape(title)}</h1>", *charts, f"<pre>{escape(lines)}</pre>"], manifest)
+    """A page of charts, and of the tables that a terminal shows, to sort and to filter."""
+    return whole_page(title, [f"<h1>{escape(title)}</h1>", *charts, *parts_of(tables)], manifest)
 
 
 def drawn_figures(figures: Mapping[str, str]) -> list[str]:

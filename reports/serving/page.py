@@ -13,6 +13,7 @@ from reports.pages.fields import LATENCIES as MEANINGS
 from reports.pages.fields import METRICS, Field, metric_fields, setting_fields
 from reports.pages.fields import POINTS as POINT_MEANINGS
 from reports.pages.frame import whole_page
+from reports.pages.tables import sortable
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 from reports.serving.scaling import scaling_parts
 from reports.serving.table import (
@@ -79,8 +80,8 @@ def simulation_page(document: Document, manifest: Document) -> str:
 
 def sweep_page(document: Document, manifest: Document) -> str:
     """The page of a sweep: its points to explore."""
-    points = document["points"]
-    settings = [point["settings"] for point in points]
+    points, infeasible = document["points"], document.get("infeasible") or []
+    settings = [each["settings"] for each in [*points, *infeasible]]
     shared = fixed(settings)
     warned = dict.fromkeys(text for point in points for text in warnings(point))
     parts: list[Part] = [
@@ -89,8 +90,18 @@ def sweep_page(document: Document, manifest: Document) -> str:
         f'<p class="note">{escape(sweep_footnote(points))}</p>',
         *_warned(list(warned)),
         _explorer(points),
+        *_infeasible(infeasible),
     ]
     return whole_page(document["name"], parts, manifest)
+
+
+def _infeasible(infeasible: Sequence[Document]) -> list[Part]:
+    """Configurations that cannot run, with the reason."""
+    if not infeasible:
+        return []
+    keys = list(infeasible[0]["settings"])
+    rows = [[*(each["settings"].get(key) for key in keys), each["reason"]] for each in infeasible]
+    return ["<h2>Infeasible</h2>", sortable([*(key.rpartition(".")[2] for key in keys), "reason"], rows)]
 
 
 def serving_fields(points: Sequence[Document]) -> list[Field]:

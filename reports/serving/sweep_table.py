@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reports.fitting_table import Column, FittingTable
 from reports.serving.table import at, change, milliseconds, number, sweep_footnote, warnings
-from reports.settings import fixed, short_names, varying
+from reports.settings import fixed, in_words, short_names, varying
 
 Document = dict[str, Any]
 
@@ -67,23 +67,38 @@ METRICS = (
 
 
 def sweep_table(document: Document) -> RenderableType:
-    """The settings that all rows share, then one row for each configuration; intervals where there are several runs."""
-    points = document["points"]
-    settings = [point["settings"] for point in points]
+    """The settings that all rows share, then one row for each configuration; intervals where there are several runs.
+
+    Configurations that cannot run are the last rows; lines below the table say why.
+    """
+    points, infeasible = document["points"], document.get("infeasible") or []
+    settings = [each["settings"] for each in [*points, *infeasible]]
     shared = fixed(settings)
     keys = varying(settings)
     columns = [
         Column(title, [str(each[key]) for each in settings]) for key, title in zip(keys, short_names(keys), strict=True)
     ]
     shown = [metric for metric in METRICS if any(_stated(metric, point) is not None for point in points)]
-    columns += [Column(metric.title, _cells(metric, points), metric.rank) for metric in shown]
+    empty = ["–"] * len(infeasible)
+    if infeasible:
+        columns.append(Column("", [""] * len(points) + ["infeasible"] * len(infeasible)))
+    columns += [Column(metric.title, _cells(metric, points) + empty, metric.rank) for metric in shown]
     found = [text for point in points for text in warnings(point)]
     notes = [Text(text, style="bold red") for text in dict.fromkeys(found)]
+    notes += [Text(text) for text in infeasible_lines(infeasible, keys)]
     title = Text(f"{document['name']} with {shared}" if shared else document["name"], style="bold")
     footnote = f"{sweep_footnote(points)} {MEANING}"
     if any(point["intervals"] for point in points):
         footnote += f" {INTERVALS}"
     return Group(title, FittingTable(columns), Text(footnote, style="dim"), *notes)
+
+
+def infeasible_lines(infeasible: Sequence[Document], keys: Sequence[str]) -> list[str]:
+    """A line for each reason, with the settings that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for each in infeasible:
+        by_reason.setdefault(each["reason"], []).append(in_words(each["settings"], keys))
+    return [f"infeasible: {'; '.join(settings)}: {reason}" for reason, settings in by_reason.items()]
 
 
 def _cells(metric: Metric, points: Sequence[Document]) -> list[str]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from reports.layout import render
-from reports.validation.table import clock_of
+from reports.validation.table import arriving, clock_of
 
 Document = dict[str, Any]
 
@@ -18,13 +18,13 @@ LINES = {"live": ("measured", "-", MEASURED), "twin": ("forecast", "--", PREDICT
 
 def validation_figures(document: Document) -> dict[str, str]:
     """Latency distributions of each load, and requests in the system over time, measured and forecast."""
-    loads, clock = document["loads"], clock_of(document)
-    figures = {f"latencies-{load['load']:g}": render(partial(_latencies, clock), load, 4) for load in loads}
+    loads, clock, noun = document["loads"], clock_of(document), arriving(document)
+    figures = {f"latencies-{load['load']:g}": render(partial(_latencies, clock, noun), load, 4) for load in loads}
     figures["over-time"] = render(_over_time, document, len(loads))
     return figures
 
 
-def _latencies(clock: str, axes: list[Any], load: Document) -> None:
+def _latencies(clock: str, noun: str, axes: list[Any], load: Document) -> None:
     for panel, (name, label) in zip(axes, LABELS.items(), strict=True):
         for side, (text, style, colour) in LINES.items():
             curve = load["curves"][side].get(name)
@@ -35,7 +35,7 @@ def _latencies(clock: str, axes: list[Any], load: Document) -> None:
         panel.set_xlabel(f"{label}, ms")
     axes[0].set_ylabel("share")
     axes[0].legend(fontsize=8, frameon=False)
-    axes[0].set_title(f"load {load['load']:g}: {load['rate']:.1f} requests/s; clock: {clock}", loc="left", fontsize=10)
+    axes[0].set_title(f"load {load['load']:g}: {load['rate']:.1f} {noun}/s; clock: {clock}", loc="left", fontsize=10)
 
 
 def _over_time(axes: list[Any], document: Document) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reports.pages.charts import Curve, curves, distribution
 from reports.pages.fields import LATENCIES
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
-from reports.validation.table import clock_of
+from reports.validation.table import arriving, clock_of
 
 if TYPE_CHECKING:
     from reports.pages.frame import Part
@@ -23,7 +23,8 @@ def validation_charts(document: Document) -> list[Part]:
     """Latency distributions of each load, and requests in the system and the machine's slowdown over time."""
     parts: list[Part] = []
     for load in document["loads"]:
-        parts.append(f"<h2>Load {load['load']:g}: {load['rate']:.1f} requests/s; clock: {clock_of(document)}</h2>")
+        rate = f"{load['rate']:.1f} {arriving(document)}/s"
+        parts.append(f"<h2>Load {load['load']:g}: {rate}; clock: {clock_of(document)}</h2>")
         parts.append([*_latencies(load), *_over_time(load)])
     return parts
 

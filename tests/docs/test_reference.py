@@ -16,6 +16,7 @@ from pyarrow import parquet
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from latency_models.io.late_section import LateSection
 from latency_models.sources.registry import built_in_sources
 from latency_models.sources.specification import SourceSpec
 from scenarios.afd import AfdScenario
@@ -51,6 +52,8 @@ def models(annotation: Any) -> list[type[BaseModel]]:
     """The models in a type: those of a union too, and all step-time sources."""
     if annotation is SourceSpec:
         return list(built_in_sources().values())
+    if isinstance(annotation, type) and issubclass(annotation, LateSection):
+        return models(annotation.annotation())
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in models(inner)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from latency_models.step_time import StepTimeModel
+from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.step_time import StepTimeModel, decode_line
 from schedulers.batches import Batch
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
@@ -46,3 +49,21 @@ def test_without_a_fit_parameters_are_certain_and_everything_is_covered() -> Non
     assert model.outside() == {}
     assert model.chunk_table() is None
     assert model.measured_deployment() is None
+
+
+@given(st.tuples(*[st.floats(0, 1)] * 3), st.integers(1, 500), st.integers(0, 10**7))
+def test_the_line_of_decode_steps_is_that_of_their_durations(line: tuple[float, ...], decodes: int, kv: int) -> None:
+    model = LinearStepTime(*line)
+    found = decode_line(model)
+    assert found is not None
+    fixed, slope = found(decodes)
+    assert model.decode_seconds(decodes, kv, 1, 4) == [fixed + slope * (kv + decodes * step) for step in range(4)]
+
+
+def test_a_subclass_with_other_durations_has_no_line() -> None:
+    class Slower(LinearStepTime):
+        def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
+            return [1.0] * steps
+
+    assert decode_line(Slower(0.01, 1e-5)) is None
+    assert decode_line(Quadratic()) is None

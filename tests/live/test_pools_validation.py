@@ -15,6 +15,7 @@ from twin.cli import run
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.validation.pools_backend import PoolsBackend
+from scenarios.engine import SchedulerPlan
 from schedulers.engine_config import EngineConfig
 from workloads.request import Request
 
@@ -78,7 +79,7 @@ def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
     assert len(backend.models) == 2
     config = EngineConfig(num_gpu_blocks=64, max_num_seqs=4, max_num_batched_tokens=32)
     requests = [(Request(i, 5.0 * i, 12, 6, backend.models[i % 2]), 6) for i in range(4)]
-    replayed = backend.replay(config, None, requests)
+    replayed = backend.replay(SchedulerPlan(config), requests)
     columns = replayed.columns()
     assert columns["arrival"].tolist() == [0.0, 5.0, 10.0, 15.0]
     assert (columns["noticed"] >= columns["arrival"]).all()
@@ -99,6 +100,11 @@ def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
         (["--set", "machine_speed=on"], "machine_speed", "expected none with layout: disaggregated"),
         (["--set", "system.link.shared=true"], "system.link.shared", "expected none with layout: disaggregated"),
         (["--set", "system.link.bytes_per_token=100"], "system.link.bytes_per_token", "expected 256"),
+        (
+            ["--set", "engine.speculative_config={method: ngram, num_speculative_tokens: 2}"],
+            "engine.speculative_config",
+            "expected none with layout: disaggregated",
+        ),
         (["--set", "model.threads=2"], "system.layout", "expected clock: direct"),
     ],
 )

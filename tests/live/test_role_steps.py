@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 from latency_models.io.config_io import read_yaml
 from live.validation.pools_backend import PoolsBackend
 from live.validation.role_steps import Post, RecordedTime, Turn, frontend_times, role_steps, route_seconds
+from scenarios.engine import SchedulerPlan
 from scenarios.validation import check_validation
 from schedulers.batches import DecodeBatch, MixedBatch
 from schedulers.engine_config import EngineConfig
@@ -66,7 +67,7 @@ def test_a_profile_of_a_topology(tmp_path: Path) -> None:
     path = write_validation(tmp_path, SCENARIO)
     scenario = check_validation(read_yaml(path), {}, path).on_device("cpu")
     config = EngineConfig(num_gpu_blocks=64, max_num_seqs=4, max_num_batched_tokens=32)
-    found = PoolsBackend(scenario, tmp_path).profile(config, scenario.profiling, 1)
+    found = PoolsBackend(scenario, tmp_path).profile(SchedulerPlan(config), scenario.profiling, 1)
     assert len(found.rounds) == 10
     steps = [step for each in found.rounds for _, step in each]
     assert all(step.seconds > 0 for step in steps)

@@ -85,6 +85,12 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
         ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "machine_speed: expected off with"),
         ("repeats: 2", "repeats: 2\nclock: direct", "machine_speed: expected off with clock: direct"),
+        ("engine: {", "engine: {speculative_config: {method: draft_model, num_speculative_tokens: 2}, ", "method: got"),
+        (
+            "engine: {",
+            "engine: {speculative_config: {method: ngram, num_speculative_tokens: 2, acceptance: 0.5}, ",
+            "engine.speculative_config: expected no acceptance and no proposed: they are measured",
+        ),
         ("repeats: 2", "repeats: 2\nclock: cpu", "clock: got 'cpu', expected 'wall' or 'direct'"),
     ],
 )
@@ -157,6 +163,106 @@ def test_the_clock_is_direct_where_the_cpu_time_of_one_thread_is_all(
             checked.on_device(device)
     else:
         assert checked.on_device(device).clock == chosen
+
+
+SPECULATING = (
+    UNREAD.replace(
+        "engine: {", "engine: {speculative_config: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1}, "
+    )
+    .replace("rounds: 10", "answers: 8, rounds: 10")
+    .replace("max_output_tokens: 8", "max_output_tokens: 48")
+    .replace("distribution: fixed, mean: 6", "distribution: fixed, mean: 40")
+)
+
+
+def test_a_validation_of_an_engine_that_speculates(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Drafts are measured in other answers; a step's drafts are features of it; acceptance is compared."""
+    config = scenario.parent / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 12}))
+    scenario.write_text(SPECULATING)
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    assert run([*again, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    folder = Path(document["run"]["directory"])
+    outcomes = json.loads((folder / "draft-outcomes.json").read_text())
+    assert len(outcomes["answers"]) == 8
+    assert {len(each["drafted"]) for each in outcomes["answers"]} == {41}
+    assert document["calibration"]["largest"]["drafted"] >= 1
+    for load in document["loads"]:
+        for name in ("acceptance_rate", "tokens_per_decode"):
+            entry = load["metrics"][f"speculation.{name}"]
+            assert entry["measured"] > 0
+            assert entry["inside"] is not None
+        assert load["metrics"]["tpot.mean"]["parts"]["drafts"] > 0
+        for live, twin in zip(load["measured"], load["predicted"], strict=True):
+            emitted = [each["speculation"]["num_emitted_tokens"] for each in (live, twin)]
+            assert emitted == [39 * load["requests"]] * 2
+    # The same command has nothing left to run; the fitted steps serve again, with drafts measured anew.
+    assert run([*again, "--calibration", str(folder / "engine-steps.yaml"), "--set", "loads=[0.5]"]) == 0
+    printed = capsys.readouterr()
+    assert "measuring drafts in 8 answers" in printed.err
+    assert "Drafts that were accepted, by position" in printed.out
+
+
+HELD = UNREAD.replace(
+    "  arrivals:",
+    "  sessions: {source: drawn, turns: {distribution: fixed, mean: 3}, growth: {distribution: fixed, mean: 9},"
+    " think: {mean: 30.0}, block_tokens: 4}\n  arrivals:",
+).replace("max_num_batched_tokens: 32", "max_num_batched_tokens: 32, block_size: 4")
+
+
+def test_a_validation_of_sessions(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four sessions of three turns at a load of 1: pauses pass at once, and the later turns find the earlier cached."""
+    scenario.write_text(HELD.replace("rounds: 10", "resent: 0.5, rounds: 10"))
+    command = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--tolerance", "1000"]
+    assert run([*command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["arriving"] == "sessions"
+    for load in document["loads"]:
+        metrics = load["metrics"]
+        for live, twin in zip(load["measured"], load["predicted"], strict=True):
+            # 12, 27 and 42 prompt tokens: 17 and 32 were said before, of which the last has no KV, in blocks of 4.
+            for name in ("count", "turns", "requests", "resent_share", "resent_cached"):
+                assert live["sessions"][name] == pytest.approx(twin["sessions"][name])
+        assert metrics["sessions.time.mean"]["measured"] > 15 > metrics["sessions.waited.mean"]["measured"]
+        assert metrics["sessions.resent_cached"]["error"] == pytest.approx(0.0)
+        assert metrics["sessions.resent_cached"]["measured"] > 0.8
+    assert run([*command, "--set", "loads=[0.5]", "--fresh"]) == 0
+    printed = capsys.readouterr().out
+    assert "sessions/s" in printed
+    assert "time to a session's last answer, s" in printed
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            "engine.speculative_config={method: ngram, num_speculative_tokens: 2}",
+            "workload.sessions: expected none with",
+        ),
+        ("system={layout: disaggregated, link: {bandwidth: 1e9, bytes_per_token: 256}}", "workload.sessions: expected"),
+    ],
+)
+def test_sessions_that_live_engines_do_not_hold_are_refused(
+    scenario: Path, changed: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(HELD)
+    assert run(["validate", str(scenario), "--set", changed]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_steps_without_drafts_do_not_forecast_an_engine_that_speculates(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scenario.write_text(UNREAD)
+    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
+    assert run(again) == 0
+    file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
+    scenario.write_text(SPECULATING)
+    assert run([*again, "--calibration", str(file)]) == 2
+    assert "engine-steps.yaml: largest.drafted: expected steps with drafts" in capsys.readouterr().err
 
 
 def test_a_workload_beyond_the_models_context_is_one_line(

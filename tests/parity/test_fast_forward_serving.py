@@ -165,3 +165,73 @@ def test_failures(asynchronous: bool) -> None:
     fast, slow = both(document)
     assert max(fast["attempts"]) > 0
     assert fast == slow
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    method=st.sampled_from(["draft_model", "ngram"]),
+    drafts=st.sampled_from([{}, {"drafts": {"policy": "by_batch_size", "decodes": [2, 4], "drafts": [3, 1]}}]),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
+    rate=st.sampled_from([2.0, 15.0, 60.0]),
+    limit=st.sampled_from([None, 12, 200]),
+    blocks=st.sampled_from([20, 40, 400]),
+    seats=st.sampled_from([2, 16]),
+    caching=st.booleans(),
+    tiers=st.booleans(),
+    reservation=st.sampled_from(["chunk", "max_tokens"]),
+    seed=st.integers(0, 10**6),
+    speed=st.sampled_from([None, UNSTEADY]),
+    outages=st.lists(st.tuples(st.sampled_from(["engine-0", "engine-1"]), st.floats(0.0, 3.0)), max_size=2),
+)
+def test_speculation(
+    method: str,
+    drafts: dict[str, Any],
+    acceptance: float,
+    rate: float,
+    limit: int | None,
+    blocks: int,
+    seats: int,
+    caching: bool,
+    tiers: bool,
+    reservation: str,
+    seed: int,
+    speed: MachineSpeed | None,
+    outages: list[tuple[str, float]],
+) -> None:
+    """Steps whose drafts are drawn before they have begun: cut by arrivals and failures, short of blocks, stopped."""
+    proposed = {"proposed": 0.5} if method == "ngram" else {}
+    document = scenario(
+        seed=seed,
+        workload={
+            "arrivals": {"process": "poisson", "rate": rate},
+            "decode": {"distribution": "uniform", "low": 1, "high": 60},
+            "max_tokens": limit,
+            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+        },
+        engine={
+            "num_gpu_blocks": blocks, "max_num_seqs": seats, "enable_prefix_caching": caching or tiers,
+            "kv_reservation": reservation,
+            "speculative_config": {
+                "method": method, "num_speculative_tokens": 3, "acceptance": acceptance, **proposed, **drafts,
+            },
+        },
+        system={"layout": "colocated", "replicas": 2, "routing": "prefix_aware"},
+        failures=[{"engine": name, "at": at, "duration": 0.3} for name, at in outages],
+    )  # fmt: skip
+    if tiers:
+        document["engine"]["kv_offloading"] = {
+            "bytes_per_token": 100.0, "host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back",
+        }  # fmt: skip
+    fast, slow = both(document, speed)
+    assert fast == slow
+    assert sum(fast["output_tokens"]) == sum(answers(document))
+
+
+def test_speculative_steps_are_passed_over() -> None:
+    config = {"method": "draft_model", "num_speculative_tokens": 3, "acceptance": 0.7}
+    document = scenario(
+        workload={"arrivals": {"process": "poisson", "rate": 1.0}, "decode": {"distribution": "fixed", "mean": 200}},
+        engine={"speculative_config": config},
+    )
+    fast, slow = (sum(log.events for log in run({**document, "fast_forward": on}).logs) for on in (True, False))
+    assert fast < slow / 4

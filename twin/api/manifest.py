@@ -31,10 +31,16 @@ def manifest(inputs: dict[str, Any], call: str | None = None) -> dict[str, Any]:
         "version": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "packages": {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules},
         **inputs,
     }
+
+
+def _platform() -> str:
+    """System, release, machine and C library; `platform.platform` starts a process to ask for the processor, too."""
+    system = platform.uname()
+    return "-".join((system.system, system.release, system.machine, *filter(None, platform.libc_ver())))
 
 
 def serving_manifest(sweep: ServingSweep, scenario: Path, call: str | None = None) -> dict[str, Any]:

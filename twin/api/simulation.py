@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +160,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The headline and the summary, for notebooks."""
+        from html import escape
+
         from reports.serving.table import headline
 
         html: str = self.summary.to_html(na_rep="–")

@@ -18,16 +18,20 @@ def observe(
     *,
     upstream: str | None = None,
     spans: Path | None = None,
+    metrics: str | None = None,
+    every: float = 10.0,
+    duration: float | None = None,
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     host: str = "127.0.0.1",
     port: int = 8001,
     keep_text: Annotated[bool, FLAG] = False,
     untouched: Annotated[bool, FLAG] = False,
 ) -> int:
-    """Record the requests of a live server through a proxy: when each came, its lengths, its first and last token.
+    """Record a live server: its requests through a proxy, or pages of its metrics.
 
     Point clients at the proxy in place of the server. Responses pass as they come. Streamed completions and chats are
-    written to requests.jsonl as they end, for twin calibrate refine, twin replay and simulations. Ctrl-C ends it.
+    written to requests.jsonl as they end, with the time of arrival, lengths, first and last token, for twin calibrate
+    refine, twin replay and simulations. Ctrl-C ends it.
 
     Parameters
     ----------
@@ -35,8 +39,15 @@ def observe(
         URL of the server, such as http://127.0.0.1:8000.
     spans
         In place of a proxy: file of vLLM's OpenTelemetry spans, in OTLP-JSON, whose requests are written.
+    metrics
+        In place of a proxy: URL of a server whose /metrics (vLLM's, for Prometheus) is read again and again. Means
+        alone can be learned from it.
+    every
+        With --metrics: seconds from one page to the next.
+    duration
+        With --metrics: seconds until the last page. Default: until Ctrl-C.
     output
-        Folder for requests.jsonl and meta.json, which must be empty.
+        Folder for requests.jsonl and meta.json, or for pages of metrics, which must be empty.
     host
         Address to listen on. Others than loopback let other machines use the server through the proxy.
     port
@@ -49,8 +60,11 @@ def observe(
     from twin.cli.console import note
     from workloads.errors import BadInput
 
-    if (upstream is None) == (spans is None):
-        raise BadInput("expected either this, or --spans with a file", field="--upstream", value=upstream)
+    if [upstream, spans, metrics].count(None) != 2:
+        expected = "expected either this, or --spans with a file, or --metrics with a URL"
+        raise BadInput(expected, field="--upstream", value=upstream)
+    if metrics is not None:
+        return _scrape(metrics, output, every, duration)
     if upstream is None:
         from twin.recording.spans import record_spans
 
@@ -83,6 +97,29 @@ def observe(
         proxy.server_close()
         writer.close()
     _tell(writer, output)
+    return 0
+
+
+def _scrape(url: str, output: Path, every: float, duration: float | None) -> int:
+    from twin.cli.console import note
+    from twin.recording.scrapes import record_scrapes
+    from twin.recording.upstream import Upstream
+    from workloads.errors import BadInput
+
+    for flag, value in (("--every", every), ("--duration", duration)):
+        if value is not None and not 0 < value < float("inf"):
+            raise BadInput("expected seconds above 0", field=flag, value=value)
+    server = Upstream.of(url.removesuffix("/metrics"), "--metrics")
+    key = os.environ.get("OPENAI_API_KEY")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    note(f"reading {url.removesuffix('/metrics')}/metrics every {every:g} s"
+         + ("; Ctrl-C ends it" if duration is None else f" for {duration:g} s"))  # fmt: skip
+    try:
+        pages = record_scrapes(server, output, headers, every=every, duration=duration, advance=lambda pages: None)
+    except OSError as error:
+        note(f"the server stopped answering ({error}); pages before are in {output}")
+        return 1
+    note(f"{pages} pages in {output}")
     return 0
 
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
     from twin.executors.executor import ExecutorChoice
-    from twin.planning.judging import Verdict
+    from twin.planning.judging import Judge, Verdict
     from twin.planning.planner import Planner
     from twin.planning.question import Question
     from twin.planning.space import Candidate
@@ -284,8 +284,9 @@ def _answer(
             note(f"taking up {run.path}: {len(done)} windows are done")
         with progress("simulating", 100, 0) as advance:
             planner = Planner(
-                question, done, run.add_point, executor, lambda key: advance(""), _tell(question), brief, given
-            )
+                question, done, run.add_point, executor, lambda key: advance(""),
+                lambda verdict: _tell(verdict, planner.search.judge), brief, given,
+            )  # fmt: skip
             document = planner.run()
         document["run"] = {"id": run.id, "directory": str(run.path)}
         if write is not None:
@@ -304,15 +305,14 @@ def _answer(
     return 0 if document["feasible"] else INFEASIBLE
 
 
-def _tell(question: Question) -> Any:
-    """A function that notes each better deployment on stderr, as soon as it is found."""
+def _tell(verdict: Verdict, judge: Judge) -> None:
+    """Note a better deployment on stderr, as soon as it is found."""
     from twin.cli.console import note
 
-    def tell(verdict: Verdict) -> None:
-        settings = "".join(f", {key} {value}" for key, value in verdict.candidate.family.settings)
-        note(f"meets the goals: {verdict.candidate.devices} ({verdict.candidate.family.parallelism}{settings})")
-
-    return tell
+    candidate = verdict.candidate
+    settings = "".join(f", {key} {value}" for key, value in candidate.family.settings)
+    estimated = "" if verdict.draws or not judge.can_draw(candidate) else " by the best estimate of the step times"
+    note(f"meets the goals{estimated}: {candidate.devices} ({candidate.family.parallelism}{settings})")
 
 
 def _run_folder(

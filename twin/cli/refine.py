@@ -35,7 +35,8 @@ def refine(
         Scenario file (YAML) of kind serving that describes the engine.
     run
         Measured run: a folder with requests.jsonl and meta.json (vLLM's times of each request, or those that twin
-        observe and twin replay write), the result of vllm bench serve --save-detailed, or a CSV log of vLLM's steps.
+        observe and twin replay write), the result of vllm bench serve --save-detailed, a CSV log of vLLM's steps, or a
+        folder of metrics pages (twin observe --metrics), which tell one factor.
     output
         File to write.
     first
@@ -55,7 +56,8 @@ def refine(
     from scenarios.overrides import single_settings
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, print_json, print_table, progress
-    from twin.refinement.refine import Question, refine
+    from twin.refinement.question import Question
+    from twin.refinement.refine import refine
     from workloads.errors import BadInput
 
     require_at_least("--first", first, 2)

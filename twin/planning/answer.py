@@ -134,6 +134,21 @@ def sentence(question: Question, best: Document | None, headroom: Document | Non
     return f"Take {best['gpus']} GPUs ({best['devices']}; {where}{varied}){price}: {sure}{more}."
 
 
+def price_of_error(by_estimate: Document | None, best: Document | None) -> str:
+    """The price of the error of the step times, in a sentence; empty if the recommendation pays nothing for it."""
+    if by_estimate is None or (best is not None and best["gpus"] <= by_estimate["gpus"]):
+        return ""
+    count = by_estimate["gpus"]
+    enough = f"{count} GPU{'s suffice' if count > 1 else ' suffices'}"
+    told = f"By the best estimate of the step times {enough} ({by_estimate['devices']}; {by_estimate['parallelism']})"
+    if best is None:
+        told += ", but not with its error"
+    else:
+        told += f", and the other {best['gpus'] - count} pay for its error"
+    unknown = by_estimate["costliest_unknown"]
+    return f"{told}; most for: {unknown['about']}. Measure: {unknown['measure']}." if unknown else f"{told}."
+
+
 def nearest_miss(search: Search, goals: Sequence[Goal]) -> Verdict | None:
     """The candidate that failed in simulation, but exceeds its worst goal least."""
     failed = [each for each in search.ledger.verdicts.values() if each.windows and not each.meets]

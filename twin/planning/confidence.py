@@ -87,11 +87,15 @@ CLUSTERED = 10.0
 CERTAIN = 3.5
 """Standard deviations beyond which one short window decides."""
 
+LIKELY = 2.0
+"""The same for a candidate that several windows must speak against, each under a draw of the step times of its own."""
 
-def clearly_missed(excess: float, variance: float) -> bool:
+
+def clearly_missed(excess: float, variance: float, beyond: float = CERTAIN) -> bool:
     """True if one window's excess is too large for a deployment that meets the goal.
 
     Args:
         variance: of the excess of a deployment that just meets the goal, were its requests independent.
+        beyond: standard deviations.
     """
-    return excess > CERTAIN * float(np.sqrt(CLUSTERED * variance))
+    return excess > beyond * float(np.sqrt(CLUSTERED * variance))

@@ -9,6 +9,7 @@ steps. Estimates order the search; only bounds, and an engine far beyond its cap
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,10 @@ class EngineEstimate:
         self._steady: dict[float, Steady | None] = {}
         self.most_decodes = min(float(config.max_num_seqs), tokens / self.context)
         self.capacity = self._capacity()
+
+    def under(self, scores: Mapping[str, float]) -> EngineEstimate:
+        """The same engine at these scores of the unknowns of its step times."""
+        return EngineEstimate(self.config, self.step_time.vary(scores), self.lengths, self.role, self.stages)
 
     def step(self, decodes: int, prompt_tokens: int) -> float:
         """Seconds of a step of so many decodes of mean context, and prompt tokens of one mean prompt."""

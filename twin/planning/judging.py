@@ -9,24 +9,30 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 import numpy as np
 
+from latency_models.unknowns import Unknown
 from reports.records.run_directory import fingerprint
 from scenarios.goals import Goal
 from twin.executors.executor import Executor
-from twin.planning.confidence import clearly_missed, probability
+from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, probability
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 from twin.planning.windows import Window, describe_overload, needs_detail, run_window
 from twin.serving.plan import ServingPlan
+from twin.serving.randomness import Draw
 from twin.serving.uncertainty import combine
 
 HOPELESS = 0.02
 """A candidate less likely than this to meet its goals gets no further windows."""
 
-LONG_WINDOWS, DRAWS, DRAWS_AT_ONCE = 4, 20, 4
+LONG_WINDOWS, DRAWS = 4, 20
 """Long windows of the first look; draws of the step-time model, a window of each."""
+
+RACED = 6
+"""Draws, the worst, under which the race tries a candidate; new windows try all."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Judge:
         self.question, self.horizon, self.goals = question, horizon, question.goals
         self._done, self._keep, self._executor, self._advance = done, keep, executor, advance
         self._used: dict[str, int] = {}
-        self._against: Counter[int] = Counter()  # how many candidates each draw has spoken against
+        self._severity: dict[int, float] = {}  # of draws, for the candidate that ranked them
         self._plans: dict[tuple[str, int], ServingPlan] = {}
         self._identity = fingerprint([question.document["workload"], question.seed, question.change, horizon.warmup])
 
@@ -141,10 +147,13 @@ class Judge:
         """True if windows of some candidate differ from one another."""
         return any(self._plan(each, self.horizon.long).random for each in candidates)
 
-    def with_draws(self, verdict: Verdict) -> Verdict:
-        """The verdict with the error of the step-time model in its probability, where the model has any."""
-        can_draw = self._plan(verdict.candidate, self.horizon.long).can_draw
-        return self._with_draws(verdict) if can_draw else verdict
+    def with_draws(self, verdict: Verdict, most: int = DRAWS) -> Verdict:
+        """The verdict with the error of the step-time model in its probability, where the model has any.
+
+        Args:
+            most: draws to try, the worst; the candidate is taken to meet its goals under the others.
+        """
+        return self._with_draws(verdict, most) if self.can_draw(verdict.candidate) else verdict
 
     def whole(self, candidate: Candidate) -> tuple[Verdict, float]:
         """The verdict from all windows and draws of the plan, and the probability that goals are met in the long run.
@@ -158,40 +167,87 @@ class Judge:
         if verdict.saturated or not verdict.windows:
             return verdict, 0.0
         excess = np.array([window["excess"] for window in verdict.windows])
-        draws = DRAWS if self._plan(candidate, self.horizon.long).can_draw else 0
+        draws = DRAWS if self.can_draw(candidate) else 0
         shifts = np.array(self._moves(verdict, range(draws))) if draws else None
         chance, always = (probability(excess, span, shifts) for span in (self.span_of(verdict.windows), math.inf))
         meets = chance >= self.question.spec.confidence
         reason = "" if meets else verdict.reason or self._uncertain(chance)
         return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=draws), always
 
-    def doubt(self, candidates: Sequence[Candidate]) -> list[Verdict]:
-        """Verdicts on those that fail in short windows under draws that others have failed under."""
-        allowed = math.floor((1 - self.question.spec.confidence) * DRAWS + 1e-9)
-        worst = [draw for draw in self._draws() if self._against[draw]][: allowed + 2]
-        drawn = [each for each in candidates if self._plan(each, self.horizon.long).can_draw]
-        if len(worst) <= allowed or not drawn:
-            return []
-        windows = [[self._window(each, self.horizon.short, 0, draw) for draw in worst] for each in drawn]
-        self._simulate([window for of_one in windows for window in of_one])
-        found = []
-        for candidate, of_one in zip(drawn, windows, strict=True):
-            failed = sum(self._fails_clearly(self._result(window)) for window in of_one)
-            if failed > allowed:
-                chance = (DRAWS - failed) / DRAWS
-                reason = f"misses its goals under {failed} of the first {len(worst)} draws of the step times"
-                found.append(Verdict(candidate, chance, [], True, True, False, reason, draws=len(worst)))
-        return found
+    def can_draw(self, candidate: Candidate) -> bool:
+        """True if the error of a candidate's step times is known, so that they can be drawn."""
+        return self._plan(candidate, self.horizon.long).can_draw
 
-    def _draws(self) -> list[int]:
-        """Draws of the step-time model, those that have spoken against most candidates first."""
-        return sorted(range(DRAWS), key=lambda draw: (-self._against[draw], draw))
+    def rank_draws(self, candidate: Candidate) -> None:
+        """Find the draws of the step times that move a candidate furthest beyond its goals.
+
+        Scores go by the names of unknowns, so a draw that is bad for one deployment is bad for most.
+        """
+        windows = {draw: self._window(candidate, self.horizon.short, 0, draw) for draw in range(DRAWS)}
+        self._simulate(windows.values())
+        self._severity = {draw: _severity(self._result(window)) for draw, window in windows.items()}
+
+    def costliest_unknown(self, candidate: Candidate) -> Unknown | None:
+        """The unknown of the step times that moves a candidate furthest, alone at a score of -1 or 1, short windows."""
+        unknowns = self._plan(candidate, self.horizon.short).unknowns()
+        pairs = [(each, score) for each in unknowns for score in (-1.0, 1.0)]
+        windows = [self._window(candidate, self.horizon.short, 0, (each.name, score)) for each, score in pairs]
+        self._simulate(windows)
+        found = [(_severity(self._result(window)), each) for window, (each, _) in zip(windows, pairs, strict=True)]
+        return max(found, key=lambda each: each[0])[1] if found else None
+
+    @property
+    def worst(self) -> list[int]:
+        """The worst draws, one more than those under which a candidate may miss its goals."""
+        allowed = math.floor((1 - self.question.spec.confidence) * DRAWS + 1e-9)
+        return self._draws()[: allowed + 1]
+
+    def screen_with_draws(self, candidates: Sequence[Candidate]) -> list[Verdict]:
+        """Screen under the worst draws of the step times, where these can be drawn."""
+        doubted = {each.candidate.name: each for each in self.doubt(candidates)}
+        fixed = {each.candidate.name: each for each in self.screen([c for c in candidates if not self.can_draw(c)])}
+        passed = (Verdict(each, 0.5, [], True, False, True, "") for each in candidates)
+        return [doubted.get(each.name) or fixed.get(each.name) or verdict
+                for each, verdict in zip(candidates, passed, strict=True)]  # fmt: skip
+
+    def doubt(self, candidates: Sequence[Candidate], *, long: bool = False) -> list[Verdict]:
+        """Verdicts on those that clearly miss their goals under too many of the worst draws of the step times.
+
+        One window under each draw. A candidate gets no further ones when it has failed, or cannot fail any more.
+
+        Args:
+            long: long windows of `RACED` draws, of which `with_draws` makes use; else short ones of the `worst`.
+        """
+        draws, requests = (self._draws()[:RACED], self.horizon.long) if long else (self.worst[::-1], self.horizon.short)
+        beyond, allowed = LIKELY if long else CERTAIN, len(self.worst) - 1
+        failed: Counter[str] = Counter()
+        rest = [each for each in candidates if self.can_draw(each)]
+        for left, draw in zip(range(len(draws), 0, -1), draws, strict=True):
+            rest = [each for each in rest if failed[each.name] <= allowed < failed[each.name] + left]
+            replication = draw % LONG_WINDOWS if long else 0
+            windows = {each.name: self._window(each, requests, replication, draw) for each in rest}
+            self._simulate(windows.values())
+            failed.update(name for name, window in windows.items() if self._fails(self._result(window), beyond))
+        return [self._doubted(each, failed[each.name]) for each in candidates if failed[each.name] > allowed]
 
     @staticmethod
-    def _fails_clearly(result: Document) -> bool:
-        return bool(
-            "refused" in result or result["overload"] or any(map(clearly_missed, result["excess"], result["variance"]))
-        )
+    def _doubted(candidate: Candidate, failed: int) -> Verdict:
+        reason = f"misses its goals under {failed} of the {DRAWS} draws of the step times, at least"
+        return Verdict(candidate, (DRAWS - failed) / DRAWS, [], True, True, False, reason, draws=failed)
+
+    def hardship(self, candidate: Candidate) -> float:
+        """The distance beyond its goals of a candidate under the worst draws, in short windows that were made."""
+        windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in self.worst]
+        return sum(_severity(self._done[each.key]) for each in windows if each.key in self._done)
+
+    def _draws(self) -> list[int]:
+        """Draws of the step-time model, the worst first, once they are ranked."""
+        return sorted(range(DRAWS), key=lambda draw: (-self._severity.get(draw, 0.0), draw))
+
+    @staticmethod
+    def _fails(result: Document, beyond: float) -> bool:
+        missed = map(clearly_missed, result["excess"], result["variance"], repeat(beyond)) if "excess" in result else ()
+        return "refused" in result or bool(result["overload"]) or any(missed)
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -212,9 +268,10 @@ class Judge:
             self._plans[key] = plan
         return self._plans[key]
 
-    def _window(self, candidate: Candidate, requests: int, replication: int, draw: int | None = None) -> Window:
+    def _window(self, candidate: Candidate, requests: int, replication: int, draw: Draw = None) -> Window:
         plan = self._plan(candidate, requests)
-        key = f"{self._identity}/{candidate.name}/{plan.requests}/{'-' if draw is None else draw}/{replication}"
+        drawn = "-" if draw is None else f"{draw[0]}{draw[1]:+g}" if isinstance(draw, tuple) else draw
+        key = f"{self._identity}/{candidate.name}/{plan.requests}/{drawn}/{replication}"
         return Window(key, plan, tuple(self.goals), replication, draw)
 
     def _simulate(self, windows: Iterable[Window]) -> None:
@@ -290,27 +347,27 @@ class Judge:
         summary, intervals = combine([window["summary"] for window in windows])
         return Verdict(candidate, 0.0, windows, False, True, False, reason, True, 0, summary, intervals)
 
-    def _with_draws(self, verdict: Verdict) -> Verdict:
+    def _with_draws(self, verdict: Verdict, most: int) -> Verdict:
         """The verdict with the error of the step-time model in its probability.
 
-        Draws come in small batches, which end as soon as too many of them speak against the candidate.
+        Draws come in batches, the worst first and each twice as large as the one before, which end as soon as too many
+        of them speak against the candidate.
         """
         spec = self.question.spec
         excess = np.array([window["excess"] for window in verdict.windows])
         span = self.span_of(verdict.windows)
         moved: list[list[float]] = []
         in_order = self._draws()
-        for first in range(0, DRAWS, DRAWS_AT_ONCE):
-            some = in_order[first : first + DRAWS_AT_ONCE]
-            for draw, move in zip(some, self._moves(verdict, some), strict=True):
-                moved.append(move)
-                if probability(excess, span, np.array([move])) < 0.5:
-                    self._against[draw] += 1
+        while len(moved) < most:
+            some = in_order[len(moved) : min(max(2 * len(moved), len(self.worst)), most)]
+            moved += self._moves(verdict, some)
             chance = probability(excess, span, np.array(moved))
             at_best = (chance * len(moved) + DRAWS - len(moved)) / DRAWS
             if at_best < spec.confidence:
                 chance = min(chance, at_best)
                 break
+        else:
+            chance = at_best
         meets = chance >= spec.confidence
         reason = "" if meets else self._uncertain(chance)
         return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=len(moved))
@@ -340,6 +397,14 @@ class Judge:
         if None in values:
             return f"no request counts for {goal.name}"
         return f"{goal.name} is {in_unit(goal, float(np.mean(values)))}, goal {in_unit(goal, goal.limit)}"
+
+
+def _severity(result: Document) -> float:
+    """The largest excess of a window, in deviations of that of a deployment that just meets the goal."""
+    if "refused" in result or result["overload"]:
+        return math.inf
+    pairs = zip(result["excess"], result["variance"], strict=True)
+    return max(float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs)
 
 
 def _moved(drawn: Document, base: Document) -> list[float]:

@@ -13,6 +13,7 @@ from twin.planning.answer import (
     describe_question,
     ledger,
     nearest_miss,
+    price_of_error,
     row,
     sentence,
 )
@@ -107,6 +108,15 @@ class Planner:
         self.search.ledger.add(load.verdict)
         return load
 
+    def _by_estimate(self) -> Document | None:
+        """The cheapest deployment at the best estimate of the step times, and what to measure to know more."""
+        verdict, judge = self.search.by_estimate, self.search.judge
+        if verdict is None:
+            return None
+        unknown = judge.costliest_unknown(verdict.candidate)
+        costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
+        return {**row(self.question, verdict), "costliest_unknown": costliest}
+
     def _document(self, load: Load | None) -> Document:
         question, search, best = self.question, self.search, self.search.best
         alternatives: list[Verdict] = []
@@ -119,15 +129,18 @@ class Planner:
         headroom = describe_load(load, question.rate)
         miss = nearest_miss(search, question.goals) if best is None else None
         what_if = [] if best is None or self.brief else changes(self.judge, question, best.candidate)
+        by_estimate = self._by_estimate()
+        told = price_of_error(by_estimate, recommendation)
         return {
             "schema": SCHEMA,
             "name": str(question.document.get("name", "plan")),
             "simulated": True,
             "note": NOTE,
             "question": describe_question(question, self.horizon),
-            "answer": sentence(question, recommendation, headroom),
+            "answer": " ".join(filter(None, [sentence(question, recommendation, headroom), told])),
             "feasible": best is not None,
             "recommendation": recommendation,
+            "by_best_estimate": by_estimate,
             "nearest_miss": None if miss is None else row(question, miss),
             "rows": rows,
             "headroom": headroom,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from twin.planning.estimates import BEYOND, EngineEstimate, bound, estimate
 from twin.planning.judging import Horizon, in_unit
 from twin.planning.question import Lengths, Question
 from twin.planning.space import Candidate, Family, candidates, document, families
+from twin.serving.randomness import scores_of
 from workloads.errors import BadInput
 
 ROOM = 2.5
@@ -103,6 +104,18 @@ def prospects(question: Question, given: Sequence[Candidate] = ()) -> tuple[list
         own = [only] if only else candidates(question, family, _largest(engines, question.rate))
         found.append(Prospect(family, engines[0], engines[-1], own))
     return found, refused
+
+
+def under_draw(found: Mapping[str, Prospect], seed: int, draw: int) -> dict[str, Prospect]:
+    """The same families, estimated under one draw of the unknowns of their step times."""
+    engines = {id(each): each for prospect in found.values() for each in (prospect.prefill, prospect.decode)}
+    unknowns = {unknown.name: unknown for each in engines.values() for unknown in each.step_time.unknowns()}
+    scores = scores_of(unknowns.values(), seed, draw)
+    drawn = {key: each.under(scores) for key, each in engines.items()}
+    return {
+        name: replace(each, prefill=drawn[id(each.prefill)], decode=drawn[id(each.decode)])
+        for name, each in found.items()
+    }
 
 
 def horizon(question: Question, found: Sequence[Prospect]) -> Horizon:

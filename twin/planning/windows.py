@@ -14,6 +14,7 @@ from scenarios.goals import Goal
 from scenarios.measure import MeasureSpec
 from twin.planning.question import Document
 from twin.serving.plan import ServingPlan
+from twin.serving.randomness import Draw
 from twin.serving.simulation import Run, Simulation, realisation
 from twin.serving.summary import in_measured_window, latencies, overload, pooled_gaps, request_latencies, summarise
 from workloads.errors import BadInput
@@ -33,7 +34,7 @@ class Window:
     plan: ServingPlan
     goals: tuple[Goal, ...]
     replication: int
-    draw: int | None = None
+    draw: Draw = None
 
 
 def run_window(window: Window) -> Document:

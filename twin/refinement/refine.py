@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.refined.file_format import SCHEMA
 from latency_models.sources.refined.step_time import RefinedStepTime
-from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
-from scenarios.overrides import Settings, apply
+from scenarios.overrides import Settings
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import ReplaySpec
+from twin.recording.scrapes import is_scrapes
 from twin.refinement import request_times, step_times
-from twin.refinement.engine_settings import engine_settings
+from twin.refinement.by_means import refine_by_means
 from twin.refinement.measured_run import MeasuredRun, read_measured_run
-from twin.refinement.posterior import Posterior, estimate
+from twin.refinement.posterior import estimate
+from twin.refinement.question import (
+    Advance,
+    Question,
+    Refinement,
+    chosen_unknowns,
+    named_scores,
+    one_step_time,
+    read_settings,
+    refined_file,
+    refined_model,
+    refinement_document,
+    require_information,
+)
 from twin.refinement.request_times import RequestTimes, StepDerivatives, simulate_requests
 from twin.serving.plan import ServingPlan, make_plan
 from twin.serving.reference_run import compare
@@ -30,9 +40,6 @@ from workloads.errors import BadInput
 from workloads.trace import Trace
 
 Floats = NDArray[np.float64]
-Advance = Callable[[str], object]
-
-DOCUMENT = "twin.refinement/1"
 
 SHARE = 0.2
 """The first requests of a run that are fitted, unless stated; a tenth of a log of steps."""
@@ -44,44 +51,8 @@ DRAWS = 12
 DRIFT = 0.005
 """Least deviation of a refined engine from itself an hour later."""
 
-NOTHING = 3.0
-"""Information below which a run has not said anything: half of the prior's deviation would be left."""
-
 MOST_FITTED = 600
 """Durations that a fit takes at most: its time grows with their cube."""
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """The result of a refinement.
-
-    Attributes:
-        document: `twin.refinement/1`, for tables. file: `twin.refined-step-time/1`, without `folder`.
-        notes: on what was read or assumed.
-    """
-
-    document: dict[str, Any]
-    file: dict[str, Any]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A scenario and a run.
-
-    Attributes:
-        path: of the scenario. document: its content. settings: changed fields.
-        run: file or folder of the measured run.
-        first: requests or steps to fit; None: `SHARE` of them.
-        factors: names of the unknowns to learn; empty: all.
-    """
-
-    path: Path
-    document: dict[str, Any]
-    settings: Settings
-    run: Path
-    first: int | None = None
-    factors: tuple[str, ...] = ()
 
 
 def refine(question: Question, advance: Advance = lambda text: None) -> Refinement:
@@ -93,6 +64,8 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
     """
     if _is_step_log(question.run):
         return _refine_by_steps(question, advance)
+    if is_scrapes(question.run):
+        return refine_by_means(question, advance)
     return _refine_by_requests(question, advance)
 
 
@@ -103,13 +76,13 @@ def _is_step_log(run: Path) -> bool:
 def _refine_by_requests(question: Question, advance: Advance) -> Refinement:
     run = read_measured_run(question.run)
     plan, read, notes = _plan(question, run)
-    step_time = _one_step_time(plan)
+    step_time = one_step_time(plan)
     fitted = question.first if question.first is not None else max(round(SHARE * len(run)), min(10, len(run)))
     if not 2 <= fitted <= len(run):
         raise BadInput(
             f"expected a number from 2 to {len(run)}, the requests of the run", field="--first", value=fitted
         )
-    unknowns = _chosen(step_time, question.factors)
+    unknowns = chosen_unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
     simulated = request_times.requests_before(run, fitted)
     observed = request_times.observe(run, fitted)
@@ -119,20 +92,20 @@ def _refine_by_requests(question: Question, advance: Advance) -> Refinement:
 
     def linearise(scores: Floats) -> tuple[Floats, Floats]:
         advance("simulating")
-        steps = StepDerivatives(plan, names, _named(names, scores))
-        there = simulate_requests(plan, _named(names, scores), simulated, steps.watch)
+        steps = StepDerivatives(plan, names, named_scores(names, scores))
+        there = simulate_requests(plan, named_scores(names, scores), simulated, steps.watch)
         return request_times.predicted(there, run, fitted), request_times.derivatives(there, steps, run, fitted)
 
     found = estimate(observed, linearise, len(names))
-    _require_information(found, names, question)
-    refined = _model(step_time, names, found, DRIFT)
+    require_information(found, names, question)
+    refined = refined_model(step_time, names, found, DRIFT)
     results = _request_errors(plan, refined, run, fitted, advance)
     rest = results["rest"] or {}
     drift = max(DRIFT, abs(math.log1p(rest["tpot.mean"]["after_error"])) if "tpot.mean" in rest else 0.01)
-    document = _document(question, "requests", unknowns, found) | {
+    document = refinement_document(question, "requests", unknowns, found) | {
         "fitted": fitted, "held_out": len(run) - fitted, "settings": read, **results,
     }  # fmt: skip
-    return Refinement(document, _file(plan.scenario, names, found, drift, document), notes)
+    return Refinement(document, refined_file(plan.scenario, names, found, drift, document), notes)
 
 
 def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
@@ -140,7 +113,7 @@ def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
 
     scenario = check_scenario(question.document, question.settings, question.path)
     plan = make_plan(scenario, question.path.parent, scenario.workload.read_trace(question.path.parent))
-    step_time = _one_step_time(plan)
+    step_time = one_step_time(plan)
     log = read_step_log(question.run).executed()
     early = _early(log.run, question.first)
     fitted = int(early.sum())
@@ -148,18 +121,18 @@ def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
         expected = f"expected fewer or more steps to fit than {fitted} of {len(log)}: from 2 to {MOST_FITTED}"
         raise BadInput(expected, field="--first", value=question.first)
     ran, rest = step_times.batches(log.where(early)), step_times.batches(log.where(~early))
-    unknowns = _chosen(step_time, question.factors)
+    unknowns = chosen_unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
 
     def linearise(scores: Floats) -> tuple[Floats, Floats]:
         advance("comparing")
-        named = _named(names, scores)
+        named = named_scores(names, scores)
         there = step_times.predicted(step_time.vary(named), ran)
         return there, step_times.derivatives(step_time, ran, names, named)
 
     found = estimate(step_times.observe(log.where(early)), linearise, len(names))
-    _require_information(found, names, question)
-    refined = _model(step_time, names, found, DRIFT)
+    require_information(found, names, question)
+    refined = refined_model(step_time, names, found, DRIFT)
     results: dict[str, Any] = {"rest": None}
     drift = 0.01
     if rest:
@@ -172,10 +145,10 @@ def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
             "before_median": float(np.median(np.abs(np.expm1(before)))),
             "after_median": float(np.median(np.abs(np.expm1(after)))),
         }}  # fmt: skip
-    document = _document(question, "steps", unknowns, found) | {
+    document = refinement_document(question, "steps", unknowns, found) | {
         "fitted": fitted, "held_out": len(log) - fitted, "settings": {}, **results,
     }  # fmt: skip
-    return Refinement(document, _file(scenario, names, found, drift, document), [])
+    return Refinement(document, refined_file(scenario, names, found, drift, document), [])
 
 
 def _early(runs: NDArray[np.str_], first: int | None) -> NDArray[np.bool_]:
@@ -189,19 +162,8 @@ def _early(runs: NDArray[np.str_], first: int | None) -> NDArray[np.bool_]:
 
 def _plan(question: Question, run: MeasuredRun) -> tuple[ServingPlan, Settings, list[str]]:
     """The plan of the run: the scenario with the engine's own settings, and the run's requests."""
-    notes: list[str] = []
-    changed = apply(question.document, question.settings)
+    settings, read, notes = read_settings(question, run.meta or {}, "the run's meta.json")
     scenario = check_scenario(question.document, question.settings, question.path)
-    fields = set(type(scenario.step_time).model_fields)
-    read = {
-        field: value
-        for field, value in engine_settings(run.meta or {}, changed, fields).items()
-        if field not in question.settings
-    }
-    settings: Settings = {**question.settings, **read}
-    if "engine.num_gpu_blocks" in read:
-        settings |= {"engine.kv_memory": None}
-    notes += [f"{field}: {value}, as the run's meta.json says" for field, value in read.items()]
     if not run.meta:
         notes.append("no meta.json beside the run: the engine's settings are those of the scenario")
     trace = _own_trace(scenario, question.path.parent, run)
@@ -227,50 +189,6 @@ def _own_trace(scenario: ServingScenario, base: Path, run: MeasuredRun) -> Trace
         return None
     same = np.array_equal(trace.prefill_tokens, run.prompts) and np.array_equal(trace.decode_tokens, run.answers)
     return trace if same else None
-
-
-def _one_step_time(plan: ServingPlan) -> StepTime:
-    """The step times of all pools.
-
-    Raises:
-        BadInput: pools with different ones, or engines that hand requests to others.
-    """
-    if plan.decode_engines:
-        raise BadInput("expected engines that prefill and decode: a request's time is compared with one engine's steps",
-                       field="system.topology", value=plan.scenario.system.topology)  # fmt: skip
-    if len({pool.spec.step_time.model_dump_json() for pool in plan.pools}) > 1:
-        raise BadInput("expected one step_time section for all pools", field="system.pools")
-    return plan.step_time
-
-
-def _chosen(step_time: StepTime, factors: Sequence[str]) -> list[Unknown]:
-    unknowns = list(step_time.unknowns())
-    if not unknowns:
-        raise BadInput("expected a source whose error is known: it has nothing to learn", field="step_time.source")
-    known = [unknown.name for unknown in unknowns]
-    for name in factors:
-        if name not in known:
-            raise BadInput(f"expected some of {', '.join(known)}", field="--factors", value=name)
-    return [unknown for unknown in unknowns if not factors or unknown.name in factors]
-
-
-def _require_information(found: Posterior, names: Sequence[str], question: Question) -> None:
-    """Refuse a run that shows nothing, and chosen factors that it does not tell apart."""
-    if float(np.linalg.eigvalsh(found.information)[-1]) < NOTHING:
-        expected = "expected a run that shows some of the factors; it changes none of their deviations by half"
-        raise BadInput(expected, field="--run", value=str(question.run))
-    if not question.factors:
-        return
-    for i, name in enumerate(names):
-        if found.verdict(i) != "learned":
-            others = " and ".join(names[j] for j in found.tied(i))
-            why = f"it cannot be told from {others}" if others else "the run does not show it"
-            left = f"{100 * found.left[i]:.0f} % of its deviation would be left"
-            raise BadInput(f"expected factors that the run tells apart: {why} ({left})", field="--factors", value=name)
-
-
-def _model(step_time: StepTime, names: Sequence[str], found: Posterior, drift: float) -> RefinedStepTime:
-    return RefinedStepTime(step_time, names, found.estimate, found.covariance, drift)
 
 
 def _request_errors(
@@ -307,50 +225,3 @@ def _errors(
         }
         for name, row in now.items()
     }  # fmt: skip
-
-
-def _document(question: Question, kind: str, unknowns: Sequence[Unknown], found: Posterior) -> dict[str, Any]:
-    names = [unknown.name for unknown in unknowns]
-    return {
-        "schema": DOCUMENT,
-        "scenario": str(question.path),
-        "run": str(question.run),
-        "kind": kind,
-        "unknowns": [
-            {
-                "name": unknown.name,
-                "about": unknown.about,
-                "verdict": found.verdict(i),
-                "tied": [names[j] for j in found.tied(i)],
-                "score": float(found.estimate[i]),
-                "factor": None if unknown.deviation is None else unknown.factor(float(found.estimate[i])),
-                "deviation_before": unknown.deviation,
-                "left": float(found.left[i]),
-            }
-            for i, unknown in enumerate(unknowns)
-        ],
-        "noise": {
-            ("ttft", "decoding")[kind_of] if kind == "requests" else "step": {"deviation": deviation, "shared": shared}
-            for kind_of, (deviation, shared) in found.noise.items()
-        },
-    }
-
-
-def _file(
-    scenario: ServingScenario, names: Sequence[str], found: Posterior, drift: float, document: Mapping[str, Any]
-) -> dict[str, Any]:
-    section = scenario.pools[0].step_time.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    evidence = {name: document[name] for name in ("scenario", "run", "kind", "fitted", "held_out", "rest")}
-    return {
-        "schema": SCHEMA,
-        "step_time": section,
-        "unknowns": list(names),
-        "estimate": [float(f"{each:.6g}") for each in found.estimate],
-        "covariance": [[float(f"{each:.9g}") for each in row] for row in found.covariance],
-        "drift": float(f"{drift:.4g}"),
-        "evidence": evidence,
-    }
-
-
-def _named(names: Sequence[str], scores: Floats) -> dict[str, float]:
-    return dict(zip(names, scores.tolist(), strict=True))

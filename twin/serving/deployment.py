@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latency_models.io.builtin_files import builtin_names
-from latency_models.origin import plain_name
 from latency_models.step_time import StepTime
 from scenarios.engine import EngineSpec
 from scenarios.pools import DeviceSpec
@@ -100,5 +99,7 @@ def _alike(one: Model, other: Model) -> bool:
 @functools.cache  # the built-in files stay as they are, and a sweep asks in each of its points
 def _builtin(name: str) -> Model | None:
     """The built-in model of a name, with any owner and in any case."""
+    from latency_models.origin import plain_name
+
     found = next((known for known in builtin_names("models") if plain_name(known) == plain_name(name)), None)
     return None if found is None else _load_model(found)

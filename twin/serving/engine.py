@@ -24,6 +24,7 @@ from schedulers.lockstep import GroupBatch, LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.answer_ends import AnswerEnds
+from twin.serving.drafted_windows import DraftedWindows
 from twin.serving.fast_forward import FastForward, RunningStep, Window, cores_of
 from twin.serving.foresight import Foresight
 from twin.serving.machine_speed import MachineSpeed
@@ -135,7 +136,11 @@ class Engine:
         self._window: Window | None = None
         self._fast_forward: FastForward | None = None
         if fast_forward:
-            self._fast_forward = FastForward(self.log, self._running, self._answer_ends, step_time, machine_speed)
+            parts = self.log, self._running, self._answer_ends, step_time, machine_speed
+            if speculation is not None and speculation.acceptance.measured is None:
+                self._fast_forward = DraftedWindows(*parts, speculation)
+            else:  # measured outcomes are looked up step by step
+                self._fast_forward = FastForward(*parts)
         self._lost_steps = 0  # of the schedulers that were lost in failures
         self._lost_counters = Counters()  # of these schedulers
         self._failed_at = 0.0
@@ -230,11 +235,11 @@ class Engine:
             log.state(now, core.num_running, core.num_waiting, self.free_blocks)
         return self._running[0][2] if self._running else self._free_at
 
-    def _notice(self, late: bool) -> None:
+    def _notice(self, now: float, late: bool) -> None:
         """Have the engine notice new work at the next step end, or now if it is idle."""
         if not self._alarm.is_set:
-            self._sleep_until(self._env.now)
-        elif self._window is not None and self._window.cut(self._env.now, late):
+            self._sleep_until(now)
+        elif self._window is not None and self._window.cut(now, late):
             self._sleep_until(self._window.end)
         elif self.foresight is not None:
             self._sleep_until(self._alarm.when)
@@ -264,12 +269,13 @@ class Engine:
             late: the step ends of this instant are over (see `Priority.LATE`).
         """
         request = request or record.request
-        self.backlog.arrive(self._env.now)
+        now = self._env.now
+        self.backlog.arrive(now)
         self._inbox.append((record, request, max_tokens, remote_prefill, hold_blocks))
         if not (remote_prefill and request.id in self.core.reserved):  # the scheduler counts it already
             self._inbox_load += request.prompt_tokens + (max_tokens or request.max_tokens)
         self._note_load()
-        self._notice(late)
+        self._notice(now, late)
 
     def reserve(self, record: RequestRecord, answer: Answer) -> None:
         """Reserve blocks for a prompt that a prefill engine computes (`EngineCore.reserve`).
@@ -280,7 +286,7 @@ class Engine:
         self._reservations.append((record, answer))
         self._inbox_load += record.request.prompt_tokens + record.request.max_tokens
         self._note_load()
-        self._notice(late=True)
+        self._notice(self._env.now, late=True)
 
     def cancel(self, record: RequestRecord) -> None:
         """Give up what is or is to be reserved for a request."""
@@ -290,7 +296,7 @@ class Engine:
             self.core.abort(record.request.id, self._env.now)
             self._note_load()
             if self.core.num_waiting:
-                self._notice(late=True)
+                self._notice(self._env.now, late=True)
 
     def hold(self, seconds: float) -> float:
         """Begin no step for some time; for `on_finish`. Returns the end of this time; calls add up."""
@@ -303,7 +309,7 @@ class Engine:
         if self._window is None:
             self.log.state(self._env.now, self.core.num_running, self.core.num_waiting, self.free_blocks)
         if self.core.num_waiting:
-            self._notice(late=True)
+            self._notice(self._env.now, late=True)
 
     @property
     def load(self) -> int:
@@ -368,16 +374,23 @@ class Engine:
             begun = min(window.num_ended(self._env.now) + 1, window.num_steps)
             if self._observers:
                 self._allocate_one_by_one(window, begun)
+                if self.tier_links is not None:  # what these steps have evicted may be on its way to a tier
+                    self._begin_copies(computed=False)
             self.core.allocate_ahead(begun)
 
     def _allocate_one_by_one(self, window: Window, steps: int) -> None:
         """Allocate the blocks of a window's first steps as each begins, so that evictions are told with their times."""
-        for step in range(window.allocated, steps):
-            begin = window.ends[step - 1] if step else window.opened
-            for observer in self._observers:
-                observer.now = begin
-            self.core.allocate_ahead(step + 1)
-        window.allocated = max(window.allocated, steps)
+        first = window.allocated
+        if steps <= first:
+            return
+        window.allocated = steps
+        new_blocks = self.core.num_new_blocks_by_step(steps)
+        for step in range(first, steps):
+            if new_blocks[step] or step == steps - 1:
+                begin = window.ends[step - 1] if step else window.opened
+                for observer in self._observers:
+                    observer.now = begin
+                self.core.allocate_ahead(step + 1)
 
     def _observe_cache(self) -> None:
         """Let the view see the cache of the scheduler, which is new and empty."""
@@ -395,6 +408,7 @@ class Engine:
         """Stop at once and return the records of all unfinished requests, oldest first. Unfinished steps are lost."""
         now = self._env.now
         if self._window is not None and self._fast_forward is not None:
+            self._allocate_begun_steps()
             self._fast_forward.close_early(self.core, self._window, now)
         self._window = None
         self._reservations.clear()
@@ -499,7 +513,7 @@ class Engine:
         def loaded(now: float) -> None:
             if core in self.cores:  # it has not failed since
                 self._loaded.append((core, load))
-                self._notice(late=True)
+                self._notice(self._env.now, late=True)
 
         self._env.set(Alarm(Priority.LATE, loaded), end)
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from latency_models.step_time import StepTime
+from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
@@ -32,7 +31,6 @@ RunningStep = tuple[Batch, float, float]
 """A step that has begun, its start and its end, seconds."""
 
 
-@dataclass(slots=True)
 class Window:
     """Steps that are passed over in one event.
 
@@ -44,12 +42,12 @@ class Window:
         allocated: first steps whose blocks were allocated one step after the other, for observers of the cache.
     """
 
-    opened: float
-    ends: list[float]
-    num_steps: int
-    end: float
-    finishes: bool
-    allocated: int = 0
+    __slots__ = ("allocated", "end", "ends", "finishes", "num_steps", "opened")
+
+    def __init__(self, opened: float, ends: list[float], num_steps: int, finishes: bool) -> None:
+        self.opened, self.ends, self.num_steps, self.finishes = opened, ends, num_steps, finishes
+        self.end = ends[num_steps - 1]
+        self.allocated = 0
 
     def num_ended(self, now: float) -> int:
         """Steps that have ended before `now`."""
@@ -85,6 +83,7 @@ class FastForward:
     ) -> None:
         self._log, self._running, self._answer_ends = log, running, answer_ends
         self._step_time, self._machine_speed = step_time, machine_speed
+        self._decode_line = decode_line(step_time)
         self._longest = SHORT_WINDOW  # steps that the next window may have
 
     def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
@@ -107,11 +106,26 @@ class FastForward:
                 return None
         finishes = not running and core.has_blocks_for_steps(steps + 1)
         steps += finishes
-        add = None if self._machine_speed is None else self._machine_speed.of_rows(core.num_decodes).end
-        ends = list(accumulate(steady_step_seconds(core, self._step_time, steps), add, initial=start))
-        if not running:
+        ends = self._step_ends(core, start, steps)
+        if running:
+            ends.insert(0, start)
+        return Window(now, ends, steps, finishes)
+
+    def _step_ends(self, core: EngineCore | LockstepGroup, start: float, steps: int) -> list[float]:
+        """Ends of the next `steps` steps, if the first begins at `start` and all of them decode the same sequences."""
+        if self._machine_speed is not None:
+            speed = self._machine_speed.of_rows(core.num_decodes).end
+            ends = list(accumulate(steady_step_seconds(core, self._step_time, steps), speed, initial=start))
             del ends[0]
-        return Window(now, ends, steps, ends[steps - 1], finishes)
+            return ends
+        if self._decode_line is not None and isinstance(core, EngineCore) and core.model_slots is None:
+            decodes = core.decode_set.size
+            fixed, slope = self._decode_line(decodes)
+            end, first = start, core.decode_set.kv_tokens + decodes
+            return [end := end + (fixed + slope * kv) for kv in range(first, first + decodes * steps, decodes)]
+        ends = list(accumulate(steady_step_seconds(core, self._step_time, steps), initial=start))
+        del ends[0]
+        return ends
 
     def close(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
         """Log the window's steps, advance the scheduler to its end, and return the sequences that finish with it."""
@@ -136,13 +150,18 @@ class FastForward:
         steps, ends, end, log = window.num_steps, window.ends, window.end, self._log
         log.steps(ends[:steps] if steps < len(ends) else ends, core.num_decodes)
         log.ran(window.opened, end)
-        if not window.finishes:
+        finished = self._run(core, steps, window.finishes)
+        if window.finishes:
+            log.step_details(DECODE_STEP, 0, ends[steps - 2] if steps > 1 else window.opened)
+        return finished
+
+    def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
+        """Have the scheduler run so many steps; returns the sequences that finish with the last, if some do."""
+        if not finishes:
             core.advance(steps)
             return []
         core.advance(steps - 1)
-        finished = core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
-        log.step_details(DECODE_STEP, 0, ends[steps - 2])
-        return finished
+        return core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
 
     def _advance_ahead(self, core: EngineCore | LockstepGroup, window: Window) -> None:
         """Advance over a window that was opened while a step ran. Afterwards the step after the window's end runs."""
@@ -158,8 +177,7 @@ class FastForward:
         """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
         cores = cores_of(core)
         free = sum(each.kv_cache.num_free_blocks + each.blocks_allocated_ahead for each in cores)
-        by_rank = [each.decode_set.num_new_blocks_by_step(num_steps) for each in cores]
-        allocated = by_rank[0] if len(by_rank) == 1 else [sum(blocks) for blocks in zip(*by_rank, strict=True)]
+        allocated = core.num_new_blocks_by_step(num_steps)
         starts = chain((window.opened,), window.ends)
         running, waiting = core.num_running, core.num_waiting
         for i, (start, blocks) in enumerate(zip(starts, allocated, strict=False)):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,16 +26,18 @@ from twin.serving.randomness import STEP_TIME, random_parts
 from workloads.arrivals import Replay
 from workloads.errors import BadInput
 from workloads.generator import Workload
-from workloads.recorded_sessions import RecordedSessions
-from workloads.sessions import DrawnSessions
-from workloads.traces import Trace
+
+if TYPE_CHECKING:
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.sessions import DrawnSessions
+    from workloads.trace import Trace
 
 LENGTHS_DRAWN = 1000
 """Requests whose lengths are drawn for `ServingPlan.mean_lengths`."""
 
 ASSUMED_LENGTHS = (1000.0, 250.0)
 
-AnyWorkload: TypeAlias = Workload | DrawnSessions | RecordedSessions
+AnyWorkload: TypeAlias = "Workload | DrawnSessions | RecordedSessions"
 
 PLAYED_ONCE = (
     "which come once and in order, since their prompts have prefix ids and one that came again would be found in the "

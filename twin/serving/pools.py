@@ -6,23 +6,25 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from latency_models.drafted import DraftedStepTime
-from latency_models.model_slots import PartitionedStepTime
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario
-from scenarios.speculation import SpeculativeSpec
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.pipeline import PipelinedEngineCore
 from twin.serving.deployment import check_deployment, check_device, describe_origin
+from twin.serving.draft_outcomes import DraftOutcomes, read_draft_outcomes
 from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from scenarios.speculation import SpeculativeSpec
 
 KV_BLOCKS = Unknown(
     "kv_blocks",
@@ -44,12 +46,14 @@ class PlannedPool:
     Attributes:
         spec: the pool in the scenario. scheduler: the plan of each engine's scheduler.
         engines: names of the engines that serve each model, for the models that it serves.
+        draft_outcomes: measured outcomes of drafts; None: the scenario states shares, or nothing is drafted.
     """
 
     spec: PoolSpec
     scheduler: SchedulerPlan
     step_time: StepTime
     engines: dict[str, list[str]]
+    draft_outcomes: DraftOutcomes | None = None
 
     @property
     def names(self) -> list[str]:
@@ -80,13 +84,19 @@ class PlannedPool:
         assert isinstance(core, PipelinedEngineCore)
         return core
 
-    def make_speculation(self, seed: int) -> SimulatedSpeculation | None:
-        """The outcomes of a new engine's drafts; None if its scheduler does not speculate."""
+    def make_speculation(self, seed: int, resampled: int = 0) -> SimulatedSpeculation | None:
+        """The outcomes of a new engine's drafts; None if its scheduler does not speculate.
+
+        `resampled`: the number of a draw of other outcomes that might have been measured; 0: those that were.
+        """
         spec = self.scheduler.speculation
         if spec is None:
             return None
         by_model = {model: tuple(shares) for model, shares in spec.acceptance_by_model.items()}
-        acceptance = Acceptance(spec.shares() or (), by_model, spec.proposed)
+        measured = self.draft_outcomes
+        if measured is not None and resampled:
+            measured = measured.resampled(resampled)
+        acceptance = Acceptance(spec.shares() or (), by_model, spec.proposed, measured)
         return SimulatedSpeculation(acceptance, spec.num_speculative_tokens, seed)
 
     def describe(self) -> dict[str, Any]:
@@ -131,10 +141,13 @@ def plan_pools(
         with _named(engine_section, "engine"):
             step_time = pool.engine.with_models(step_time, base)
         if pool.engines_per_device > 1:
+            from latency_models.model_slots import PartitionedStepTime
+
             step_time = PartitionedStepTime(step_time, pool.engines_per_device)
         check_deployment(pool.engine, base, step_time, engine_section, section)
         check_device(pool.device, pool.engine.data_parallel_size, step_time, f"system.pools.{pool.name}")
-        planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names)))
+        outcomes = None if speculates is None else _draft_outcomes(speculates, base)
+        planned.append(PlannedPool(pool, scheduler, step_time, pool.engine_names(scenario.model_names), outcomes))
     return planned
 
 
@@ -167,13 +180,35 @@ def _drafted(
     for model in spec.acceptance_by_model:
         if model not in engines:
             raise BadInput(f"expected one of {', '.join(engines)}", field=f"{field}.acceptance_by_model", value=model)
-    if spec.shares() is None and any(model not in spec.acceptance_by_model for model in engines):
-        expected = "expected acceptance, acceptance_by_position, or acceptance_by_model of every model"
+    if (
+        spec.shares() is None
+        and spec.acceptance_profile is None
+        and any(model not in spec.acceptance_by_model for model in engines)
+    ):
+        expected = (
+            "expected acceptance, acceptance_by_position, acceptance_profile, or acceptance_by_model of every model"
+        )
         raise BadInput(expected, field=field)
     if spec.draft_step_time is None:
         return step_time
     with _named(f"{field}.draft_step_time", "step_time"):
         return DraftedStepTime(step_time, build(spec.draft_step_time))
+
+
+def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
+    """The outcomes of `acceptance_profile`, if there is one.
+
+    Raises:
+        BadInput: a file that cannot be used, or whose drafts were shorter.
+    """
+    if spec.acceptance_profile is None:
+        return None
+    file = base / spec.acceptance_profile
+    read, outcomes = read_draft_outcomes(file)
+    if read.num_speculative_tokens < spec.num_speculative_tokens:
+        expected = f"expected at least engine.speculative_config.num_speculative_tokens ({spec.num_speculative_tokens})"
+        raise BadInput(expected, file=file, field="num_speculative_tokens", value=read.num_speculative_tokens)
+    return outcomes
 
 
 @contextlib.contextmanager

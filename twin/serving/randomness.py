@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from latency_models.unknowns import Unknown, draw_scores
 from scenarios.routing import router_name
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
-from workloads.generator import Workload
-from workloads.recorded_sessions import RecordedSessions
-from workloads.sessions import DrawnSessions
+
+if TYPE_CHECKING:
+    from workloads.generator import Workload
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.sessions import DrawnSessions
 
 STEP_TIME = "step_time"
 """The name of the random part that `--draws` varies, beside those that replications vary."""

@@ -6,6 +6,7 @@ In an open loop, sessions arrive at given times. In a closed loop, users begin a
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
@@ -13,7 +14,9 @@ from twin.environment import Environment, Priority
 from twin.serving.records import RequestRecord
 from twin.serving.session_log import SessionLog, SessionRecord
 from twin.serving.system import System
-from workloads.sessions import Prompt, Session
+
+if TYPE_CHECKING:
+    from workloads.sessions import Prompt, Session
 
 
 class SessionClients:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.sessions import Prompt
+if TYPE_CHECKING:
+    from workloads.sessions import Prompt
 
 
 class SessionRecord:

@@ -36,6 +36,7 @@ from twin.serving.topologies.registry import TOPOLOGIES
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.request import Request
+from workloads.sessions import Session
 
 if TYPE_CHECKING:
     from twin.serving.autoscaling import Autoscaling, ScalingLog
@@ -130,6 +131,8 @@ class Simulation:
         watch: called for each step that begins: for every step with `fast_forward: false`, else for those that are not
             passed over.
         machine_speed: of the machine over time, unknown to the scheduler; None: constant.
+        drafts: which luck the drafts have, in the same replication; where their outcomes were measured, other numbers
+            than 0 also draw which ones might have been.
         sink: gets the finished requests in parts, which then leave memory but for what the summary needs.
 
     Attributes:
@@ -146,6 +149,7 @@ class Simulation:
         watch: Watch | None = None,
         machine_speed: MachineSpeed | None = None,
         sink: Sink | None = None,
+        drafts: int = 0,
     ) -> None:
         if isinstance(scenario, ServingPlan):
             plan, scenario = scenario, scenario.scenario
@@ -161,7 +165,10 @@ class Simulation:
         self._keep = StepKeeper(StepFile)
         self.population = StepIntegral()
         seed = (scenario.seed << 20) + replication
-        parts = Parts(plan, env, for_routing, draw, watch, machine_speed, speculation_seed=seed)
+        luck = seed + (drafts << 52)
+        parts = Parts(
+            plan, env, for_routing, draw, watch, machine_speed, speculation_seed=luck, drafts=drafts
+        )  # fmt: skip
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
@@ -259,11 +266,17 @@ def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]
     """The requests of a replication, each with the length of its answer in tokens.
 
     Raises:
-        BadInput: a workload of sessions, whose requests depend on the answers.
+        BadInput: a workload of sessions, whose requests depend on the answers; see `realised_sessions`.
     """
     if not isinstance(plan.workload, Workload):
         raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
     return list(plan.workload.requests(generators(plan, replication)[0], plan.requests))
+
+
+def realised_sessions(plan: ServingPlan, replication: int) -> list[Session]:
+    """The sessions of a replication, whose rounds have not begun. The plan's workload has sessions."""
+    assert not isinstance(plan.workload, Workload)
+    return list(plan.workload.sessions(generators(plan, replication)[0], plan.requests))
 
 
 def generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:

@@ -1,7 +1,9 @@
 """Simulated speculation: which draft tokens are right is drawn, by the acceptance that the scenario states.
 
-A draw depends on the run's seed, the request and the position in its answer, and on nothing else: not on the engine,
-the batch or the number of draft tokens. Simulations that differ in one setting are therefore compared on the same luck.
+That is shares by position, or the outcomes of measured answers (`twin.serving.draft_outcomes`), one of which is drawn
+for each request. A draw depends on the run's seed, the request and the position in its answer, and on nothing else: not
+on the engine, the batch or the number of draft tokens. Simulations that differ in one setting are therefore compared on
+the same luck.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import DECODING, Sequence
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
+from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes
 from twin.serving.records import RequestRecord
+from twin.serving.splitmix import mixed, uniform
 
-_MASK: Final = (1 << 64) - 1
-_PROPOSALS: Final = 1 << 40
+PROPOSALS: Final = 1 << 40
 """Sets proposals apart from the positions of answers, so that both are independent."""
 
 
@@ -32,11 +35,13 @@ class Acceptance:
         by_position: the share of drafts whose token at each position is accepted; it does not rise.
         by_model: the same for requests of some models.
         proposed: the share of decodes that have a draft at all.
+        measured: outcomes of measured answers, in place of all shares; None: the shares.
     """
 
     by_position: tuple[float, ...]
     by_model: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     proposed: float = 1.0
+    measured: DraftOutcomes | None = None
 
     def of(self, model: str) -> tuple[float, ...]:
         """The shares for a model's requests."""
@@ -47,13 +52,15 @@ class SimulatedSpeculation:
     """The outcomes of one engine's drafts.
 
     Attributes:
+        acceptance: of drafts.
         stats: counters of the engine; outages do not reset them.
     """
 
     def __init__(self, acceptance: Acceptance, num_speculative_tokens: int, seed: int) -> None:
-        self._acceptance = acceptance
-        self._seed = _mixed(seed + 1)
+        self.acceptance = acceptance
+        self._seed = mixed(seed + 1)
         self._keys: dict[int, int] = {}  # of requests that have drawn, until they end
+        self._answers = [] if acceptance.measured is None else acceptance.measured.answers
         self.stats = SpeculationStats(num_speculative_tokens)
 
     def attach(self, core: EngineCore | LockstepGroup) -> None:
@@ -78,21 +85,38 @@ class SimulatedSpeculation:
             if chunk.last and chunk.sequence.state == DECODING and _tokens_left(chunk.sequence) <= 0:
                 stopped.append(chunk.sequence)
         core.record_outputs(batch, accepted, emitted)
+        self.ended(stopped)
+        return stopped
+
+    def ended(self, stopped: list[Sequence]) -> None:
+        """Forget requests whose answers have ended."""
         for sequence in stopped:
             self._keys.pop(sequence.request.id, None)
-        return stopped
+
+    def key(self, number: int) -> int:
+        """The 64 bits that all draws for a request depend on."""
+        key = self._keys.get(number)
+        if key is None:
+            key = self._keys[number] = mixed(self._seed ^ number)
+        return key
 
     def _propose(self, sequence: Sequence, max_tokens: int) -> int:
         """See `schedulers.speculation.Propose`."""
-        proposed = self._acceptance.proposed
-        if proposed < 1.0 and self._uniform(sequence, _PROPOSALS) >= proposed:
+        if self._answers:
+            answer, place = self._measured(sequence)
+            return min(answer.drafted[place], max_tokens)
+        proposed = self.acceptance.proposed
+        if proposed < 1.0 and self._uniform(sequence, PROPOSALS) >= proposed:
             return 0
         return max_tokens
 
     def _num_accepted(self, sequence: Sequence, drafted: int) -> int:
         """The draft tokens that are right: the first whose share is not above a draw."""
+        if self._answers:
+            answer, place = self._measured(sequence)
+            return min(answer.right[place], drafted)
         draw = self._uniform(sequence, 0)
-        shares = self._acceptance.of(sequence.request.model)
+        shares = self.acceptance.of(sequence.request.model)
         right = 0
         while right < drafted and draw < shares[right]:
             right += 1
@@ -100,13 +124,26 @@ class SimulatedSpeculation:
 
     def _uniform(self, sequence: Sequence, stream: int) -> float:
         """A number from [0, 1) for this request and position of its answer."""
-        record: RequestRecord = sequence.payload  # type: ignore[assignment]
-        position = record.delivered + sequence.num_output_tokens + stream
-        number = sequence.request.id
-        key = self._keys.get(number)
-        if key is None:
-            key = self._keys[number] = _mixed(self._seed ^ number)
-        return _mixed(key + position) / 2.0**64
+        key = self.key(sequence.request.id)
+        return uniform(key >> 32, key & 0xFFFFFFFF, _position(sequence) + stream)
+
+    def _measured(self, sequence: Sequence) -> tuple[AnswerDrafts, int]:
+        """The measured answer that was drawn for a request, and the place of its position there.
+
+        Beyond the end of an answer its second half comes again and again.
+        """
+        answer = self._answers[self.key(sequence.request.id) % len(self._answers)]
+        size, place = len(answer.drafted), _position(sequence)
+        if place >= size:
+            half = size // 2
+            place = half + (place - size) % (size - half)
+        return answer, place
+
+
+def _position(sequence: Sequence) -> int:
+    """Tokens of its answer that a sequence has."""
+    record: RequestRecord = sequence.payload  # type: ignore[assignment]
+    return record.delivered + sequence.num_output_tokens
 
 
 def _tokens_left(sequence: Sequence) -> int:
@@ -115,24 +152,26 @@ def _tokens_left(sequence: Sequence) -> int:
     return record.answer_tokens - record.delivered - sequence.num_output_tokens
 
 
-def _mixed(number: int) -> int:
-    """SplitMix64's output function: 64 bits in which every bit of `number` matters."""
-    bits = (number * 0x9E3779B97F4A7C15) & _MASK
-    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
-    return bits ^ (bits >> 31)
-
-
 def speculation_summary(engines: Many[SimulatedSpeculation]) -> dict[str, object]:
     """Counters of several engines together, and what they mean.
 
-    `acceptance_rate`: accepted draft tokens over draft tokens. `mean_acceptance_length`: tokens that a decode with a
-    draft emits, its own included. Both are vLLM's definitions.
+    See `describe_speculation`.
     """
-    stats = [engine.stats for engine in engines]
+    return describe_speculation([engine.stats for engine in engines])
+
+
+def describe_speculation(stats: Many[SpeculationStats]) -> dict[str, object]:
+    """Counters together, and what they mean.
+
+    `acceptance_rate`: accepted draft tokens over draft tokens. `mean_acceptance_length`: tokens that a decode with a
+    draft emits, its own included. Both are vLLM's definitions. `tokens_per_decode`: tokens that a decode emits in a
+    step, with a draft or without.
+    """
     drafts = sum(each.num_drafts for each in stats)
     tokens = sum(each.num_draft_tokens for each in stats)
     accepted = sum(each.num_accepted_tokens for each in stats)
+    decodes = sum(each.num_decodes for each in stats)
+    emitted = sum(each.num_emitted_tokens for each in stats)
     by_position = [
         sum(counts) for counts in zip_longest(*(each.num_accepted_tokens_per_pos for each in stats), fillvalue=0)
     ]
@@ -143,4 +182,7 @@ def speculation_summary(engines: Many[SimulatedSpeculation]) -> dict[str, object
         "acceptance_rate": accepted / tokens if tokens else None,
         "mean_acceptance_length": 1.0 + accepted / drafts if drafts else None,
         "num_accepted_tokens_per_pos": by_position,
+        "num_decodes": decodes,
+        "num_emitted_tokens": emitted,
+        "tokens_per_decode": emitted / decodes if decodes else None,
     }

@@ -76,12 +76,14 @@ def sensitivities(centre: Summary, varied: Mapping[str, tuple[Summary, Summary]]
 
 
 def flatten(summary: Summary, prefix: str = "") -> dict[str, float | None]:
-    """Nested metrics under dotted names, in one dictionary."""
+    """Nested metrics under dotted names, in one dictionary; those in a list by their places, from 0."""
     flat: dict[str, float | None] = {}
     for key, value in summary.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             flat |= flatten(value, f"{name}.")
+        elif isinstance(value, list):
+            flat |= {f"{name}.{i}": each for i, each in enumerate(value)}
         else:
             flat[name] = value
     return flat
@@ -94,6 +96,8 @@ def unflatten(values: dict[str, float | None], like: Summary, prefix: str = "") 
         name = f"{prefix}{key}"
         if isinstance(old, dict):
             result[key] = unflatten(values, old, f"{name}.")
+        elif isinstance(old, list):
+            result[key] = [values[f"{name}.{i}"] for i in range(len(old))]
         else:
             value = values[name]
             result[key] = int(value) if isinstance(old, int) and value is not None and value == int(value) else value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
@@ -25,7 +25,9 @@ from twin.serving.summary import engine_summaries, link_summaries, outages, over
 from twin.serving.uncertainty import combine, sensitivities, with_width
 from twin.sweeps.one_run import make_run
 from workloads.errors import BadInput
-from workloads.traces import Trace
+
+if TYPE_CHECKING:
+    from workloads.trace import Trace
 
 SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
@@ -44,6 +46,14 @@ class Case:
 
     settings: Settings
     plan: ServingPlan
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """A configuration that cannot run: the settings that set it apart, and the reason in a line."""
+
+    settings: Settings
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -71,11 +81,13 @@ class ServingSweep:
         replications: of each configuration that draws anything, at the estimates; one without randomness is run once.
         draws: of the unknowns, in the first realisation of the workload. With any, each unknown is varied alone, too.
             None: as many as replications where there are several and the step times have unknowns.
+        infeasible: configurations beside the cases that are known not to run; some cases may turn out to be more.
     """
 
     cases: Sequence[Case]
     replications: int = 1
     draws: int | None = None
+    infeasible: Sequence[Infeasible] = ()
 
     @property
     def tasks(self) -> list[Task]:
@@ -113,14 +125,20 @@ class ServingSweep:
             ]
             for case in self.cases
         ]
-        return fingerprint([version, identity, self.replications, self.draws])
+        beside = [[each.settings, each.reason] for each in self.infeasible]
+        return fingerprint([version, identity, self.replications, self.draws, *([beside] if beside else [])])
 
     def run(
         self, done: dict[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None], executor: Executor
     ) -> Iterator[Task]:
-        """Make the missing runs; `keep` each, then yield its task."""
+        """Make the missing runs; `keep` each, then yield its task.
+
+        Raises:
+            BadInput: the only configuration turns out to be one that cannot run.
+        """
         missing = [task for task in self.tasks if task.key not in done]
-        with executor.each_as_done(run_task, missing) as results:
+        alone = len(self.cases) + len(self.infeasible) == 1
+        with executor.each_as_done(run_task if alone else run_if_feasible, missing) as results:
             for task, point in results:
                 keep(task.key, point)
                 done[task.key] = point
@@ -175,19 +193,41 @@ class ServingSweep:
         return sorted(found, key=lambda each: -max(each["deviation"].values()))
 
     def summarise(self, done: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """The document `twin.serving-sweep/1`."""
+        """The document `twin.serving-sweep/1`.
+
+        Raises:
+            BadInput: no configuration could run.
+        """
+        refused = {index: reason for index in range(len(self.cases)) if (reason := self._refused(index, done))}
+        if len(refused) == len(self.cases):
+            raise BadInput(f"expected a configuration that can run: {refused[0]}")
+        infeasible = [*self.infeasible, *(Infeasible(self.cases[i].settings, why) for i, why in refused.items())]
         return {
             "schema": SWEEP_SCHEMA,
             "name": self.cases[0].plan.scenario.name,
             "simulated": True,
             "note": NOTE,
-            "points": [self.document(index, done) for index in range(len(self.cases))],
+            "points": [self.document(index, done) for index in range(len(self.cases)) if index not in refused],
+            "infeasible": [asdict(each) for each in infeasible],
         }
+
+    def _refused(self, index: int, done: dict[str, dict[str, Any]]) -> str:
+        """The reason why a configuration could not run; empty if it could."""
+        reasons = (done[task.key].get("refused", "") for task in self.tasks_of(index))
+        return next(filter(None, reasons), "")
 
 
 def run_task(task: Task) -> dict[str, Any]:
     """Make one run, and report it."""
     return report_run(make_run(task.plan, task.replication, task.draw), task.plan)
+
+
+def run_if_feasible(task: Task) -> dict[str, Any]:
+    """Make one run, and report it; `refused` says why a configuration turns out not to run (too little memory)."""
+    try:
+        return run_task(task)
+    except BadInput as error:
+        return {"refused": str(error)}
 
 
 def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
@@ -229,15 +269,15 @@ def prepare(
     draws: int | None = None,
     advance: Callable[[str], object] = lambda text: None,
 ) -> ServingSweep:
-    """Check the input of all runs.
+    """Check the input of all runs. Of several configurations, those that cannot run are `infeasible`.
 
     Args:
         advance: called as each configuration is ready, with its settings in words.
 
     Raises:
-        BadInput: naming the file, field and value, when the scenario, a setting or the trace cannot be used, when draws
-            are requested of step times that have no distribution, or when more runs are requested than
-            `scenarios.limits` allows.
+        BadInput: naming the file, field and value, when the scenario, a setting or the trace cannot be used (of several
+            configurations: in none), when draws are requested of step times that have no distribution, or when more
+            runs are requested than `scenarios.limits` allows.
     """
     for limit, flag, count in ((REPLICATIONS, "--replications", replications), (DRAWS, "--draws", draws or 0)):
         if count > limit.most:
@@ -249,23 +289,31 @@ def prepare(
         document = _with_trace(document, trace)
     traces: dict[str, Trace | None] = {}
     step_times = StepTimes(path.parent)
-    cases = []
+    cases: list[Case] = []
+    errors: list[tuple[Settings, BadInput]] = []
     for settings in configurations:
-        scenario = check_scenario(document, settings, path)
-        spec = scenario.workload.trace
-        key = json.dumps(None if spec is None else [spec.path, spec.format])
-        if key not in traces:
-            traces[key] = scenario.workload.read_trace(path.parent)
         try:
+            scenario = check_scenario(document, settings, path)
+            spec = scenario.workload.trace
+            key = json.dumps(None if spec is None else [spec.path, spec.format])
+            if key not in traces:
+                traces[key] = scenario.workload.read_trace(path.parent)
             plan = make_plan(scenario, path.parent, traces[key], step_times)
+            _check_draws(plan, draws)
             cases.append(Case(present_settings(ServingScenario, settings), plan))
-            _check_draws(cases[-1].plan, draws)
         except BadInput as error:
-            if error.file:
-                raise
-            raise BadInput(error.expected, value=error.value, field=error.field, file=path) from None
+            errors.append((settings, error))
         advance(in_words(settings))
-    return ServingSweep(cases, replications, draws)
+    if not cases and errors:
+        raise _naming_file(errors[0][1], path)
+    infeasible = [Infeasible(present_settings(ServingScenario, each), str(error)) for each, error in errors]
+    return ServingSweep(cases, replications, draws, infeasible)
+
+
+def _naming_file(error: BadInput, path: Path) -> BadInput:
+    if error.file:
+        return error
+    return BadInput(error.expected, value=error.value, field=error.field, file=path)
 
 
 def _check_draws(plan: ServingPlan, draws: int | None) -> None:

@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression.step import Step
 from latency_models.speed_probes import Reading
+from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
+from schedulers.speculation import SpeculationStats
 from workloads.request import Request
+from workloads.sessions import Session
+
+Requests: TypeAlias = Sequence[tuple[Request, int]] | Sequence[Session]
+"""Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
 class Timed(Protocol):
@@ -44,6 +48,10 @@ class ReplayedRun(Timed, Protocol):
     """A workload that was replayed."""
 
     @property
+    def speculation(self) -> SpeculationStats | None:
+        """Counters of drafts; None without speculative decoding."""
+
+    @property
     def profiled(self) -> ProfiledRounds | None:
         """The steps that were profiled in turns with it; None if nothing was."""
 
@@ -56,7 +64,22 @@ class ReplayedRun(Timed, Protocol):
         """The times of each request's output tokens."""
 
     def columns(self) -> Mapping[str, NDArray[np.float64]]:
-        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens."""
+        """One entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
+
+        Of sessions also session, turn, prompt_tokens, resent_tokens and cached_tokens.
+        """
+
+
+class DraftsOfAnswer(Protocol):
+    """The outcomes of drafts at each position of an answer, as in `twin.serving.draft_outcomes.AnswerDrafts`."""
+
+    @property
+    def drafted(self) -> list[int]:
+        """Tokens of the drafts."""
+
+    @property
+    def right(self) -> list[int]:
+        """Those of them that were right."""
 
 
 class Backend(Protocol):
@@ -66,22 +89,27 @@ class Backend(Protocol):
     def speed_probe_rows(self) -> Sequence[int]:
         """Rows of each speed probe; empty where the machine's speed is not read."""
 
-    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time the steps of requests of random lengths.
 
         Raises:
             ValueError: lengths that the engine refuses.
         """
 
-    def warm_up(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> bool:
+    def measure_drafts(
+        self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
+    ) -> Sequence[DraftsOfAnswer]:
+        """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
+
+        Raises:
+            ValueError: a request that the engine refuses.
+        """
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Requests) -> bool:
         """Do the work that only the first replay of these requests would do. False if there is none."""
 
-    def replay(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> ReplayedRun:
-        """Send each request, paired with its number of output tokens, to an empty engine at its arrival time.
+    def replay(self, scheduler: SchedulerPlan, requests: Requests) -> ReplayedRun:
+        """Send each request to an empty engine at its arrival time, and turns of sessions after their answers.
 
         Raises:
             ValueError: a request that the engine refuses.

@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
+from schedulers.speculation import SpeculationStats
 from twin.serving.machine_speed import MachineSpeed
+from twin.serving.speculation import describe_speculation
 from twin.serving.timeseries import curve
+from twin.serving.uncertainty import flatten
 from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
@@ -31,6 +34,12 @@ GOALS = {
 
 STEP_GOAL = 0.05
 """Limit of the median of |predicted / measured − 1| over all steps of the forecast."""
+
+OF_SESSIONS = ("time.mean", "time.p99", "waited.mean", "resent_cached")
+"""Metrics of sessions, as in the simulation document: the time to their last answers, without pauses too."""
+
+OF_SPECULATION = ("acceptance_rate", "mean_acceptance_length", "tokens_per_decode")
+"""Metrics of speculative decoding, as in the simulation document."""
 
 CONFIDENCE = 0.95
 WORST = 10
@@ -86,13 +95,47 @@ def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """The summary of a live run, with the keys of `twin.simulation/1`."""
+def summary(columns: Mapping[str, Floats], speculation: SpeculationStats | None = None) -> dict[str, Any]:
+    """The summary of a live run, with the keys of `twin.simulation/1`. `speculation`: its counters of drafts."""
     seconds = float(columns["last_token"].max() - columns["arrival"].min())
     result: dict[str, Any] = {name: spread(values) for name, values in metrics(columns).items()}
     result["output_throughput"] = float(columns["output_tokens"].sum()) / seconds
     result["request_throughput"] = len(columns["arrival"]) / seconds
+    if "session" in columns:
+        result["sessions"] = session_summary(columns)
+    if speculation is not None:
+        result["speculation"] = describe_speculation([speculation])
     return result
+
+
+def session_summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
+    """Metrics of the sessions of a live run, as in `twin.serving.session_summary`; times in seconds."""
+    numbers = columns["session"].astype(np.int64)
+    rounds = numbers * (1 + int(columns["turn"].max())) + columns["turn"].astype(np.int64)
+    _, first = np.unique(rounds, return_index=True)
+    spans = _latest(rounds, columns["last_token"]) - columns["arrival"][first]  # a round is sent at once
+    ends = _latest(numbers, columns["last_token"])
+    starts = -_latest(numbers, -columns["arrival"])
+    waited: Floats = np.bincount(np.unique(numbers, return_inverse=True)[1][first], spans).astype(np.float64)
+    resent = float(columns["resent_tokens"].sum())
+    cached = float(np.minimum(columns["cached_tokens"], columns["resent_tokens"]).sum())
+    return {
+        "count": len(ends),
+        "turns": len(first) / len(ends),
+        "requests": len(numbers) / len(ends),
+        "time": spread(ends - starts),
+        "waited": spread(waited),
+        "resent_share": resent / float(columns["prompt_tokens"].sum()),
+        "resent_cached": cached / resent if resent else None,
+    }
+
+
+def _latest(groups: NDArray[np.int64], times: Floats) -> Floats:
+    """The latest time of each group, in order of the groups' numbers."""
+    _, places = np.unique(groups, return_inverse=True)
+    found = np.full(int(places.max()) + 1, -np.inf)
+    np.maximum.at(found, places, times)
+    return found
 
 
 def compare_load(
@@ -110,7 +153,7 @@ def compare_load(
         others: other predictions of the same repeats, by the key of their error.
     """
     metrics = {}
-    for name in _names(measured[0]):
+    for name in _names([*measured, *predicted]):
         live = np.array([_pick(each, name) for each in measured])
         twin = np.array([_pick(each, name) for each in predicted])
         errors = twin / live - 1
@@ -190,9 +233,13 @@ def missed(loads: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
     return lines
 
 
-def _names(summary: Mapping[str, Any]) -> list[str]:
-    nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if summary[key] for inner in summary[key]]
-    return [*nested, "output_throughput", "request_throughput"]
+def _names(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Metrics of all summaries: those that every run has, and of sessions and speculation those that none lacks."""
+    first, flat = summaries[0], [flatten(dict(each)) for each in summaries]
+    nested = [f"{key}.{inner}" for key in ("ttft", "tpot", "itl", "e2e") if first[key] for inner in first[key]]
+    others = (*(f"sessions.{name}" for name in OF_SESSIONS), *(f"speculation.{name}" for name in OF_SPECULATION))
+    known = [name for name in others if all(each.get(name) for each in flat)]
+    return [*nested, "output_throughput", "request_throughput", *known]
 
 
 def _pick(summary: Mapping[str, Any], name: str) -> float:

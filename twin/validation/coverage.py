@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,24 +24,44 @@ def drawn_summaries(plan: ServingPlan) -> list[dict[str, Any]]:
     return [summarise(Simulation(plan, 0, draw).run(), plan.scenario.measure) for draw in range(DRAWS)]
 
 
+def summaries_of_drafts(plan: ServingPlan) -> list[dict[str, Any]]:
+    """Summaries of the first repeat whose drafts have other luck; none without speculative decoding.
+
+    That covers what a forecast does not know of the drafts: which answers the requests get, and how the measured
+    profile differs from others that might have been measured.
+    """
+    if plan.scheduler.speculation is None:
+        return []
+    return [summarise(Simulation(plan, 0, drafts=1 + i).run(), plan.scenario.measure) for i in range(DRAWS)]
+
+
 def forecast_intervals(
-    measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]], drawn: Sequence[Mapping[str, Any]]
+    measured: Sequence[Mapping[str, Any]],
+    predicted: Sequence[Mapping[str, Any]],
+    drawn: Sequence[Mapping[str, Any]],
+    of_drafts: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, dict[str, Any]]:
     """The interval of each metric, and the repeats that it contains.
 
     Args:
         measured, predicted: summaries of each repeat, which have the same requests. drawn: of `drawn_summaries`.
+        of_drafts: of `summaries_of_drafts`.
 
     Returns:
         By metric: `forecast_interval`, of one more run with other requests; `parts`, the relative deviations of one run
         by sampling and by the model; `inside`, the number of repeats whose measured value lies in the model's interval
-        around the forecast for its own requests (sampling is no part of that error), and None without draws.
+        around the forecast for its own requests (sampling is no part of that error), and None without draws. With
+        `of_drafts` there is a part `drafts`, by which that interval is wider: a forecast for given requests does not
+        know their answers.
     """
     _, intervals = combine([dict(each) for each in predicted], [dict(each) for each in drawn])
     tables = [(flatten(dict(live)), flatten(dict(twin))) for live, twin in zip(measured, predicted, strict=True)]
     found = {}
     for name, interval in intervals.items():
         model = interval["parts"]["model"]
+        if of_drafts:
+            interval["parts"]["drafts"] = luck = _deviation([flatten(dict(each)).get(name) for each in of_drafts])
+            model = None if model is None or luck is None else math.hypot(model, luck)
         reach = None if model is None else model * student_quantile(CONFIDENCE, len(drawn) - 1)
         values = [(live.get(name), twin.get(name)) for live, twin in tables]
         found[name] = {
@@ -62,6 +83,13 @@ def coverage(loads: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> dict[s
     if not entries:
         return None
     return {"inside": sum(inside for inside, _ in entries), "values": sum(repeats for _, repeats in entries)}
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    """The relative deviation of values of one metric; None if one is missing, or all are 0."""
+    found = [value for value in values if value is not None]
+    mean = statistics.fmean(found) if found else 0.0
+    return statistics.stdev(found) / mean if len(found) == len(values) and mean else None
 
 
 def _within(live: float | None, twin: float | None, reach: float) -> bool:

@@ -6,6 +6,7 @@ is read, profiling alternates with the replays, and step times are normalised to
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import math
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from latency_models.fitting.estimator import CannotFit
+from latency_models.fitting.random_effects import deviation_between
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
@@ -47,7 +50,7 @@ class ProfiledStepModel:
         self, backend: Backend, scenario: ValidationScenario, base: Path, run: RunDirectory, note: Callable[[str], None]
     ) -> None:
         self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
-        self._config = scenario.engine.build(base).config
+        self._scheduler = scenario.engine.build(base)
         parts = 1 if scenario.machine_speed is None else scenario.repeats
         self._rounds = rounds_per_part(scenario.profiling.rounds, parts)
         self._parts: list[ProfilingRecording] = []
@@ -72,7 +75,7 @@ class ProfiledStepModel:
         rounds = self._rounds[number - 1]
         self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
         spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
-        profiled = self._backend.profile(self._config, spec, PROFILING_SEED + number - 1)
+        profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED + number - 1)
         part = ProfilingRecording(profiled.rounds, profiled.readings, profiled.frontend)
         part.write(folder)
         steps = sum(map(len, part.rounds))
@@ -111,7 +114,7 @@ class ProfiledStepModel:
         backend = self._backend.describe()
         document = fitted_document(
             self._beside if beside else self._parts,
-            self._config.block_size,
+            self._scheduler.config.block_size,
             self._scenario.clock or "wall",
             {
                 "device": backend["device"],
@@ -167,6 +170,7 @@ def fitted_document(
     return model.document(
         errors=model.errors(held_out),
         repeat_spread=repeat_spread(rounds),
+        round_spread=round_spread(rounds, block_size),
         clock=clock,
         speed_probes=speed_probes,
         frontend=mean_times([part.frontend for part in parts]),
@@ -182,6 +186,20 @@ def fitted_document(
 def mean_times(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means of times by name over parts; empty without any."""
     return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+
+
+def round_spread(rounds: Sequence[Sequence[Step]], block_size: int) -> float:
+    """Relative deviation between rounds: of the machine's speed, and of what the model does not know of a round.
+
+    Each round is predicted by a fit to others, since a fit to few rounds follows the speed that each of them had.
+    """
+    errors = []
+    for fold in range(HELD_OUT_EVERY):
+        training = [step for i, steps in enumerate(rounds) if i % HELD_OUT_EVERY != fold for step in steps]
+        with contextlib.suppress(CannotFit):  # a short profile may have too few steps without one of its rounds
+            model = EngineRegression(block_size).fit(training)
+            errors += [-np.log1p(model.errors(steps)) for steps in rounds[fold::HELD_OUT_EVERY]]
+    return deviation_between(errors)
 
 
 def repeat_spread(rounds: Sequence[Sequence[Step]]) -> float:

@@ -5,8 +5,9 @@ profiling/part-2/machine-speed.parquet      one row a reading of a speed probe
 live/load-0.7-repeat-2/requests.parquet     one row a request: its times, and the times of its output tokens
 live/load-0.7-repeat-2/steps.parquet        one row a step: its batch, its features, its begin and its duration
 live/load-0.7-repeat-2/machine-speed.parquet
+live/load-0.7-repeat-2/speculation.parquet  one row: counters of drafts
 
-Files of readings exist only where the machine's speed was read.
+Files of readings exist only where the machine's speed was read, and counters of drafts with speculative decoding.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from latency_models.sources.engine_regression.step import Step, describe
 from latency_models.speed_probes import Reading
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
+from schedulers.speculation import SpeculationStats
 from twin.validation.backend import ReplayedRun
 
 Floats = NDArray[np.float64]
 
 SPEED_FILE = "machine-speed.parquet"
+
+SPECULATION_FILE = "speculation.parquet"
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,27 @@ class Recording:
         token_times: of each request, the times of its output tokens.
         steps: in order.
         readings: of the speed probes, in order.
+        speculation: counters of drafts; None without speculative decoding.
     """
 
     requests: Mapping[str, Floats]
     token_times: Sequence[Sequence[float]]
     steps: Sequence[TimedBatch]
     readings: Sequence[Reading]
+    speculation: SpeculationStats | None = None
 
     @classmethod
     def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
         """Keep the parts of a replayed run that a validation needs."""
         steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
-        return cls(replayed.columns(), replayed.token_times, steps, replayed.readings)
+        return cls(replayed.columns(), replayed.token_times, steps, replayed.readings, replayed.speculation)
 
     def columns(self) -> dict[str, Floats]:
-        """`requests`, and `gaps`: seconds between successive output tokens of a request, for all requests together."""
-        gaps = [np.diff(np.array(times)) for times in self.token_times if len(times) > 1]
+        """`requests`, and `gaps`: seconds between successive outputs of a request, for all requests together.
+
+        Tokens that one step has emitted together are one output.
+        """
+        gaps = [np.diff(np.unique(times)) for times in self.token_times if len(times) > 1]
         return {**self.requests, "gaps": np.concatenate(gaps) if gaps else np.empty(0)}
 
     @property
@@ -97,6 +106,8 @@ class Recording:
         ]
         _write_steps(folder, rows)
         _write_readings(folder, self.readings)
+        if self.speculation is not None:
+            write_columns(folder / SPECULATION_FILE, {k: [v] for k, v in self.speculation.counters().items()})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -114,6 +125,7 @@ class Recording:
             token_times,
             [TimedBatch(*batch, step) for batch, step in zip(batches, _steps(columns), strict=True)],
             _read_readings(folder),
+            _read_speculation(folder),
         )
 
 
@@ -180,6 +192,16 @@ def _read_readings(folder: Path) -> list[Reading]:
     return [Reading(*row) for row in zip(*(columns[name] for name in Reading._fields), strict=True)]
 
 
+def _read_speculation(folder: Path) -> SpeculationStats | None:
+    if not (folder / SPECULATION_FILE).exists():
+        return None
+    counters = read_columns(folder / SPECULATION_FILE)
+    stats = SpeculationStats(0)
+    for name, (value,) in counters.items():
+        setattr(stats, name, value)
+    return stats
+
+
 def kind_of(batch: Batch) -> str:
     """The kind of a batch, as in `TimedBatch.kind`."""
     if isinstance(batch, OneShotBatch):
@@ -191,4 +213,5 @@ def kind_of(batch: Batch) -> str:
 
 def _in_words(batch: Batch) -> str:
     chunks = ", ".join(f"{chunk.context}+{chunk.tokens}" for chunk in batch.chunks)
-    return f"{batch.n_decodes} decodes of {batch.decode_kv} tokens" + (f"; prompts {chunks}" if chunks else "")
+    drafts = f" with {sum(batch.draft_tokens)} draft tokens" if any(batch.draft_tokens) else ""
+    return f"{batch.n_decodes} decodes of {batch.decode_kv} tokens{drafts}" + (f"; prompts {chunks}" if chunks else "")

@@ -20,18 +20,20 @@ from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation, realisation
+from twin.serving.simulation import Run, Simulation, realisation, realised_sessions
 from twin.serving.summary import latencies, pooled_gaps, summarise
 from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
-from twin.validation.backend import Backend
+from twin.validation.backend import Backend, Requests
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
-from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals
+from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
+from twin.validation.drafting import measured_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
 from twin.validation.machine_speed import Correction, require_speed_probes
 from twin.validation.recordings import Recording
 from twin.validation.timeline import timeline
 from workloads.errors import BadInput
+from workloads.generator import Workload
 
 SCHEMA = "twin.validation/2"
 FITTED = "engine-steps.yaml"
@@ -66,22 +68,27 @@ def run_validation(
     require_speed_probes(beforehand, backend)
     clock = scenario.clock or "wall"
     _require_clock(beforehand, clock)
-    capacity = _capacity(_plan(scenario, base, beforehand, None))
-    note(f"predicted capacity: {capacity:.2f} requests/s")
+    drafts = None
+    if scenario.engine.speculative_config is not None:
+        _require_drafts(beforehand)
+        drafts = measured_drafts(backend, scenario, base, run, note)
+    capacity = _capacity(_plan(scenario, base, beforehand, drafts, None))
+    arriving = "sessions" if scenario.workload.get("sessions") else "requests"
+    note(f"predicted capacity: {capacity:.2f} {arriving}/s")
 
-    plans = _plans(scenario, base, beforehand, capacity)
+    plans = _plans(scenario, base, beforehand, drafts, capacity)
     recordings = _replay_all(backend, scenario, plans, run, model, note)
     corrections: dict[float, Correction] = {}
     fitted = beforehand
     forecast = plans
     if model.profiled_beside:
         fitted = beforehand = model.fitted_file(FITTED, beside=True)
-        plans = _plans(scenario, base, fitted, capacity)
+        plans = _plans(scenario, base, fitted, drafts, capacity)
     elif scenario.profiling.in_turns:
         note("too few rounds were profiled in turns with the replays: predicted by those before them")
     if speed_is_read:
         fitted = model.fitted_file(FITTED)
-        corrections = _corrections(_plans(scenario, base, fitted, capacity), recordings, fitted)
+        corrections = _corrections(_plans(scenario, base, fitted, drafts, capacity), recordings, fitted)
     file, in_turns = read_engine_regression_file(beforehand), model.profiled_beside
     loads = [
         {
@@ -102,6 +109,7 @@ def run_validation(
         "calibration": read_yaml(beforehand),
         "calibration_at_measured_speed": read_yaml(fitted) if speed_is_read else None,
         "capacity": capacity,
+        "arriving": arriving,
         "errors": {
             name: {f"{load['load']:g}": load["metrics"][name]["error"] for load in loads}
             for name in loads[0]["metrics"]
@@ -136,22 +144,44 @@ def _require_clock(file: Path, clock: ClockName) -> None:
         raise BadInput(f"expected steps timed with clock: {clock}", file=file, field="clock", value=timed)
 
 
+def _require_drafts(file: Path) -> None:
+    """Refuse a step-time model of steps without drafts for an engine that speculates.
+
+    Raises:
+        BadInput: naming the file.
+    """
+    if not read_engine_regression_file(file).largest.get("drafted"):
+        expected = "expected steps with drafts, of an engine with speculative_config"
+        raise BadInput(expected, file=file, field="largest.drafted")
+
+
 def _capacity(plan: ServingPlan) -> float:
-    """Predicted requests per second of an engine that always has waiting requests."""
-    rate = summarise(Simulation(plan).run(), plan.scenario.measure)["request_throughput"]
+    """Predicted requests per second of an engine that always has waiting requests; of sessions, sessions per second."""
+    found = summarise(Simulation(plan).run(), plan.scenario.measure)
+    rate = found["request_throughput"]
     assert isinstance(rate, float)
-    return rate
+    return rate / found["sessions"]["requests"] if "sessions" in found else rate
 
 
-def _plans(scenario: ValidationScenario, base: Path, steps: Path, capacity: float) -> dict[float, ServingPlan]:
+def requests_of(plan: ServingPlan, replication: int) -> Requests:
+    """The requests of a replication, or its sessions."""
+    listed = isinstance(plan.workload, Workload)
+    return realisation(plan, replication) if listed else realised_sessions(plan, replication)
+
+
+def _plans(
+    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, capacity: float
+) -> dict[float, ServingPlan]:
     """A plan for each load. Lower loads have fewer requests, so that all loads take equally long."""
-    plans = {load: _plan(scenario, base, steps, load * capacity) for load in scenario.loads}
+    plans = {load: _plan(scenario, base, steps, drafts, load * capacity) for load in scenario.loads}
     return {load: replace(plan, requests=max(round(load * plan.requests), 1)) for load, plan in plans.items()}
 
 
-def _plan(scenario: ValidationScenario, base: Path, steps: Path, rate: float | None) -> ServingPlan:
+def _plan(
+    scenario: ValidationScenario, base: Path, steps: Path, drafts: Path | None, rate: float | None
+) -> ServingPlan:
     frontend = read_engine_regression_file(steps).frontend
-    return prepare(scenario.serving(steps, rate, frontend), base / "scenario").cases[0].plan
+    return prepare(scenario.serving(steps, rate, frontend, drafts), base / "scenario").cases[0].plan
 
 
 def _replay_all(
@@ -170,9 +200,9 @@ def _replay_all(
     recordings: dict[float, list[Recording]] = {load: [] for load in plans}
     for load, plan in plans.items():
         if any(_name(load, repeat) not in done for repeat in range(scenario.repeats)):
-            scheduler, requests = plan.scheduler, realisation(plan, scenario.repeats)
+            scheduler, requests = plan.scheduler, requests_of(plan, scenario.repeats)
             with blamed_on("workload"):
-                warmed = backend.warm_up(scheduler.config, scheduler.chunk_policy(), requests)
+                warmed = backend.warm_up(scheduler, requests)
             if warmed:
                 note(f"load {load:g}: warmed up with as many requests")
     for repeat in range(scenario.repeats):
@@ -201,12 +231,11 @@ def _replay(
     """Replay one repeat, and keep it in the run folder."""
     scheduler = plan.scheduler
     with blamed_on("workload"):
-        requests = realisation(plan, repeat)
-        replayed = backend.replay(scheduler.config, scheduler.chunk_policy(), requests)
+        replayed = backend.replay(scheduler, requests_of(plan, repeat))
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
     model.keep_beside(name, replayed.profiled)
-    run.add_point(name, {"requests": len(requests), "steps": len(recording.steps)})
+    run.add_point(name, {"requests": plan.requests, "steps": len(recording.steps)})
     return recording
 
 
@@ -233,9 +262,9 @@ def _load(
     measure, model = plan.scenario.measure, EngineRegression.from_file(file)
     columns = [recording.columns() for recording in recordings]
     simulated = [Simulation(plan, i).run() for i in range(len(recordings))]
-    measured = [summary(each) for each in columns]
+    measured = [summary(each, live.speculation) for each, live in zip(columns, recordings, strict=True)]
     predicted = [summarise(run, measure) for run in simulated]
-    intervals = forecast_intervals(measured, predicted, drawn_summaries(plan))
+    intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
     others = dict(correction.errors()) if correction else {}
     if beforehand is not None:

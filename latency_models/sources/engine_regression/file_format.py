@@ -26,6 +26,7 @@ class EngineRegressionFile(Strict):
         points: number of steps in the fit.
         heldout_median_error, heldout_p90_error: |predicted / measured − 1| of held-out steps.
         repeat_spread: relative deviation among equal steps, which no model can explain.
+        round_spread: relative deviation among rounds of the profile; 0 in files of earlier versions.
         clock: of the timing (`wall`, or `direct`: CPU time of one thread).
         speed_probes: seconds of the speed probes, by their rows, at the machine speed that the model describes; empty
             where the speed was not read.
@@ -42,6 +43,7 @@ class EngineRegressionFile(Strict):
     heldout_median_error: NonNegativeFloat
     heldout_p90_error: NonNegativeFloat
     repeat_spread: NonNegativeFloat
+    round_spread: NonNegativeFloat = 0.0
     clock: Literal["wall", "direct"] = "wall"
     speed_probes: dict[PositiveInt, PositiveFloat] = Field(
         default_factory=dict, validation_alias=AliasChoices("speed_probes", "yardsticks")

@@ -2,13 +2,14 @@
 
     t = β + δ·decodes + κ·chunks + ω·outputs
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
-          + τ·transfers + ρ·received
+          + τ·transfers + ρ·received + σ·drafted + φ·drafted_kv
 
 Each f is a broken line through 0 whose knots follow the data, so that knees are kept: a cache that overflows, a product
 that changes its algorithm. The lines never fall, with one exception: f₁ has a level of its own for each small number of
 rows, since CPUs compute products of few rows in different ways, and 3 rows may take longer than 4. `longest` is a
 feature because attention over decodes of unequal lengths is padded to the longest, in whole blocks. A decode engine
-takes the caches of `transfers` sequences, with `received` tokens, before its step; other engines have none.
+takes the caches of `transfers` sequences, with `received` tokens, before its step; other engines have none. With
+speculative decoding, `drafted` decodes verify drafts over `drafted_kv` tokens, and the others make up f₂.
 
 The model includes the host's time. It is valid for the engine, the model and the machine that were measured.
 """
@@ -36,14 +37,15 @@ from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
 LINES = ("rows", "decode_attention", "chunk_attention")
-SLOPES = ("decodes", "chunks", "outputs", "transfers", "received")
+SLOPES = ("decodes", "chunks", "outputs", "transfers", "received", "drafted", "drafted_kv")
 
 DENSE_ROWS = 32
 """Largest number of rows with a level of its own, for numbers that were timed often enough."""
 
 
 MACHINE = 0.015
-"""Deviation of a machine's speed between its profile and a run: forecasts of mean TPOT by CPU time are off by 1.7 %."""
+"""Smallest deviation of a machine's speed between its profile and a run, which is longer than the profile shows:
+forecasts of mean TPOT by CPU time are off by 1.7 %."""
 
 BEYOND = 0.4
 """Deviation of the logarithm of slopes beyond the largest steps: a cache that overflows doubles one."""
@@ -60,7 +62,8 @@ class EngineRegression(Estimator, StepTimeModel):
         points_: number of steps.
 
     `from_file` sets, too:
-        heldout_error_, repeat_spread_: the median error of held-out steps, and the deviation among equal steps.
+        heldout_error_, repeat_spread_, round_spread_: the median error of held-out steps, and the deviations among
+            equal steps and among rounds.
 
     Args:
         block_size: tokens of a KV block.
@@ -72,6 +75,7 @@ class EngineRegression(Estimator, StepTimeModel):
     slopes_: dict[str, float]
     heldout_error_: float | None = None
     repeat_spread_: float = 0.0
+    round_spread_: float = 0.0
     lines_: dict[str, BrokenLine]
 
     def __init__(self, block_size: int = 16, *, support: int = 20, huber: float = 1.5) -> None:
@@ -151,8 +155,11 @@ class EngineRegression(Estimator, StepTimeModel):
         # Half of normal errors are below 0.674 deviations. Scatter of equal steps is no error of the model.
         systematic = math.sqrt(max((self.heldout_error_ / 0.674) ** 2 - self.repeat_spread_**2, 0.0))
         each = max(systematic, 0.5 * self.heldout_error_, 0.002)
+        # A run is another round: what rounds of the profile differ by, it may differ by from all of them.
+        drifts, about = self.round_spread_ > MACHINE, "speed of the machine since it was profiled"
+        speed = max(self.round_spread_, MACHINE)
         return (
-            Unknown("machine", "speed of the machine since it was profiled", "assumed", MACHINE, "a profile beside it"),
+            Unknown("machine", about, "held out" if drifts else "assumed", speed, "a profile beside it"),
             Unknown("fixed", "time of a step that does not depend on its rows", "held out", each, MORE_STEPS),
             *(Unknown(name, f"time by {name.replace('_', ' ')}", "held out", each, MORE_STEPS) for name in LINES),
             Unknown("beyond", "slopes beyond the largest steps", "extrapolated", BEYOND, "larger steps"),
@@ -191,6 +198,8 @@ class EngineRegression(Estimator, StepTimeModel):
         )
         if step.transfers:  # files of earlier versions have no slopes for it
             seconds += slopes.get("transfers", 0.0) * step.transfers + slopes.get("received", 0.0) * step.received
+        if step.drafted:
+            seconds += slopes.get("drafted", 0.0) * step.drafted + slopes.get("drafted_kv", 0.0) * step.drafted_kv
         return seconds
 
     # -- the file ----------------------------------------------------------------------------------------------------
@@ -200,6 +209,7 @@ class EngineRegression(Estimator, StepTimeModel):
         *,
         errors: Floats,
         repeat_spread: float,
+        round_spread: float = 0.0,
         provenance: dict[str, Any],
         clock: Literal["wall", "direct"] = "wall",
         speed_probes: Mapping[int, float] = MappingProxyType({}),
@@ -209,7 +219,7 @@ class EngineRegression(Estimator, StepTimeModel):
 
         Args:
             errors: predicted / measured − 1 of held-out steps, shape (n,).
-            repeat_spread, clock, speed_probes, frontend: as in the file.
+            repeat_spread, round_spread, clock, speed_probes, frontend: as in the file.
 
         Raises:
             NotFitted: before `fit`.
@@ -227,6 +237,7 @@ class EngineRegression(Estimator, StepTimeModel):
             "heldout_median_error": float(np.median(size)),
             "heldout_p90_error": float(np.quantile(size, 0.9)),
             "repeat_spread": repeat_spread,
+            "round_spread": round_spread,
             "clock": clock,
             "speed_probes": dict(speed_probes),
             **({"frontend": dict(frontend)} if frontend else {}),
@@ -240,6 +251,7 @@ class EngineRegression(Estimator, StepTimeModel):
         model.overhead_, model.slopes_, model.lines_ = file.overhead, dict(file.slopes), dict(file.lines)
         model.largest_, model.points_ = dict(file.largest), file.points
         model.heldout_error_, model.repeat_spread_ = file.heldout_median_error, file.repeat_spread
+        model.round_spread_ = file.round_spread
         return model
 
 

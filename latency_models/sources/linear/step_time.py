@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from latency_models.step_time import StepTimeModel
 from latency_models.unknowns import Unknown
-from schedulers.batches import Batch
+from schedulers.batches import Batch, DraftedSteps
 
 COEFFICIENTS = {
     "overhead": "seconds of every step",
@@ -51,8 +51,17 @@ class LinearStepTime(StepTimeModel):
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """See `StepTime.decode_seconds`."""
-        fixed, slope = self.overhead + self.per_token * decodes, self.per_kv_token
+        fixed, slope = self.decode_line(decodes)
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
+
+    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
+        """See `StepTime.drafted_seconds`."""
+        fixed, per_row, per_kv = self.overhead, self.per_token, self.per_kv_token
+        return [fixed + per_row * rows + per_kv * kv for rows, kv in zip(steps.rows, steps.kv_tokens, strict=True)]
+
+    def decode_line(self, decodes: int) -> tuple[float, float]:
+        """See `latency_models.step_time.decode_line`."""
+        return self.overhead + self.per_token * decodes, self.per_kv_token
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: coefficients above 0, where their spread is stated."""

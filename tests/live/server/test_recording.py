@@ -13,7 +13,8 @@ from tests.twin.recording.server import serving
 from twin import cli
 from twin.recording.proxy import Proxy
 from twin.recording.run_writer import RunWriter
-from twin.recording.upstream import Upstream
+from twin.recording.scrapes import between, read_scrapes
+from twin.recording.upstream import Upstream, cache_settings
 from twin.refinement.measured_run import read_measured_run
 
 
@@ -44,3 +45,45 @@ def test_observe_replay_refine(server: Setting, tmp_path: Path, capsys: pytest.C
     assert cli.run(["calibrate", "refine", str(tmp_path / "scenario.yaml"), *paths, "--first", "12", "--json"]) == 0
     rest = json.loads(capsys.readouterr().out)["rest"]
     assert abs(rest["tpot.mean"]["after_error"]) < 0.2 * abs(rest["tpot.mean"]["before_error"])
+
+
+def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pages of this project's server, before and after requests, say its cache and its mean time between tokens."""
+    pages = tmp_path / "pages"
+    pages.mkdir()
+
+    def scrape(at: float) -> None:
+        (pages / f"metrics-{at:.3f}.prom").write_bytes(server.client.get("/metrics").body)
+
+    scrape(1e9)
+    asked = {"max_tokens": 12, "ignore_eos": True}
+    for _ in range(10):
+        assert server.client.post("/v1/completions", prompt=list(range(30)), **asked).status == 200
+    scrape(1e9 + 5)
+    first, last = read_scrapes(pages)
+    found = between(first, last)
+    assert (found.finished, found.counts["ttft"], found.counts["itl"]) == (10, 10, 110)
+    assert (found.means["prompt_tokens"], found.means["output_tokens"]) == (30.0, 12.0)
+    blocks = cache_settings(last.text)["num_gpu_blocks"]
+    scenario = {
+        "schema": "twin.scenario/1",
+        "kind": "serving",
+        "name": "line",
+        "workload": {
+            "requests": 30,
+            "prefill": {"distribution": "uniform", "low": 30, "high": 30},
+            "decode": {"distribution": "uniform", "low": 12, "high": 12},
+            "arrivals": {"process": "closed_loop", "concurrency": 1},
+        },
+        "engine": {"num_gpu_blocks": blocks + 1, "block_size": 4, "max_num_seqs": 32},
+        "step_time": {"source": "linear", "overhead": 0.1, "per_token": 1e-5, "spread": 1.5},
+    }
+    (tmp_path / "scenario.yaml").write_text(write_yaml(scenario))
+    capsys.readouterr()
+    paths = ["--run", str(pages), "-o", str(tmp_path / "refined.yaml")]
+    assert cli.run(["calibrate", "refine", str(tmp_path / "scenario.yaml"), *paths, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert f"engine.num_gpu_blocks: {blocks}, as the metrics page says" in printed.err
+    fit = json.loads(printed.out)["fit"]["itl.mean"]
+    assert fit["measured"] == pytest.approx(found.means["itl.mean"])
+    assert abs(fit["after_error"]) < 0.05 < abs(fit["before_error"])

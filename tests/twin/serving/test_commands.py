@@ -138,6 +138,38 @@ def test_overload_is_said_in_the_table_the_document_and_the_report(
     assert (calm["saturated"], calm["overload"]) == (False, None)
 
 
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ("engine.num_gpu_blocks=1,2000", "num_gpu_blocks"),  # found when a request does not fit
+        ("engine.max_num_seqs=0,16", "engine.max_num_seqs: got 0"),  # found before anything runs
+    ],
+)
+def test_a_configuration_that_cannot_run_is_a_row_with_its_reason(
+    values: str, reason: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", "s.yaml", "--json", "--set", values]) == 0
+    document = printed(capsys)
+    (point,), (infeasible,) = document["points"], document["infeasible"]
+    ((field, value),) = infeasible["settings"].items()
+    assert point["settings"].keys() == infeasible["settings"].keys()
+    assert value == int(values.partition("=")[2].partition(",")[0])
+    assert reason in infeasible["reason"]
+    assert infeasible["reason"] in (here / document["run"]["directory"] / "report.html").read_text()
+    assert run(["sweep", "s.yaml", "--set", values, "--no-figures"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"infeasible: {field}={value}: " in shown
+
+
+@pytest.mark.parametrize("values", ["engine.num_gpu_blocks=1,2", "engine.max_num_seqs=0,-1", "engine.no_such=1,2"])
+def test_a_sweep_of_which_nothing_can_run_is_refused(
+    values: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sweep", "s.yaml", "--set", values]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert values.partition("=")[0] in told[-1]
+
+
 def test_a_sweep_has_a_point_for_each_combination(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["sweep", "s.yaml", "--json", "--set", "engine.max_num_seqs=2,16", "--set", "workload.arrivals.rate=5,40"]
     assert run(line) == 0

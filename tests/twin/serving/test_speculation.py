@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from scenarios.serving import ServingScenario
 from tests.twin.serving.scenarios import reported, run, scenario
 from twin.serving.plan import make_plan
+from twin.serving.simulation import Simulation
+from twin.serving.uncertainty import combine
 from workloads.errors import BadInput
 
 FLAT = {"source": "linear", "overhead": 0.01, "per_token": 0.0, "per_kv_token": 0.0}
@@ -160,3 +163,66 @@ def test_bad_settings_are_refused(fields: dict[str, Any], expected: str) -> None
     document = one_at_a_time(speculative_config=speculating(**fields))
     with pytest.raises((BadInput, ValueError), match=expected):
         make_plan(ServingScenario.model_validate(document), Path(), None)
+
+
+def measured(tmp_path: Path, answers: list[dict[str, list[int]]], **settings: Any) -> dict[str, Any]:
+    """A section with a file of measured outcomes."""
+    file = tmp_path / "outcomes.json"
+    about = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    file.write_text(json.dumps({"schema": "twin.draft-outcomes/1", **about, "source": "a test", "answers": answers}))
+    section = {"method": "ngram", "num_speculative_tokens": 4, "acceptance_profile": str(file)}
+    return section | settings
+
+
+def test_a_measured_answer_is_gone_through_position_by_position(tmp_path: Path) -> None:
+    """40 tokens: 1 of the prompt's step; no drafts up to position 10, then 4 of which 3 are right."""
+    answers = [{"drafted": [0] * 10 + [4] * 10, "right": [0] * 10 + [3] * 10}]
+    document = one_at_a_time(speculative_config=measured(tmp_path, answers))
+    document["workload"] |= {"requests": 3, "decode": {"distribution": "fixed", "mean": 40}}
+    document["workload"]["arrivals"]["concurrency"] = 1
+    found = reported(run(document), document)["summary"]
+    decodes = 9 + 8  # from 1 to 10 one token each; then 30 tokens, four at a time
+    assert found["steps"] == 3 * (1 + decodes)
+    speculation = found["speculation"]
+    # The last draft is as short as the rest of the answer: 2 tokens, of which 1 may be right.
+    assert speculation["num_drafts"] == 3 * 8
+    assert speculation["num_decodes"] == 3 * decodes
+    assert speculation["num_emitted_tokens"] == 3 * 39
+    assert speculation["tokens_per_decode"] == pytest.approx(39 / decodes)
+    assert speculation["num_draft_tokens"] == 3 * (7 * 4 + 1)
+    assert speculation["num_accepted_tokens"] == 3 * (7 * 3 + 1)
+
+
+def test_answers_are_drawn_evenly_and_other_draws_differ(tmp_path: Path) -> None:
+    """Half of the answers have drafts that are right."""
+    answers = [{"drafted": [4], "right": [4 * (i % 2)]} for i in range(10)]
+    document = one_at_a_time(speculative_config=measured(tmp_path, answers))
+    document["workload"]["requests"] = 200
+    scenario = ServingScenario.model_validate(document)
+    rates = [reported(Simulation(scenario, drafts=i).run(), document)["summary"]["speculation"] for i in range(4)]
+    shares = [each["num_accepted_tokens"] / each["num_emitted_tokens"] for each in rates]
+    assert len(set(shares)) > 1
+    assert shares[0] == pytest.approx(0.4, abs=0.06)  # 4 of 5 tokens, of half the requests
+
+
+@pytest.mark.parametrize(
+    ("answers", "settings", "expected"),
+    [
+        ([{"drafted": [0, 4], "right": [0]}], {}, "expected as many values of right"),
+        ([{"drafted": [0, 2], "right": [0, 3]}], {}, "expected at most as many right tokens"),
+        ([], {}, "answers"),
+        ([{"drafted": [0], "right": [0]}], {"num_speculative_tokens": 5}, "num_speculative_tokens: got 4, expected at"),
+        ([{"drafted": [0], "right": [0]}], {"acceptance": 0.5}, "beside acceptance_profile"),
+    ],
+)
+def test_outcomes_that_cannot_be_used_are_refused(
+    tmp_path: Path, answers: list[dict[str, list[int]]], settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises((BadInput, ValueError), match=expected):
+        run(one_at_a_time(speculative_config=measured(tmp_path, answers, **settings)))
+
+
+def test_metrics_in_lists_have_means_over_replications() -> None:
+    runs = [{"per_pos": [4, 2], "tpot": {"mean": 1.0}}, {"per_pos": [6, 2], "tpot": {"mean": 3.0}}]
+    mean, _ = combine(runs)
+    assert mean == {"per_pos": [5, 2], "tpot": {"mean": 2.0}}

@@ -23,11 +23,9 @@ from latency_models.sources.engine_regression.step import Step
 from latency_models.sources.engine_regression.step_time import EngineRegression
 from latency_models.speed_probes import Reading
 from reports.records.run_directory import RunDirectory, open_run
+from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
-from schedulers.chunking import ChunkPolicy
-from schedulers.engine_config import EngineConfig
-from schedulers.engine_core import EngineCore
 from twin.environment import Environment, Priority
 from twin.serving.engine import Engine
 from twin.serving.machine_speed import MachineSpeed, SpeedLine
@@ -93,6 +91,7 @@ class TimedRun:
     token_times: list[list[float]]
     frontend: dict[str, float] = field(default_factory=dict)
     profiled: None = None
+    speculation: None = None
 
     def columns(self) -> dict[str, Any]:
         records = self.records
@@ -119,7 +118,7 @@ class DriftingBackend:
         self.order: list[str] = []
         self.profiled = 0.0
 
-    def profile(self, config: EngineConfig, spec: ProfilingSpec, seed: int) -> TimedRun:
+    def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> TimedRun:
         self.order.append("profile")
         rng, model, speed = np.random.default_rng(seed), law(), drift(1.0)
         begin = now = self.profiled  # a part goes on where the one before it ended
@@ -139,13 +138,14 @@ class DriftingBackend:
         self.profiled = now
         return TimedRun(self._readings(speed, begin, now), timed, [], [], [])
 
-    def warm_up(self, config: EngineConfig, chunks: object, requests: Sequence[tuple[Request, int]]) -> bool:
+    def measure_drafts(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> list[Any]:
+        raise AssertionError("it does not speculate")
+
+    def warm_up(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> bool:
         self.warmed.append(requests)
         return True
 
-    def replay(
-        self, config: EngineConfig, chunks: ChunkPolicy | None, requests: Sequence[tuple[Request, int]]
-    ) -> TimedRun:
+    def replay(self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]) -> TimedRun:
         if self.replayed == self._breaks_at:
             raise KeyboardInterrupt
         assert requests not in self.warmed, "a warm-up has requests of its own"
@@ -162,7 +162,7 @@ class DriftingBackend:
                 times[sequence.request.id].append(end)
 
         engine = Engine(
-            env, lambda: EngineCore(config, chunks), law(), name="backend", index=0, fast_forward=False, watch=watch,
+            env, scheduler.make_core, law(), name="backend", index=0, fast_forward=False, watch=watch,
             machine_speed=speed,
         )  # fmt: skip
         records = [RequestRecord(*each) for each in requests]

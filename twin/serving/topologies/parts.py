@@ -106,6 +106,7 @@ class Parts:
     Attributes:
         plan: of the simulation. env: its environment. rng: for routers that draw.
         draw, watch, machine_speed: as in `Simulation`. speculation_seed: for the outcomes of drafts.
+        drafts: as in `Simulation`.
         engines: those made so far, by name.
     """
 
@@ -117,6 +118,7 @@ class Parts:
     machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
     speculation_seed: int = 0
+    drafts: int = 0
     _load_links: dict[tuple[str, int], list[CopyLink]] = field(default_factory=dict)
 
     def make_engines(self) -> None:
@@ -126,7 +128,7 @@ class Parts:
             self.engines[parts.name] = parts.make(
                 self.env, self.watch, self.machine_speed, view=self._view(pool),
                 tier_links=self._tier_links(pool, parts.number),
-                speculation=pool.make_speculation(self.speculation_seed),
+                speculation=pool.make_speculation(self.speculation_seed, self.drafts),
             )  # fmt: skip
 
     def _view(self, pool: PlannedPool) -> CacheView | None:

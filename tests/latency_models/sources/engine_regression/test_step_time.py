@@ -114,6 +114,17 @@ def test_a_batch_is_seen_with_its_chunks() -> None:
     assert describe(batch, 16, 0.5) == Step(16, 48, 10 * 30 + 5 * 5, 1, 2, 2, 0.5)
 
 
+def test_drafts_are_computed_like_chunks() -> None:
+    """Three decodes: two with drafts over 40 and 24 tokens, one alone over 17."""
+    sequences = [Sequence(Request(i, 0.0, 100, 5), i, one_shot=False) for i in range(3)]
+    batch = DecodeBatch((), sequences, 81, 40, draft_tokens=[4, 0, 2])
+    batch.drafted_kv, batch.longest_undrafted = 64, 17
+    assert describe(batch, 16) == Step(9, 32, 0, 3, 0, 9, drafted=2, drafted_kv=64)
+    none = DecodeBatch((), sequences, 81, 40, draft_tokens=[0, 0, 0])
+    none.longest_undrafted = 40
+    assert describe(none, 16) == describe(DecodeBatch((), sequences, 81, 40), 16)
+
+
 def test_caches_that_a_step_takes_cost_time(tmp_path: Path) -> None:
     """Half a millisecond for each, and 2 µs a token; a file without them reads as it did, and they cost nothing."""
     sequences = [Sequence(Request(i, 0.0, 100 * (i + 1), 5), i, one_shot=False) for i in range(3)]

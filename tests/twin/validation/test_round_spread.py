@@ -1,0 +1,90 @@
+"""How far rounds of a profile differ, and runs after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from latency_models.io.config_io import checked, write_yaml
+from latency_models.sources.engine_regression.file_format import EngineRegressionFile
+from latency_models.sources.engine_regression.step import Step
+from latency_models.sources.engine_regression.step_time import MACHINE, EngineRegression
+from twin.validation.fitting import fitted_document, round_spread
+from twin.validation.recordings import ProfilingRecording
+
+WITHIN = 0.02
+PROVENANCE = {"device": "none", "model": "none"}
+
+
+def steps(rng: np.random.Generator, count: int = 30) -> list[Step]:
+    """Decode steps at the machine's mean speed, with a scatter of their own."""
+    found = []
+    for decodes in rng.integers(1, 17, count).tolist():
+        seen = 16 * decodes * int(rng.integers(1, 20))
+        seconds = (5e-3 + 4e-4 * decodes + 2e-6 * seen) * float(rng.lognormal(0, WITHIN))
+        found.append(Step(decodes, seen, 0, decodes, 0, decodes, seconds))
+    return found
+
+
+def rounds(rng: np.random.Generator, between: float, count: int = 20) -> list[list[Step]]:
+    """A profile: each round has a speed of its own."""
+    found = []
+    for _ in range(count):
+        slowness = float(rng.lognormal(0, between))
+        found.append([replace(each, seconds=each.seconds * slowness) for each in steps(rng)])
+    return found
+
+
+def recording(profiled: list[list[Step]]) -> ProfilingRecording:
+    return ProfilingRecording([[(0.0, each) for each in of_round] for of_round in profiled], ())
+
+
+def fitted(profiled: list[list[Step]]) -> EngineRegression:
+    document = fitted_document([recording(profiled)], 16, "direct", PROVENANCE)
+    return EngineRegression.from_file(checked(EngineRegressionFile, document, None))
+
+
+def test_what_rounds_differ_by_is_found_although_a_fit_follows_them() -> None:
+    rng = np.random.default_rng(1)
+    found = [round_spread(rounds(rng, 0.04), 16) for _ in range(8)]
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.3)
+    still = [round_spread(rounds(rng, 0.0), 16) for _ in range(4)]
+    assert max(still) < 0.01
+
+
+def test_later_runs_lie_in_the_interval_that_the_profile_expects() -> None:
+    """40 runs after each of 10 profiles, each run at a speed of its own; 90 % intervals of the unknown alone."""
+    rng, held = np.random.default_rng(2), []
+    for _ in range(10):
+        model = fitted(rounds(rng, 0.04))
+        (machine,) = (unknown for unknown in model.unknowns() if unknown.name == "machine")
+        assert machine.deviation == max(model.round_spread_, MACHINE)
+        for _ in range(40):
+            run = steps(rng)
+            slowness = float(rng.lognormal(0, 0.04))
+            total = sum(each.seconds for each in run) * slowness / float(model.predict(run).sum())
+            held.append(abs(np.log(total)) <= 1.645 * machine.deviation)
+    assert 0.82 <= np.mean(held) <= 0.96
+
+
+def test_a_machine_that_held_still_is_not_expected_to_stay_so() -> None:
+    model = fitted(rounds(np.random.default_rng(3), 0.0))
+    (machine,) = (unknown for unknown in model.unknowns() if unknown.name == "machine")
+    assert (machine.deviation, machine.basis) == (MACHINE, "assumed")
+
+
+def test_a_file_of_an_earlier_version_says_nothing_of_rounds() -> None:
+    document = fitted_document([recording(rounds(np.random.default_rng(4), 0.1))], 16, "direct", PROVENANCE)
+    assert document["round_spread"] > 0.05
+    assert "round_spread" in write_yaml(document)
+    del document["round_spread"]
+    model = EngineRegression.from_file(checked(EngineRegressionFile, document, None))
+    assert {each.name: each.deviation for each in model.unknowns()}["machine"] == MACHINE
+
+
+def test_a_short_profile_is_fitted_all_the_same() -> None:
+    short = [each[:4] for each in rounds(np.random.default_rng(5), 0.1, count=5)]
+    assert fitted(short).points_ == 16
+    assert round_spread([each[:3] for each in short], 16) == 0.0
