@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scenarios.arrival_rates import BurstsSpec, ProfileSpec
     from scenarios.prefixes import PrefixesSpec
     from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
-    from scenarios.tasks import TaskSpec
+    from scenarios.tasks import ClientSpec, TaskSpec
     from scenarios.trace import TraceSpec
     from workloads.prefixes import SharedPrefixes
     from workloads.recorded_sessions import RecordedSessions
@@ -38,6 +38,7 @@ else:
     ProfileSpec = late_section("scenarios.arrival_rates", "ProfileSpec")
     PrefixesSpec = late_section("scenarios.prefixes", "PrefixesSpec")
     SessionsSpec = late_section("scenarios.sessions", "SessionsSpec")
+    ClientSpec = late_section("scenarios.tasks", "ClientSpec")
     TaskSpec = late_section("scenarios.tasks", "TaskSpec")
     TraceSpec = late_section("scenarios.trace", "TraceSpec")
 
@@ -133,7 +134,8 @@ class ServingWorkloadSpec(Strict):
     Attributes:
         requests: their number; by default that of the trace.
         prefill, decode: lengths of prompts and answers, or `tasks` with lengths of their own, or a `trace`.
-        service_classes: priorities and goals that `tasks` name.
+        clients: tenants and classes of requests that have the same lengths; `tasks` have theirs of their own.
+        service_classes: priorities and goals that `tasks` and `clients` name.
         sessions: requests in turns. Arrivals are then those of sessions, and `concurrency` is the number of users.
         max_tokens: the limit that clients set; left out, each request's limit is the length of its own answer.
         retries: what clients do with a request that is shed; left out, they give up.
@@ -143,6 +145,7 @@ class ServingWorkloadSpec(Strict):
     prefill: LengthSpec | None = None
     decode: LengthSpec | None = None
     tasks: Annotated[list[TaskSpec], Field(min_length=1)] | None = None
+    clients: list[ClientSpec] = Field(default_factory=list)
     service_classes: dict[str, ServiceClassSpec] = Field(default_factory=dict)
     trace: TraceSpec | None = None
     arrivals: Annotated[ClosedLoopSpec | OpenLoopSpec | ReplaySpec, Field(discriminator="process")]
@@ -174,16 +177,28 @@ class ServingWorkloadSpec(Strict):
 
     @model_validator(mode="after")
     def _classes_are_there(self) -> ServingWorkloadSpec:
-        for i, task in enumerate(self.tasks or []):
-            name = task.service_class
+        given: list[tuple[str, TaskSpec | ClientSpec]] = [
+            *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
+            *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
+        ]
+        for field, each in given:
+            name = each.service_class
             if name is None:
                 continue
             if name not in self.service_classes:
                 expected = f"expected one of workload.service_classes ({', '.join(self.service_classes) or 'none'})"
-                raise BadInput(expected, field=f"tasks.{i}.service_class", value=name)
-            if task.priority:
+                raise BadInput(expected, field=f"{field}.service_class", value=name)
+            if each.priority:
                 expected = f"expected none: that of service_classes.{name} holds"
-                raise BadInput(expected, field=f"tasks.{i}.priority", value=task.priority)
+                raise BadInput(expected, field=f"{field}.priority", value=each.priority)
+        return self
+
+    @model_validator(mode="after")
+    def _clients_of_single_requests(self) -> ServingWorkloadSpec:
+        if self.clients and (self.tasks is not None or self.sessions is not None):
+            raise BadInput("expected none with tasks, which name them, or sessions", field="clients")
+        if self.clients and self.arrivals.process == "replay":
+            raise BadInput("expected none with the arrivals of a trace", field="clients")
         return self
 
     def read_trace(self, base: Path) -> Trace | None:
@@ -271,6 +286,22 @@ class ServingWorkloadSpec(Strict):
         return len(trace)
 
     def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
+        """The content of the requests, spread over clients where there are some.
+
+        Raises:
+            BadInput: clients of a trace whose rows come in order.
+        """
+        content = self._content_of_all(trace)
+        if not self.clients:
+            return content
+        from workloads.trace import Trace  # only here is it needed while no type is checked
+
+        if isinstance(content, Trace):
+            raise BadInput("expected none with a trace that has prefix ids", field="workload.clients")
+        assert not isinstance(content, TaskMix), "tasks have clients of their own"
+        return TaskMix([client.build(content, self.service_classes) for client in self.clients])
+
+    def _content_of_all(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
         """The content of the requests. Rows of a trace are drawn with replacement, unless they have prefix ids.
 
         Rows with prefix ids come once and in order: a repeated prompt would be found in the prefix cache.

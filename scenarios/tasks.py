@@ -11,8 +11,9 @@ from pydantic import PositiveFloat, model_validator
 from latency_models.io.config_io import Strict
 from scenarios.lengths import LengthSpec
 from scenarios.scheduling import ServiceClassSpec
+from workloads.lengths import Lengths
 from workloads.mixes import TaskShare
-from workloads.pairs import Independent
+from workloads.pairs import Independent, LengthPairs
 
 
 class TaskSpec(Strict):
@@ -40,8 +41,32 @@ class TaskSpec(Strict):
         """The share of a mix, given the classes by name."""
         prompts = self.prefill.build()
         lengths = Independent(prompts, self.decode.build()) if self.decode else prompts
-        if self.service_class is None:
-            return TaskShare(self.task, self.weight, lengths, self.priority, self.tenant)
-        spec = classes[self.service_class]
-        goal = math.inf if spec.ttft is None else spec.ttft
-        return TaskShare(self.task, self.weight, lengths, spec.priority, self.tenant, self.service_class, goal)
+        return _share(self, self.task, lengths, classes)
+
+
+class ClientSpec(Strict):
+    """Clients with a part of the requests, by `weight`. All have requests of the same lengths.
+
+    Attributes:
+        tenant, service_class, priority: as in `TaskSpec`.
+    """
+
+    weight: PositiveFloat = 1.0
+    tenant: str = ""
+    service_class: str | None = None
+    priority: int = 0
+
+    def build(self, lengths: LengthPairs, classes: Mapping[str, ServiceClassSpec]) -> TaskShare:
+        """The share of a mix, given the lengths of all requests and the classes by name."""
+        return _share(self, "generate", lengths, classes)
+
+
+def _share(
+    spec: TaskSpec | ClientSpec, task: str, lengths: LengthPairs | Lengths, classes: Mapping[str, ServiceClassSpec]
+) -> TaskShare:
+    """The share of a mix, given the classes by name."""
+    if spec.service_class is None:
+        return TaskShare(task, spec.weight, lengths, spec.priority, spec.tenant)
+    contract = classes[spec.service_class]
+    goal = math.inf if contract.ttft is None else contract.ttft
+    return TaskShare(task, spec.weight, lengths, contract.priority, spec.tenant, spec.service_class, goal)

@@ -40,6 +40,9 @@ NEW_OPERATIONS: dict[str, Callable[[Digits], Digits]] = {
 }
 """Operations that no base model has seen: the tasks of fine-tuning."""
 
+HARD_OPERATIONS = ("running_sum",)
+"""New operations that no base operation helps with: none adds two digits."""
+
 OPERATIONS = BASE_OPERATIONS | NEW_OPERATIONS
 
 VOCABULARY = 10 + len(OPERATIONS)

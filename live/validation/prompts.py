@@ -32,6 +32,9 @@ def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) 
         arrival=request.arrival,
         priority=request.priority,
         model=request.model,
+        tenant=request.tenant,
+        service_class=request.service_class,
+        ttft_goal=request.ttft_goal,
     )
 
 

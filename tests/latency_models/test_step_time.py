@@ -53,21 +53,6 @@ def test_without_a_fit_parameters_are_certain_and_everything_is_covered() -> Non
     assert model.measured_deployment() is None
 
 
-@pytest.mark.parametrize("model", [Quadratic(), LinearStepTime(0.01, 0.00037, 0.0000013)])
-def test_drafted_steps_take_as_long_as_each_of_them(model: StepTimeModel) -> None:
-    decodes = [DraftedDecode(Sequence(Request(i, 0.0, 10, 20), i, False)) for i in range(2)]
-    steps = DraftedSteps(decodes, 3)
-    decodes[0].num_drafted, decodes[1].num_drafted = [3, 1], [0, 2]
-    steps.rows, steps.kv_tokens, steps.longest = [5, 5], [731, 744], [400, 402]
-    sequences = tuple(each.sequence for each in decodes)
-    batches = [
-        DecodeBatch((), sequences, 731, 400, draft_tokens=[3, 0]),
-        DecodeBatch((), sequences, 744, 402, draft_tokens=[1, 2]),
-    ]
-    assert [each.decode_tokens for each in batches] == steps.rows
-    assert model.drafted_seconds(steps) == [model.seconds(each) for each in batches]
-
-
 @given(st.tuples(*[st.floats(0, 1)] * 3), st.integers(1, 500), st.integers(0, 10**7))
 def test_the_line_of_decode_steps_is_that_of_their_durations(line: tuple[float, ...], decodes: int, kv: int) -> None:
     model = LinearStepTime(*line)
@@ -84,3 +69,18 @@ def test_a_subclass_with_other_durations_has_no_line() -> None:
 
     assert decode_line(Slower(0.01, 1e-5)) is None
     assert decode_line(Quadratic()) is None
+
+
+@pytest.mark.parametrize("model", [Quadratic(), LinearStepTime(0.01, 0.00037, 0.0000013)])
+def test_drafted_steps_take_as_long_as_each_of_them(model: StepTimeModel) -> None:
+    decodes = [DraftedDecode(Sequence(Request(i, 0.0, 10, 20), i, False)) for i in range(2)]
+    steps = DraftedSteps(decodes, 3)
+    decodes[0].num_drafted, decodes[1].num_drafted = [3, 1], [0, 2]
+    steps.rows, steps.kv_tokens, steps.longest = [5, 5], [731, 744], [400, 402]
+    sequences = tuple(each.sequence for each in decodes)
+    batches = [
+        DecodeBatch((), sequences, 731, 400, draft_tokens=[3, 0]),
+        DecodeBatch((), sequences, 744, 402, draft_tokens=[1, 2]),
+    ]
+    assert [each.decode_tokens for each in batches] == steps.rows
+    assert model.drafted_seconds(steps) == [model.seconds(each) for each in batches]

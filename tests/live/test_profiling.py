@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.validation.profiling import sequences_left, stratified_sizes
+from live.clock import DirectClock
+from live.validation.backend import LiveBackend
+from live.validation.profiling import ProfilingLimits, profile, sequences_left, stratified_sizes
+from schedulers.batches import Batch
+from schedulers.engine_config import EngineConfig
+from tests.live.tiny_validation import write_validation
 
 
 @given(st.integers(1, 300), st.integers(1, 5000), st.sampled_from([1, 2]), st.integers(0, 2**32))
@@ -38,3 +44,23 @@ def test_all_stay_for_half_a_round_and_leave_evenly_until_one_is_left(num_seqs: 
     falls = [before - after for before, after in itertools.pairwise(left)]
     assert min(falls) >= 0
     assert max(falls) <= math.ceil(2 * num_seqs / steps) + 1
+
+
+@pytest.mark.parametrize("resent", [0.0, 0.5])
+def test_prompts_begin_as_earlier_ones_where_that_is_asked_for(resent: float, tmp_path: Path) -> None:
+    """Then some prompts find blocks in the cache, and no prompt is longer than the limit by more than a token."""
+    config = write_validation(tmp_path, "").with_name("config.json")
+    backend = LiveBackend(config, random=True, dtype="float32", device="cpu", threads=1, seed=0, clock="direct")
+    engine = backend.engine(EngineConfig(num_gpu_blocks=400, block_size=4, prefix_id_tokens=4, max_num_seqs=4))
+    chunks: list[tuple[int, int]] = []
+    schedule = engine.schedule
+
+    def watched(begin: float) -> Batch | None:
+        batch = schedule(begin)
+        chunks.extend((chunk.context, chunk.tokens) for chunk in (batch.chunks if batch is not None else ()))
+        return batch
+
+    engine.schedule = watched  # type: ignore[method-assign]
+    profile(lambda: engine, ProfilingLimits(40, 8, 4, 10, 20, resent), backend.vocabulary, 3, DirectClock())
+    assert any(context for context, _ in chunks) is (resent > 0)
+    assert max(context + tokens for context, tokens in chunks) <= 41

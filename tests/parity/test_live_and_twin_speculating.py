@@ -21,7 +21,6 @@ from live.validation.prompts import materialise  # noqa: E402
 from live.validation.replay import replay  # noqa: E402
 from scenarios.engine import EngineSpec, SchedulerPlan  # noqa: E402
 from scenarios.speculation import SpeculativeSpec  # noqa: E402
-from schedulers.sequence import Sequence  # noqa: E402
 from schedulers.speculation import SpeculativeEngineCore  # noqa: E402
 from tests.parity.test_live_and_twin import BLOCK, CONFIG, Recorded, durations_and_arrivals, noted, trace  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402
@@ -32,14 +31,19 @@ from twin.serving.speculation import Acceptance, SimulatedSpeculation  # noqa: E
 from workloads.request import Request  # noqa: E402
 
 VOCABULARY = 12
+PLACES = 4001
 SPEC = SpeculativeSpec(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3)
 
 
-class OwnAnswers(SimulatedSpeculation):
-    """Each request has the outcomes of its own answer, not those of one that is drawn."""
-
-    def _measured(self, sequence: Sequence) -> tuple[AnswerDrafts, int]:
-        return self._answers[sequence.request.id], sequence.num_output_tokens
+def own_answers(outcomes: list[AnswerDrafts], seed: int) -> DraftOutcomes:
+    """Outcomes of which each request draws those of its own answer."""
+    draws = SimulatedSpeculation(Acceptance(()), SPEC.num_speculative_tokens, seed)
+    places = [draws.key(number) % PLACES for number in range(len(outcomes))]
+    assert len(set(places)) == len(places)
+    answers = [AnswerDrafts([0], [0])] * PLACES
+    for place, each in zip(places, outcomes, strict=True):
+        answers[place] = each
+    return DraftOutcomes(answers)
 
 
 def planned(blocks: int) -> SchedulerPlan:
@@ -68,14 +72,14 @@ def requests(more: int = 0) -> list[tuple[Request, int]]:
 def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     scheduler = planned(blocks)
     longer = [materialise(*each, VOCABULARY, BLOCK) for each in requests(SPEC.num_speculative_tokens)]
-    outcomes = DraftOutcomes([AnswerDrafts(*each) for each in measure_drafts(engine_of(scheduler), longer, SPEC)])
+    outcomes = own_answers([AnswerDrafts(*each) for each in measure_drafts(engine_of(scheduler), longer, SPEC)], seed=0)
     engine = engine_of(scheduler)
     stats, lived = engine.core.stats, noted(engine)
     replayed = replay(engine, [materialise(*each, VOCABULARY, BLOCK) for each in requests()])
     durations, arrivals = durations_and_arrivals(replayed)
 
     simulated: list[tuple[object, ...]] = []
-    speculation = OwnAnswers(Acceptance((), measured=outcomes), SPEC.num_speculative_tokens, seed=0)
+    speculation = SimulatedSpeculation(Acceptance((), measured=outcomes), SPEC.num_speculative_tokens, seed=0)
     env, records = Environment(), []
     twin = SimulatedEngine(
         env, scheduler.make_core, Recorded(iter(durations)), name="twin", index=0, fast_forward=False,

@@ -6,6 +6,7 @@ import copy
 import csv
 import io
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from latency_models.deployment.models import load_model
 from reports.reproductions.prelude.figures import figures as prelude_figures
 from reports.reproductions.prelude.table import tables as prelude_table
 from schedulers.engine_core import EngineCore
+from tests.reports.pages.page_contents import columns
 from twin import cli
 from twin.reproductions.prelude import lifetimes as prelude_lifetimes
 from twin.reproductions.prelude import prefixes as prelude_prefixes
@@ -322,7 +324,9 @@ def check_the_report(document: dict[str, Any], folder: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(document))
     assert cli.run(["report", str(folder)]) == 0
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == len(list((folder / "figures").iterdir())) == 2
-    assert page.count("\n- ") == sum(not claim["agrees"] for claim in document["claims"])
-    assert f"{document['sweep'][0]['rows'][1]['predicted']:.1f}" in page
+    assert page.count("<figure><svg") == len(list((folder / "figures").iterdir())) == 2
+    (disagree,) = re.findall(r"<ul>(?:<li>[^<]*</li>)+</ul>", page)
+    assert disagree.count("<li>") == sum(not claim["agrees"] for claim in document["claims"])
+    shown = [value for table in columns(page) for values in table.values() for value in values]
+    assert round(document["sweep"][0]["rows"][1]["predicted"], 1) in shown
     assert "twin reproduce prelude" in page

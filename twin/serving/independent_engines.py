@@ -249,7 +249,7 @@ class _Group:
         pool = Pool(self.engines, _router(plan))
         models = [model for model, group in plan.prefill_engines.items() if names.issubset(group)]
         self.clients = PartwiseLoop(self.env, system := System(self.env, dict.fromkeys(models, pool), {}, {}))
-        system.on_finish = keep
+        system.on_finish.append(keep)
 
 
 class _GroupRouter:

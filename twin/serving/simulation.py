@@ -163,7 +163,6 @@ class Simulation:
             detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps, clients=plan.clients
         )
         self._keep = StepKeeper(StepFile)
-        self.population = StepIntegral()
         seed = (scenario.seed << 20) + replication
         luck = seed + (drafts << 52)
         parts = Parts(
@@ -172,7 +171,7 @@ class Simulation:
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:
             self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
-        self.system.on_arrival, self.system.on_finish = self._arrived, self._finished
+        self.population = self.system.population = StepIntegral()
         self.shed: ShedLog | None = None
         if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
             self.shed, self.system.on_shed = ShedLog(plan.clients), self._shed
@@ -186,7 +185,13 @@ class Simulation:
             for failure in scenario.failures
         ]
         self.autoscaling = self._autoscaling(draw, seed) if scenario.system.autoscaling else None
+        if self.autoscaling is not None:
+            self.system.on_arrival.append(self.autoscaling.arrived)
         self.clients = _clients(plan, env, self.system, for_workload, for_clients)
+        self.system.on_finish.append(self.columns.add)
+        if self.prefix_reuse is not None:
+            self.system.on_finish.append(self.prefix_reuse.add)
+        self.system.on_finish.append(self.clients.finished)
         if watch is None and (self.shed is None or not self._retries.attempts):
             _foresee(plan, self.system, self.clients)
 
@@ -213,18 +218,6 @@ class Simulation:
         from twin.serving.autoscaling import Autoscaling
 
         return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
-
-    def _arrived(self, record: RequestRecord) -> None:
-        self.population.set(self.environment.now, self.population.value + 1)
-        if self.autoscaling is not None:
-            self.autoscaling.arrived(record)
-
-    def _finished(self, record: RequestRecord) -> None:
-        self.population.set(self.environment.now, self.population.value - 1)
-        self.columns.add(record)
-        if self.prefix_reuse is not None:
-            self.prefix_reuse.add(record)
-        self.clients.finished(record)
 
     def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
         log, now = self.shed, self.environment.now

@@ -18,7 +18,7 @@ from twin.serving.early_transfers import EarlyTransfer, EarlyTransfers
 from twin.serving.engine import Engine
 from twin.serving.foresight import Arrivals, Foresight, RequestsElsewhere
 from twin.serving.link import Link
-from twin.serving.records import RequestRecord
+from twin.serving.records import RequestRecord, StepIntegral
 from workloads.request import Request
 
 
@@ -79,7 +79,8 @@ class System:
         with_chunks: caches leave while later chunks of their prompts are computed.
 
     Attributes:
-        on_arrival, on_finish: called with the record of every request that arrives, and of every finished one.
+        population: counts the requests that have arrived and are not finished; None: nobody asks.
+        on_arrival, on_finish: each is called with the record of every request that arrives, or of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
             transfer, and with a decode engine whose reservation is given up.
         on_shed: called with the record of every request that an engine sheds, and why.
@@ -98,8 +99,9 @@ class System:
         with_chunks: bool = False,
     ) -> None:
         self.env, self.prefill_pools, self.decode_pools, self.links = env, prefill_pools, decode_pools, links
-        self.on_arrival: Callable[[RequestRecord], None] = lambda record: None
-        self.on_finish: Callable[[RequestRecord], None] = lambda record: None
+        self.population: StepIntegral | None = None
+        self.on_arrival: list[Callable[[RequestRecord], None]] = []
+        self.on_finish: list[Callable[[RequestRecord], None]] = []
         self.on_outage: Callable[[Engine], None] = lambda engine: None
         self.on_release: Callable[[Engine], None] = lambda engine: None
         self.on_shed: Callable[[RequestRecord, RequestShed], None] = lambda record, shed: None
@@ -132,7 +134,10 @@ class System:
 
     def submit(self, record: RequestRecord, *, late: bool = False) -> None:
         """Route a new request. `late`: the step ends of this instant are over (see `Priority.LATE`)."""
-        self.on_arrival(record)
+        if self.population is not None:
+            self.population.set(self.env.now, self.population.value + 1)
+        for tell in self.on_arrival:
+            tell(record)
         if self._route_seconds:
             self.env.process(self._routed(record))
         else:
@@ -167,11 +172,17 @@ class System:
         if self._deliver:
             self.env.process(self._delivered(record))
         else:
-            self.on_finish(record)
+            self._leave(record)
 
     def _delivered(self, record: RequestRecord) -> Generator[Event, object, None]:
         yield self.env.at(self.env.now + self._deliver, Priority.LATE)
-        self.on_finish(record)
+        self._leave(record)
+
+    def _leave(self, record: RequestRecord) -> None:
+        if self.population is not None:
+            self.population.set(self.env.now, self.population.value - 1)
+        for tell in self.on_finish:
+            tell(record)
 
     # -- transfers ---------------------------------------------------------------------------------------------------
 

@@ -58,11 +58,11 @@ _CHANNEL = (Precision(4), Precision(3), Precision(2))
 STUDY_SIZES = {
     "reduced": StudySize(
         text=TEXT_SIZES["reduced"],
-        sequences=192,
+        sequences=512,
         diagnosed=32,
         full_rank=8,
         calibration=CalibrationSettings(
-            factors=TrainingSettings(steps=100, batch_size=4, learning_rate=2e-3),
+            factors=TrainingSettings(steps=300, batch_size=4, learning_rate=6e-3),
             gate=TrainingSettings(steps=40, batch_size=4, learning_rate=1e-2),
         ),
         cells=_cells(

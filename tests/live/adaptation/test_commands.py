@@ -24,8 +24,9 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """A barely trained base model of the smallest size, in the current folder."""
     few = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
     smallest = dataclasses.replace(
-        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, retuning=few, prompts=40
-    )
+        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, hard=dataclasses.replace(few, steps=7),
+        retuning=few, prompts=40,
+    )  # fmt: skip
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
     document = adapt(capsys, "base", "base", "--seed", "3")
@@ -71,6 +72,14 @@ def test_a_prefill_module_is_tuned_measured_and_tuned_again_for_four_bits(
     assert full["losses"][1:] != sun["losses"][1:]
 
 
+def test_a_hard_operation_is_trained_longer(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {
+        task: adapt(capsys, "prefill", "base", task, "--task", task)["losses"]
+        for task in ("negate_rotate", "running_sum")
+    }
+    assert {task: len(each) for task, each in losses.items()} == {"negate_rotate": 5, "running_sum": 7}
+
+
 def test_the_live_engine_serves_what_was_written(base: Path) -> None:
     loaded = LoadedModel(base, random=False, dtype="float32", device="cpu", threads=1)
     assert loaded.vocabulary == read_model(base)[0].shape.vocabulary
@@ -85,8 +94,8 @@ def test_a_training_of_other_settings_does_not_go_on(base: Path, capsys: pytest.
 def test_an_interrupted_training_says_what_is_kept_and_goes_on(
     base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("prefill", "base", "sun", "--task", "running_sum")
-    whole = adapt(capsys, "prefill", "base", "whole", "--task", "running_sum")
+    command = ("prefill", "base", "sun", "--task", "negate_rotate")
+    whole = adapt(capsys, "prefill", "base", "whole", "--task", "negate_rotate")
     monkeypatch.setattr(training, "SAVE_EVERY", 2)
     loss, steps = Modules.loss, []
 

@@ -24,7 +24,9 @@ TASKS = ("reverse_add_one", "sort_add_three", "negate_rotate", "running_sum")
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
     few = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
-    smallest = dataclasses.replace(sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, retuning=few, prompts=8)
+    smallest = dataclasses.replace(
+        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, hard=few, retuning=few, prompts=8
+    )
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
     assert run(["adapt", "base", "base"]) == 0

@@ -155,3 +155,37 @@ def test_tasks_that_are_refused(change: dict[str, Any], told: str) -> None:
 def test_orders_that_are_refused(scheduling: Any, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         prepare(tenants(engine={"scheduling_policy": scheduling}), Path("s.yaml"))
+
+
+def by_clients(**workload: Any) -> dict[str, Any]:
+    """The workload of `tenants`, with the lengths said once."""
+    document = tenants()
+    tasks = document["workload"].pop("tasks")
+    lengths = {name: tasks[0][name] for name in ("prefill", "decode")}
+    clients = [{name: task[name] for name in ("tenant", "service_class", "weight")} for task in tasks]
+    document["workload"] |= {**lengths, "clients": clients, **workload}
+    return document
+
+
+def test_clients_of_equal_lengths_are_tasks_of_equal_lengths() -> None:
+    one, other = run(by_clients()), run(tenants())
+    assert records(one) == records(other)
+    assert one.columns.clients == other.columns.clients
+    assert one.columns.client == other.columns.client
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"clients": [{"service_class": "gold"}]}, r"clients\.0\.service_class: got 'gold', expected one of"),
+        ({"clients": [{"service_class": "chat", "priority": 2}]}, r"clients\.0\.priority"),
+        ({"clients": [{"weight": 0}]}, r"clients\[0\]\.weight"),
+        (
+            {"sessions": {"source": "drawn", "turns": LENGTHS["decode"], "growth": LENGTHS["decode"]}},
+            "clients: expected none with tasks, which name them, or sessions",
+        ),
+    ],
+)
+def test_clients_that_cannot_be_are_refused(changed: dict[str, Any], expected: str) -> None:
+    with pytest.raises(BadInput, match=expected):
+        run(by_clients(**changed))

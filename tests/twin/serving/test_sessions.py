@@ -259,8 +259,8 @@ def test_requests_of_sessions_cannot_be_listed_before_they_are_answered() -> Non
         realisation(plan, 0)
 
 
-def test_a_validation_refuses_sessions() -> None:
-    path = Path(__file__).parents[3] / "examples" / "validate-cpu.yaml"
+def test_a_validation_of_several_engines_refuses_sessions() -> None:
+    path = Path(__file__).parents[3] / "examples" / "validate-pd-cpu.yaml"
     document = read_scenario(path, "validation")
     document["workload"]["sessions"] = workload()["sessions"]
     with pytest.raises(BadInput, match=r"workload\.sessions: expected none"):

@@ -100,6 +100,7 @@ def notes() -> list[str]:
         " of the prefill module.",
         "QSUN begins with SUN's module and has fewer steps; the paper does not say how many.",
         "Parts of the prefill module are tuned with the first seed only.",
+        "The running sum, which no operation of the base model helps with, has a longer training in every variant.",
         "The base model of text is no chat model: it continues sources of Python's standard library. brackets is"
         " judged by exact match, docstring by the share of right tokens, given those before them.",
     ]
