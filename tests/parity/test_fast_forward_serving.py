@@ -115,6 +115,9 @@ def test_prefill_and_decode_apart(decode: str, asynchronous: bool) -> None:
     seed=st.integers(0, 10**6),
     outages=st.lists(st.tuples(st.sampled_from(["prefill-0", "decode-1"]), st.floats(0.0, 3.0)), max_size=3),
 )
+@example(  # a reservation that is given up while a window is open
+    rate=60.0, asynchronous=False, blocks=20, seats=16, latency=1e-3, ranks=1, seed=0, outages=[("prefill-0", 0.5)]
+)  # fmt: skip
 def test_caches_that_leave_with_chunks(
     rate: float,
     asynchronous: bool,

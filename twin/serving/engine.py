@@ -293,6 +293,8 @@ class Engine:
         self._reservations = [entry for entry in self._reservations if entry[0] is not record]
         if record.request.id in self.core.reserved:
             self._allocate_begun_steps()
+            if self._window is not None and self._fast_forward is not None:
+                self._fast_forward.log_begun_steps(self.core, self._window, self._env.now)
             self.core.abort(record.request.id, self._env.now)
             self._note_load()
             if self.core.num_waiting:
@@ -371,7 +373,7 @@ class Engine:
         """Bring the KV cache up to the steps of an open window that have begun."""
         window = self._window
         if window is not None:
-            begun = min(window.num_ended(self._env.now) + 1, window.num_steps)
+            begun = window.num_begun(self._env.now)
             if self._observers:
                 self._allocate_one_by_one(window, begun)
                 if self.tier_links is not None:  # what these steps have evicted may be on its way to a tier

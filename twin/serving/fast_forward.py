@@ -40,18 +40,23 @@ class Window:
         num_steps: steps that end by the window's end. end: when the last of them ends, seconds.
         finishes: whether a sequence finishes with the last step.
         allocated: first steps whose blocks were allocated one step after the other, for observers of the cache.
+        logged: first steps whose states have been logged.
     """
 
-    __slots__ = ("allocated", "end", "ends", "finishes", "num_steps", "opened")
+    __slots__ = ("allocated", "end", "ends", "finishes", "logged", "num_steps", "opened")
 
     def __init__(self, opened: float, ends: list[float], num_steps: int, finishes: bool) -> None:
         self.opened, self.ends, self.num_steps, self.finishes = opened, ends, num_steps, finishes
         self.end = ends[num_steps - 1]
-        self.allocated = 0
+        self.allocated = self.logged = 0
 
     def num_ended(self, now: float) -> int:
         """Steps that have ended before `now`."""
         return bisect_left(self.ends, now, 0, self.num_steps)
+
+    def num_begun(self, now: float) -> int:
+        """Steps that have begun before `now`, of those that end by the window's end."""
+        return min(self.num_ended(now) + 1, self.num_steps)
 
     def cut(self, now: float, late: bool) -> bool:
         """End the window with the next step end; whether that shortens it.
@@ -173,6 +178,12 @@ class FastForward:
         log.ran(start, window.end)
         self._running.append((core.current_decode_batch(), window.end, ends[steps]))
 
+    def log_begun_steps(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
+        """Log the states of steps that have begun, before blocks are freed that are not of these steps."""
+        if self._log.detail:
+            self._log_states(core, window, window.num_begun(now))
+            window.logged = window.num_begun(now)
+
     def _log_states(self, core: EngineCore | LockstepGroup, window: Window, num_steps: int) -> None:
         """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
         cores = cores_of(core)
@@ -181,8 +192,8 @@ class FastForward:
         starts = chain((window.opened,), window.ends)
         running, waiting = core.num_running, core.num_waiting
         for i, (start, blocks) in enumerate(zip(starts, allocated, strict=False)):
-            if blocks or not i:
-                free -= blocks
+            free -= blocks
+            if i == window.logged or (blocks and i > window.logged):
                 self._log.state(start, running, waiting, free)
 
 
