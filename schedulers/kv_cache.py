@@ -47,21 +47,21 @@ def block_hash(parent: int, key: int) -> int:
 class PathHashes:
     """The `block_hash` of each node along prefix ids. Those of the latest ids are kept: a router asks many caches."""
 
-    __slots__ = ("_hashes", "_ids")
+    __slots__ = ("_latest",)
 
     def __init__(self) -> None:
-        self._ids: tuple[int, ...] = ()
-        self._hashes: list[int] = []
+        self._latest: tuple[tuple[int, ...], list[int]] = ((), [])  # ids and their hashes, replaced at once
 
     def of(self, ids: tuple[int, ...]) -> list[int]:
         """One hash an id."""
-        if ids is not self._ids:
+        latest, hashes = self._latest
+        if ids is not latest:
             path, hashes = 0, list[int]()
             for key in ids:
                 path = block_hash(path, key)
                 hashes.append(path)
-            self._ids, self._hashes = ids, hashes
-        return self._hashes
+            self._latest = ids, hashes
+        return hashes
 
 
 PATH_HASHES: Final = PathHashes()
