@@ -285,7 +285,7 @@ def test_the_whole_reproduction_on_few_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert figures == sun_figures(document)
     for svg in figures.values():
         assert ElementTree.fromstring(svg).tag.endswith("svg")
-    assert page.count("<svg") == len(figures) == 3
+    assert page.count("<figure><svg") == len(figures) == 3
     assert "1 shared: interactivity: -48 % printed" in page
 
 

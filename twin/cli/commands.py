@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "observe": Command(
         "twin.cli.observe:observe",
-        "Record the requests of a live server through a proxy: when each came, its lengths, its first and last token.",
+        "Record a live server: its requests through a proxy, or pages of its metrics.",
     ),
     "page": Command(
         "twin.cli.page:page",

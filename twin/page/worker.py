@@ -70,6 +70,8 @@ class Worker:
         """End the process."""
         self._process.terminate()
         self._process.join(5)
+        if threading.current_thread() is not self._reader:  # it may be at a message, and ends with the process
+            self._reader.join(5)
         self._connection.close()
 
     def _stop_outdated(self) -> None:

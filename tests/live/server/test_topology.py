@@ -92,7 +92,7 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
     stream = post(max_tokens=4000, stream=True)
     assert stream.status == 200
     first = json.loads(stream.readline().removeprefix(b"data: "))["choices"][0]["token_ids"]
-    assert first == short["choices"][0]["token_ids"][:1]
+    assert first == short["choices"][0]["token_ids"][: len(first)]  # one event may have several tokens
     begin = time.monotonic()
     os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
     rest = stream.read().decode()
