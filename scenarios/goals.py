@@ -61,7 +61,7 @@ def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float
     """The mapping of goals given as `name=limit`.
 
     Raises:
-        BadInput: one is not of this form, or is given twice.
+        BadInput: one is not of this form, is no goal, or is given twice.
     """
     found: dict[str, float | str] = {}
     for text in texts:
@@ -72,6 +72,10 @@ def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float
         if len(values) != 1 or name in found:
             raise BadInput("expected one limit for each goal", field=flag, value=text)
         found[name] = values[0]
+        try:
+            _goal(name, values[0])
+        except BadInput as error:
+            raise BadInput(error.expected, field=flag, value=text) from None
     return found
 
 

@@ -50,3 +50,12 @@ def test_goals_of_the_command_line() -> None:
     for texts in (["ttft_p99"], ["ttft_p99=1s", "ttft_p99=2s"], ["ttft_p99=1s,2s"]):
         with pytest.raises(BadInput, match="--slo"):
             goals_of_texts(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("p99_ttft=1s", "METRIC_STATISTIC such as ttft_p99"), ("ttft_p99=soon", "expected"), ("goodput=2", "at most 1")],
+)
+def test_a_flag_that_is_no_goal_is_named_with_its_text(text: str, expected: str) -> None:
+    with pytest.raises(BadInput, match=f"^--slo: got '{text}'.*{expected}"):
+        goals_of_texts([text])
