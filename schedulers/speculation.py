@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from schedulers.batches import Batch, Chunk, DecodeBatch, DraftedSteps
 from schedulers.chunking import ChunkPolicy
@@ -26,6 +26,17 @@ from schedulers.sequence import DECODING, PREFILLING, Sequence
 
 Propose: TypeAlias = Callable[[Sequence, int], int]
 """Proposes draft tokens for the next step of a decode, at most the given number, and returns how many it has."""
+
+
+class AnswerDrafts(NamedTuple):
+    """The outcomes of drafts at each position of one answer; at position n, n of its tokens are known.
+
+    Attributes:
+        drafted: tokens of the draft; 0 where there is none. right: of them, the first ones that the answer has.
+    """
+
+    drafted: list[int]
+    right: list[int]
 
 
 class SpeculationStats:

@@ -13,13 +13,14 @@ from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.validation.clients import Sessions
-from live.validation.draft_outcomes import MeasuredDrafts, measure_drafts
+from live.validation.draft_outcomes import measure_drafts
 from live.validation.machine_speed import MachineSpeedReader, SpeedReadings
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
+from schedulers.speculation import AnswerDrafts
 from workloads.request import Request
 from workloads.sessions import Session
 
@@ -75,7 +76,7 @@ class LiveBackend(LoadedModel):
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[MeasuredDrafts]:
+    ) -> Sequence[AnswerDrafts]:
         """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
 
         Answers are as much longer as a draft can be, where the model's context allows it.

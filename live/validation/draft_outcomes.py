@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from live.engine import Engine
 from live.generation import Generation
 from live.speculation import NgramLookup, num_right
 from scenarios.speculation import SpeculativeSpec
+from schedulers.speculation import AnswerDrafts
 
 
-class MeasuredDrafts(NamedTuple):
-    """The outcomes at each position of one answer: `twin.serving.draft_outcomes.AnswerDrafts`."""
-
-    drafted: list[int]
-    right: list[int]
-
-
-def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: SpeculativeSpec) -> list[MeasuredDrafts]:
+def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: SpeculativeSpec) -> list[AnswerDrafts]:
     """Answer all generations, and find the outcomes of n-gram drafts at every position of each answer.
 
     Raises:
@@ -31,7 +24,7 @@ def measure_drafts(engine: Engine, generations: Sequence[Generation], spec: Spec
     return [drafts_of(generation, spec) for generation in generations]
 
 
-def drafts_of(generation: Generation, spec: SpeculativeSpec) -> MeasuredDrafts:
+def drafts_of(generation: Generation, spec: SpeculativeSpec) -> AnswerDrafts:
     """The outcomes at each position, from 1 output token on, behind which the answer is as long as a draft can be.
 
     Position 0, at which nothing is decoded, has no draft. An answer that is too short for any other has that one alone.
@@ -45,4 +38,4 @@ def drafts_of(generation: Generation, spec: SpeculativeSpec) -> MeasuredDrafts:
         draft = lookup.propose(most)
         drafted.append(len(draft))
         right.append(num_right(draft, output[position : position + len(draft)]))
-    return MeasuredDrafts(drafted, right)
+    return AnswerDrafts(drafted, right)

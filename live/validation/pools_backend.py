@@ -21,7 +21,6 @@ from live.topologies.pools.layout import FRONT, PoolsLayout
 from live.topologies.pools.local_pools import LocalPools
 from live.topologies.pools.planned import kv_bytes, pools_layout
 from live.validation.backend import LiveBackend, Requests
-from live.validation.draft_outcomes import MeasuredDrafts
 from live.validation.pools_profiling import TURNS, PoolsProfile
 from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.prompts import materialise
@@ -30,6 +29,7 @@ from scenarios.engine import SchedulerPlan
 from scenarios.engine_pools import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.engine_config import EngineConfig
+from schedulers.speculation import AnswerDrafts
 from workloads.errors import BadInput
 from workloads.request import Request
 from workloads.sessions import Session
@@ -163,7 +163,7 @@ class PoolsBackend:
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[MeasuredDrafts]:
+    ) -> Sequence[AnswerDrafts]:
         """None: these engines do not speculate."""
         return ()
 

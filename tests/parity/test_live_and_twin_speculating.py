@@ -21,10 +21,10 @@ from live.validation.prompts import materialise  # noqa: E402
 from live.validation.replay import replay  # noqa: E402
 from scenarios.engine import EngineSpec, SchedulerPlan  # noqa: E402
 from scenarios.speculation import SpeculativeSpec  # noqa: E402
-from schedulers.speculation import SpeculativeEngineCore  # noqa: E402
+from schedulers.speculation import AnswerDrafts, SpeculativeEngineCore  # noqa: E402
 from tests.parity.test_live_and_twin import BLOCK, CONFIG, Recorded, durations_and_arrivals, noted, trace  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402
-from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes  # noqa: E402
+from twin.serving.draft_outcomes import DraftOutcomes  # noqa: E402
 from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
 from twin.serving.records import RequestRecord  # noqa: E402
 from twin.serving.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
@@ -72,7 +72,7 @@ def requests(more: int = 0) -> list[tuple[Request, int]]:
 def test_the_twin_schedules_what_the_live_engine_verified(blocks: int) -> None:
     scheduler = planned(blocks)
     longer = [materialise(*each, VOCABULARY, BLOCK) for each in requests(SPEC.num_speculative_tokens)]
-    outcomes = own_answers([AnswerDrafts(*each) for each in measure_drafts(engine_of(scheduler), longer, SPEC)], seed=0)
+    outcomes = own_answers(measure_drafts(engine_of(scheduler), longer, SPEC), seed=0)
     engine = engine_of(scheduler)
     stats, lived = engine.core.stats, noted(engine)
     replayed = replay(engine, [materialise(*each, VOCABULARY, BLOCK) for each in requests()])

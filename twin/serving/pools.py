@@ -19,7 +19,7 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.pipeline import PipelinedEngineCore
 from twin.serving.deployment import check_deployment, check_device, describe_origin
-from twin.serving.draft_outcomes import DraftOutcomes, read_draft_outcomes
+from twin.serving.draft_outcomes import DraftOutcomes
 from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
 
@@ -203,6 +203,8 @@ def _draft_outcomes(spec: SpeculativeSpec, base: Path) -> DraftOutcomes | None:
     """
     if spec.acceptance_profile is None:
         return None
+    from twin.serving.draft_outcomes_file import read_draft_outcomes
+
     file = base / spec.acceptance_profile
     read, outcomes = read_draft_outcomes(file)
     if read.num_speculative_tokens < spec.num_speculative_tokens:

@@ -18,8 +18,8 @@ from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import DECODING, Sequence
-from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
-from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes
+from schedulers.speculation import AnswerDrafts, SpeculationStats, SpeculativeEngineCore
+from twin.serving.draft_outcomes import DraftOutcomes
 from twin.serving.records import RequestRecord
 from twin.serving.splitmix import mixed, uniform
 

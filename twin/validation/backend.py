@@ -16,7 +16,7 @@ from latency_models.speed_probes import Reading
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
-from schedulers.speculation import SpeculationStats
+from schedulers.speculation import AnswerDrafts, SpeculationStats
 from workloads.request import Request
 from workloads.sessions import Session
 
@@ -70,18 +70,6 @@ class ReplayedRun(Timed, Protocol):
         """
 
 
-class DraftsOfAnswer(Protocol):
-    """The outcomes of drafts at each position of an answer, as in `twin.serving.draft_outcomes.AnswerDrafts`."""
-
-    @property
-    def drafted(self) -> list[int]:
-        """Tokens of the drafts."""
-
-    @property
-    def right(self) -> list[int]:
-        """Those of them that were right."""
-
-
 class Backend(Protocol):
     """A model on a machine."""
 
@@ -98,7 +86,7 @@ class Backend(Protocol):
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
-    ) -> Sequence[DraftsOfAnswer]:
+    ) -> Sequence[AnswerDrafts]:
         """Answer requests, and find the outcomes of drafts at every position of their answers. Nothing is timed.
 
         Raises:

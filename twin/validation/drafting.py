@@ -11,7 +11,8 @@ from pathlib import Path
 
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ValidationScenario
-from twin.serving.draft_outcomes import AnswerDrafts, DraftOutcomes, document
+from twin.serving.draft_outcomes import DraftOutcomes
+from twin.serving.draft_outcomes_file import document
 from twin.serving.plan import ServingPlan
 from twin.serving.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
@@ -42,7 +43,7 @@ def measured_drafts(
     replayed = (answer for repeat in range(scenario.repeats) for _, answer in realisation(plan, repeat))
     longest = max(*replayed, *(answer for _, answer in asked))
     drafts = backend.measure_drafts(scenario.engine.build(base), [(request, longest) for request, _ in asked])
-    outcomes = DraftOutcomes([AnswerDrafts(each.drafted, each.right) for each in drafts])
+    outcomes = DraftOutcomes(list(drafts))
     settings = spec.model_dump(
         include={"method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
     )  # fmt: skip
