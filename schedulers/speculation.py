@@ -78,10 +78,12 @@ class SpeculationStats:
         for position in range(num_accepted):
             self.num_accepted_tokens_per_pos[position] += 1
 
-    def observe_all(self, num_draft_tokens: int, num_accepted: Many[int]) -> None:
-        """Count decodes that verified so many draft tokens together, given how many had 0, 1, … right ones."""
-        self.num_draft_tokens += num_draft_tokens
-        for right, drafts in enumerate(num_accepted):
+    def observe_steps(self, steps: DraftedSteps) -> None:
+        """Count all decodes of some steps, as `observe` and `record_outputs` do one by one."""
+        self.num_decodes += len(steps.decodes) * len(steps.rows)
+        self.num_emitted_tokens += sum(decode.num_tokens for decode in steps.decodes)
+        self.num_draft_tokens += steps.num_draft_tokens
+        for right, drafts in enumerate(steps.num_accepted):
             self.num_drafts += drafts
             self.num_accepted_tokens += right * drafts
             for position in range(right):
@@ -287,9 +289,7 @@ class SpeculativeEngineCore(EngineCore):
         self.allocate_ahead(len(foreseen.rows))
         self.blocks_allocated_ahead -= sum(foreseen.new_blocks)
         self.foreseen = None
-        self.stats.observe_all(foreseen.num_draft_tokens, foreseen.num_accepted)
-        self.stats.num_decodes += len(foreseen.decodes) * len(foreseen.rows)
-        self.stats.num_emitted_tokens += sum(decode.num_tokens for decode in foreseen.decodes)
+        self.stats.observe_steps(foreseen)
         for decode in foreseen.decodes:
             missing = self._num_missing_blocks(decode.sequence, decode.reach)
             if missing > 0:

@@ -25,6 +25,16 @@ def both(document: dict[str, Any], speed: MachineSpeed | None = None) -> tuple[d
     }
 
 
+def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
+    """Short answers to prompts that begin alike, cut by `limit`."""
+    return {
+        "arrivals": {"process": "poisson", "rate": rate},
+        "decode": {"distribution": "uniform", "low": 1, "high": 60},
+        "max_tokens": limit,
+        "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
+    }
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rate=st.sampled_from([2.0, 15.0, 40.0, 200.0]),
@@ -50,12 +60,7 @@ def test_one_engine(
 ) -> None:
     document = scenario(
         seed=seed,
-        workload={
-            "arrivals": {"process": "poisson", "rate": rate},
-            "decode": {"distribution": "uniform", "low": 1, "high": 60},
-            "max_tokens": limit,
-            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
-        },
+        workload=shared_prefixes(rate, limit),
         engine={
             "num_gpu_blocks": blocks, "max_num_seqs": seats, "async_scheduling": asynchronous,
             "enable_prefix_caching": caching,
@@ -205,12 +210,7 @@ def test_speculation(
     proposed = {"proposed": 0.5} if method == "ngram" else {}
     document = scenario(
         seed=seed,
-        workload={
-            "arrivals": {"process": "poisson", "rate": rate},
-            "decode": {"distribution": "uniform", "low": 1, "high": 60},
-            "max_tokens": limit,
-            "prefixes": {"groups": 3, "tokens": 40, "cache_suffix": True},
-        },
+        workload=shared_prefixes(rate, limit),
         engine={
             "num_gpu_blocks": blocks, "max_num_seqs": seats, "enable_prefix_caching": caching or tiers,
             "kv_reservation": reservation,

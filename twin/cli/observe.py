@@ -109,13 +109,14 @@ def _scrape(url: str, output: Path, every: float, duration: float | None) -> int
     for flag, value in (("--every", every), ("--duration", duration)):
         if value is not None and not 0 < value < float("inf"):
             raise BadInput("expected seconds above 0", field=flag, value=value)
-    server = Upstream.of(url.removesuffix("/metrics"), "--metrics")
+    url = url.removesuffix("/metrics")
+    server = Upstream.of(url, "--metrics")
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    note(f"reading {url.removesuffix('/metrics')}/metrics every {every:g} s"
-         + ("; Ctrl-C ends it" if duration is None else f" for {duration:g} s"))  # fmt: skip
+    until = "; Ctrl-C ends it" if duration is None else f" for {duration:g} s"
+    note(f"reading {url}/metrics every {every:g} s{until}")
     try:
-        pages = record_scrapes(server, output, headers, every=every, duration=duration, advance=lambda pages: None)
+        pages = record_scrapes(server, output, headers, every=every, duration=duration)
     except OSError as error:
         note(f"the server stopped answering ({error}); pages before are in {output}")
         return 1

@@ -207,13 +207,12 @@ def record_scrapes(
     *,
     every: float,
     duration: float | None,
-    advance: Callable[[int], object],
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
     """Write a page now, one each `every` seconds, and one at the end: after `duration` seconds, or on Ctrl-C.
 
     Args:
-        folder: made if it is not there; must be empty. advance: called with the number of pages so far.
+        folder: made if it is not there; must be empty.
 
     Returns:
         The number of pages.
@@ -232,7 +231,6 @@ def record_scrapes(
         text = server.get("/metrics", dict(headers))
         (folder / f"metrics-{time.time():.6f}.prom").write_text(text, encoding="utf-8")
         pages += 1
-        advance(pages)
 
     try:
         scrape()

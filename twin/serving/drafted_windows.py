@@ -166,7 +166,7 @@ class DraftedWindows(FastForward):
         return Window(now, ends, steps, foreseen.finishes)
 
     def _ends(self, now: float, rows: list[int], seconds: list[float]) -> list[float]:
-        """When steps end that begin now, given their rows and durations."""
+        """The ends of steps of which the first begins now, given their rows and durations."""
         speed, end = self._machine_speed, now
         ends: list[float] = []
         for i, lasts in enumerate(seconds):

@@ -1,4 +1,4 @@
-"""Connections between ranks: messages come whole and in order, and nobody waits without end."""
+"""Connections between ranks: messages come whole and in order, and every wait has an end."""
 
 from __future__ import annotations
 

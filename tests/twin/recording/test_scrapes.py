@@ -140,9 +140,7 @@ def test_ctrl_c_reads_a_last_page(tmp_path: Path) -> None:
 
     with answering() as (port, _):
         server = Upstream.of(f"127.0.0.1:{port}", "--metrics")
-        pages = record_scrapes(
-            server, tmp_path / "run", {}, every=7.0, duration=None, advance=lambda pages: None, sleep=interrupted
-        )
+        pages = record_scrapes(server, tmp_path / "run", {}, every=7.0, duration=None, sleep=interrupted)
     assert pages == len(list((tmp_path / "run").iterdir())) == 2
 
 

@@ -32,7 +32,7 @@ SCENARIO: dict[str, Any] = {
 
 
 def page(runs: list[Run]) -> str:
-    """What a server shows after these runs, one after the other."""
+    """The page that a server shows after these runs, one after the other."""
     sums = dict.fromkeys(("ttft", "decoding", "e2e", "tokens", "prompts", "requests", "gaps"), 0.0)
     for run in runs:
         table: dict[str, Any] = run.columns.table()
