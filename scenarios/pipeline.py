@@ -40,7 +40,7 @@ class PipelineSpec(Strict):
         """Divide an engine into stages.
 
         Raises:
-            BadInput: another number of stages or layers, or a link that nobody knows.
+            BadInput: another number of stages or layers, or an unknown link.
         """
         known = step_time.measured_deployment() if step_time else None
         layers = known.model.layers if known is not None and known.model is not None else None

@@ -216,7 +216,7 @@ def test_a_leader_goes_one_step_ahead() -> None:
 
 
 def cold(peers: int, rubric: int, budget: int, led: bool) -> Run:
-    """Requests that come at once with one rubric that nobody has computed."""
+    """Requests that arrive at once with one rubric, which is not in the cache yet."""
     document = cold_job(peers)
     document["workload"]["tasks"][0]["prefill"]["mean"] = rubric + 128
     document["workload"]["prefixes"]["tokens"] = rubric

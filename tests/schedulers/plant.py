@@ -86,7 +86,7 @@ class Plant:
         self.quiet: tuple[int, tuple[Sequence, ...]] = (0, ())  # steps that were promised, and with whom
 
     def run(self, visits: list[Visit]) -> Plant:
-        """Play the story to its end: everybody has ended, and every block is free."""
+        """Play the story to its end: every request has ended, and every block is free."""
         self.visits = visits
         clock, last = 0, max(visit.at for visit in visits)
         most = last + 200 + 20 * sum(visit.prompt + visit.limit + visit.kept for visit in visits)

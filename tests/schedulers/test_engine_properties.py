@@ -1,4 +1,4 @@
-"""Any story under any configuration: blocks are conserved, everybody ends once, no step exceeds a budget, and quiet
+"""Any story under any configuration: blocks are conserved, every request ends once, no step exceeds a budget, and quiet
 steps are quiet."""
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 @settings(max_examples=600, deadline=None)
 @given(configs(), policies, st.sampled_from([1, 2]), stories)
 def test_any_story(config: EngineConfig, policy: ChunkPolicy | None, depth: int, story: list[Visit]) -> None:
-    """`Plant` checks each step; to the end everybody has ended once, and every block is free."""
+    """`Plant` checks each step; at the end every request has ended once, and every block is free."""
     plant = Plant(config, policy, depth).run(story)
     check_ends(plant, story)
 

@@ -79,7 +79,7 @@ class System:
         with_chunks: caches leave while later chunks of their prompts are computed.
 
     Attributes:
-        population: counts the requests that have arrived and are not finished; None: nobody asks.
+        population: counts the requests that have arrived and are not finished; None: it is not counted.
         on_arrival, on_finish: each is called with the record of every request that arrives, or of every finished one.
         on_outage: called with each engine that fails or recovers. on_release: called with a prefill engine after each
             transfer, and with a decode engine whose reservation is given up.
