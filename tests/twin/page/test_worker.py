@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import queue
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +111,11 @@ def test_a_new_question_stops_the_one_before(worker: tuple[Worker, queue.Queue[A
 def test_many_questions_at_once_get_one_answer(worker: tuple[Worker, queue.Queue[Answer]]) -> None:
     at_work, answers = worker
     inquiry = asked()
+    (process,) = (each for each in multiprocessing.active_children() if each.name == "what-if")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)  # however slowly they are asked, all have come when it goes on
     numbers = [at_work.ask(from_link(inquiry.knobs, {"rate": str(rate)})) for rate in range(1, 12)]
+    os.kill(process.pid, signal.SIGCONT)
     finished = []
     while numbers[-1] not in finished:
         number, kind, _ = answers.get(timeout=LIMIT)

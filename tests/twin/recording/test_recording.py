@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def test_the_proxy_passes_all_and_records_streams(tmp_path: Path) -> None:
     rows = lines(tmp_path / "run" / "requests.jsonl")
     assert [(row["input_toks"], row["output_toks"]) for row in rows] == [(13, 5), (4, 3), (13, 5)]
     for row in rows:
-        assert row["queued_ts"] + 0.02 <= row["first_token_ts"] <= row["last_token_ts"] - 0.004
+        assert row["queued_ts"] + 0.02 <= row["first_token_ts"] <= row["last_token_ts"]
+        assert row["queued_ts"] + 0.02 + 0.004 * (row["output_toks"] - 1) <= row["last_token_ts"]
     skipped = [row["why"] for row in lines(tmp_path / "run" / "skipped.jsonl")]
     assert skipped == ["not streamed: nothing says when its first token came", "status 400"]
     everything = "".join(file.read_text() for file in (tmp_path / "run").iterdir())
@@ -99,12 +101,14 @@ def test_a_replay_is_a_run_with_the_recorded_lengths_and_times(tmp_path: Path) -
     trace.write_text("arrival,prompt_tokens,output_tokens\n0.0,30,4\n0.1,12,6\n0.3,50,2\n")
     with answering() as (port, seen):
         words = ["--url", f"http://127.0.0.1:{port}", "-o", str(tmp_path / "run"), "--speed", "2"]
+        before = time.monotonic()
         assert cli.run(["replay", str(trace), *words]) == 0
     run = read_measured_run(tmp_path / "run")
     assert run.by_client
-    assert run.prompts.tolist() == [30, 12, 50]
-    assert run.answers.tolist() == [4, 6, 2]
-    assert (np.diff(run.start) >= np.array([0.04, 0.09])).all()
+    rows = {prompt: (answer, at) for prompt, answer, at in zip(run.prompts, run.answers, run.start, strict=True)}
+    assert {prompt: answer for prompt, (answer, _) in rows.items()} == {30: 4, 12: 6, 50: 2}
+    # Twice as fast: no request before its time. How late one may be is the machine's affair.
+    assert [rows[prompt][1] - before >= at for prompt, at in ((30, 0.0), (12, 0.05), (50, 0.15))] == [True] * 3
     assert (run.meta or {})["cache_config"] == {
         "block_size": 16, "enable_prefix_caching": True, "gpu_memory_utilization": 0.9, "num_gpu_blocks": 1234
     }  # fmt: skip
