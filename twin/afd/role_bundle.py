@@ -52,8 +52,8 @@ class MessageSizes:
 
 
 FEATURES: dict[str, tuple[str, ...]] = {
-    "attention.begin": ("requests", "tokens", "padded_tokens", "entering"),
-    "attention.stage": ("requests", "tokens", "padded_tokens"),
+    "attention.begin": ("requests", "padded_tokens", "entering"),
+    "attention.stage": ("requests", "padded_tokens"),
     "attention.end": ("requests", "finished"),
     "attention.wait": (),
     "ffn.receive": ("rows",),
@@ -80,8 +80,10 @@ coordinator.decide   until the first command is sent
 coordinator.send     a further command
 *.wait               from the last message to the wait
 
-`requests` are those of the instance (of `coordinator.decide` and `.wait`: of the microbatch), `tokens` their token
-load, and `padded_tokens` the same with each request as long as the longest, in whole blocks: attention on a CPU pads.
+`requests` are those of the instance (of `coordinator.decide` and `.wait`: of the microbatch). `padded_tokens` is their
+token load with each request as long as the longest, in whole blocks: attention on a CPU gathers and computes just that
+(`kernels/decode_attention/reference.py`). The token load itself costs nothing more; in profiles it goes up and down
+with the padded one, so that a coefficient of its own took a share of the latter's.
 """
 
 
@@ -168,7 +170,7 @@ class _Turns:
         layer: attention stages done. arrivals: of the messages with which each worker goes on; None if it needs none.
         calendar: by step, the requests that finish with it.
         entering: by worker, the prompts of the requests that its command brings.
-        features: by worker, its requests, tokens and padded tokens.
+        features: by worker, its requests and padded tokens.
     """
 
     microbatch: Microbatch
@@ -261,8 +263,7 @@ class RoleBundle:
             longest[instance] = max(longest[instance], offset + microbatch.step + 1)
         block = self.config.block_size
         turns.features = [
-            (active, load + active, active * -(-most // block) * block)
-            for active, load, most in zip(microbatch.active, microbatch.loads, longest, strict=True)
+            (active, active * -(-most // block) * block) for active, most in zip(microbatch.active, longest, strict=True)
         ]
         turns.entering = [[] for _ in longest]
         for request_id in microbatch.admitted:

@@ -31,9 +31,9 @@ def step_lines(times: RoleTimes, config: RoleBundleConfig, lengths: LengthPairs,
     """
     batch, layers, link, mean = config.batch_size, config.layers, config.link, times.mean
     entering = batch / lengths.mean_decode
-    stage = mean("attention.stage", (batch, 0, 0))
-    per_token = mean("attention.stage", (batch, 1, padding(lengths, batch))) - stage
-    edges = mean("attention.begin", (batch, 0, 0, entering)) - stage + mean("attention.end", (batch, entering))
+    stage = mean("attention.stage", (batch, 0))
+    per_token = mean("attention.stage", (batch, padding(lengths, batch))) - stage
+    edges = mean("attention.begin", (batch, 0, entering)) - stage + mean("attention.end", (batch, entering))
     command = mean("coordinator.collect", (batch,))
     command += mean("coordinator.decide", (batch * largest, entering * largest, entering * largest))
     command += (largest - 1) / 2 * (mean("coordinator.receive", (batch,)) + mean("coordinator.send", (entering,)))
