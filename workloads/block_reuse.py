@@ -1,7 +1,7 @@
 """Bounds of prefix caches, from the stream of requests alone: what any cache of a size could have supplied.
 
 A stream is a series of turns. At a turn a request looks up the leading blocks of its prompt, or it leaves blocks behind
-that nobody looked up. Times are numbers of turns.
+that were not looked up. Times are numbers of turns.
 
 - An infinite cache supplies every block that any earlier turn had.
 - No cache of c blocks, whatever its policy, supplies more than `belady_hits`. Belady's rule (1966) keeps what is needed

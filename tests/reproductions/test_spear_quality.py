@@ -130,11 +130,9 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from live.adaptation.training import TrainingSettings
 
     few = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
-    text = dataclasses.replace(
-        sizes.STUDY_SIZES["reduced"].text, layers=2, hidden=32, window=16, windows=8, training=few
-    )
+    text = dataclasses.replace(sizes.STUDY_SIZES["reduced"].text, layers=2, hidden=32, window=16, training=few)
     size = dataclasses.replace(
-        sizes.STUDY_SIZES["reduced"], text=text, sequences=8, diagnosed=4, full_rank=4,
+        sizes.STUDY_SIZES["reduced"], text=text, windows=8, sequences=8, rounded=8, diagnosed=4, full_rank=4,
         calibration=CalibrationSettings(few, few),
     )  # fmt: skip
     monkeypatch.setitem(sizes.STUDY_SIZES, "reduced", size)

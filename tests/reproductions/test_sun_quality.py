@@ -142,7 +142,7 @@ def test_the_whole_run_is_taken_up_where_it_was_stopped_and_drawn(
     monkeypatch.setattr(study.TaskJob, "run", stopping)
     command = ["reproduce", "sun", "--quality", "--seeds", "1", "--jobs", "1"]
     assert run(command) == 130
-    assert "3 finished points are kept" in capsys.readouterr().err
+    assert "4 finished points are kept" in capsys.readouterr().err
     assert run([*command, "--json"]) == 0
     assert len(seen) == 5  # two finished, one stopped, which is run again, and the fourth
     document = json.loads(capsys.readouterr().out)

@@ -263,7 +263,8 @@ class RoleBundle:
             longest[instance] = max(longest[instance], offset + microbatch.step + 1)
         block = self.config.block_size
         turns.features = [
-            (active, active * -(-most // block) * block) for active, most in zip(microbatch.active, longest, strict=True)
+            (active, active * -(-most // block) * block)
+            for active, most in zip(microbatch.active, longest, strict=True)
         ]
         turns.entering = [[] for _ in longest]
         for request_id in microbatch.admitted:

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 SEEDS = 3
 
 
+class Family(NamedTuple):
+    """A model to train, with the jobs that need it.
+
+    Attributes:
+        name: of the model's point in the run. model: its job. dependants: jobs by the names of their points.
+    """
+
+    name: str
+    model: Any
+    dependants: Mapping[str, Any]
+
+
 class Study(NamedTuple):
     """A paper's study on small models.
 
@@ -89,14 +101,15 @@ def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[l
     from live.adaptation.compensation.study import CellJob, ModelJob
 
     folders = _model_folders(run, seeds)
-    models = {f"base, seed {seed}": ModelJob(size, seed, folder) for seed, folder in enumerate(folders)}
-    cells = {
-        f"{cell.name}, seed {seed}": CellJob(size, seed, cell, folder)
-        for cell in STUDY_SIZES[size].cells
+    families = [
+        Family(
+            f"base, seed {seed}",
+            ModelJob(size, seed, folder),
+            {f"{cell.name}, seed {seed}": CellJob(size, seed, cell, folder) for cell in STUDY_SIZES[size].cells},
+        )
         for seed, folder in enumerate(folders)
-    }
-    bases, rows = _run_groups(run, (models, cells), jobs)
-    return bases, rows
+    ]
+    return _run_families(run, families, jobs)
 
 
 def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
@@ -104,22 +117,23 @@ def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[lis
     from live.adaptation.study import TASKS, TEXT_TASKS, BaseJob, TaskJob, TextBaseJob, TextTaskJob
 
     folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
-    groups = (
-        {f"base, seed {seed}": BaseJob(size, seed, folder) for seed, folder in enumerate(folders)},
-        {
-            f"{task}, seed {seed}": TaskJob(size, seed, task, folder)
-            for seed, folder in enumerate(folders)
-            for task in TASKS
-        },
-        {f"text base, seed {seed}": TextBaseJob(size, seed, folder) for seed, folder in enumerate(text_folders)},
-        {
-            f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder)
-            for seed, folder in enumerate(text_folders)
-            for task in TEXT_TASKS
-        },
-    )
-    bases, tasks, text_bases, text_tasks = _run_groups(run, groups, jobs)
-    return bases + text_bases, tasks + text_tasks
+    operations = [
+        Family(
+            f"base, seed {seed}",
+            BaseJob(size, seed, folder),
+            {f"{task}, seed {seed}": TaskJob(size, seed, task, folder) for task in TASKS},
+        )
+        for seed, folder in enumerate(folders)
+    ]
+    texts = [
+        Family(
+            f"text base, seed {seed}",
+            TextBaseJob(size, seed, folder),
+            {f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder) for task in TEXT_TASKS},
+        )
+        for seed, folder in enumerate(text_folders)
+    ]
+    return _run_families(run, operations + texts, jobs)
 
 
 def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
@@ -130,15 +144,28 @@ def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Pa
     return folders
 
 
-def _run_groups(run: RunDirectory, groups: Sequence[dict[str, Any]], jobs: int) -> list[list[Any]]:
-    """Run the jobs of groups, one group after the other; returns the rows of each in the order of its jobs."""
+def _run_families(run: RunDirectory, families: Sequence[Family], jobs: int) -> tuple[list[Any], list[Any]]:
+    """Run the jobs of all families; returns the rows of models, and of what is compared on them, in order."""
     from twin.cli.console import progress
 
     done = run.points()
-    with progress("training", sum(len(group) for group in groups), len(done)) as advance:
-        for group in groups:
-            _run_missing(run, group, done, jobs, advance)
-    return [[done[key] for key in group] for group in groups]
+    keys = [family.name for family in families], [key for family in families for key in family.dependants]
+    with progress("training", sum(map(len, keys)), len(done)) as advance:
+        for wave in waves(families, jobs):
+            _run_missing(run, wave, done, jobs, advance)
+    models, compared = ([done[key] for key in each] for each in keys)
+    return models, compared
+
+
+def waves(families: Sequence[Family], jobs: int) -> list[dict[str, Any]]:
+    """Jobs that may run together, wave by wave: no processor waits for the last of an odd number of models."""
+    first, rest = families[:jobs], families[jobs:]
+    return [
+        {family.name: family.model for family in first},
+        {family.name: family.model for family in rest}
+        | {key: job for family in first for key, job in family.dependants.items()},
+        {key: job for family in rest for key, job in family.dependants.items()},
+    ]
 
 
 def _run_missing(

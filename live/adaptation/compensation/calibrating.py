@@ -11,10 +11,9 @@ from torch.nn.functional import kl_div
 
 from kernels.error_compensator import Compensator
 from live.adaptation.compensation.compensators import PARTS, compensated, initial_gate, stored, with_stored
-from live.adaptation.compensation.diagnosis import final_states
 from live.adaptation.compensation.low_rank import whitened_factors
 from live.adaptation.forward import ForwardPass
-from live.adaptation.quantisers.inputs import RecordedInputs, record_inputs
+from live.adaptation.quantisers.inputs import RecordedInputs, inputs_and_states
 from live.adaptation.quantisers.models import QuantisedModel
 from live.adaptation.training import TrainingSettings, train
 from live.adaptation.weights import module_names
@@ -85,8 +84,8 @@ class Calibrated:
 def calibration_text(forward: ForwardPass, weights: Weights, tokens: torch.Tensor) -> CalibrationText:
     """Compute what calibration needs of the 16-bit model, once for all trainings with this text."""
     assert weights.head is not None
-    inputs = record_inputs(forward, weights, tokens, module_names(forward.config))
-    return CalibrationText(tokens, final_states(forward, weights, tokens), weights.head, inputs)
+    inputs, states = inputs_and_states(forward, weights, tokens, module_names(forward.config))
+    return CalibrationText(tokens, states, weights.head, inputs)
 
 
 def calibrate(

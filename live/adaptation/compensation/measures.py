@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,14 +56,22 @@ class Evaluation:
     states: torch.Tensor
     head: torch.Tensor
 
-    @torch.no_grad()
+    def reference(self) -> TokenMeasures:
+        """Measure the 16-bit model itself."""
+        return self._measured(lambda tokens, states: states)
+
     def measure(self, weights: Weights) -> TokenMeasures:
         """Measure a model of the same shape."""
+        return self._measured(lambda tokens, states: self.forward.hidden(weights, tokens[:, :-1])[0])
+
+    @torch.no_grad()
+    def _measured(self, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TokenMeasures:
+        """Measure final states that are computed from a batch's tokens and the 16-bit model's states."""
         parts = []
         for tokens, states in zip(
             self.tokens.split(EVALUATION_BATCH), self.states.split(EVALUATION_BATCH), strict=True
         ):
-            found, _ = self.forward.hidden(weights, tokens[:, :-1])
+            found = compute(tokens, states)
             logs, told = (each @ self.head.T for each in (found, states))
             logs, told = logs.log_softmax(-1), told.log_softmax(-1)
             loss = -logs.gather(-1, tokens[:, 1:, None])[..., 0]

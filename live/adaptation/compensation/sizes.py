@@ -35,12 +35,15 @@ class StudySize:
     """A study of compensation on one model.
 
     Attributes:
-        text: the model. sequences: self-sampled, of `text.window` tokens. diagnosed: those of them that CKA is computed
-            on. full_rank: of compensators on all modules; half their bytes are the budget of everything else.
+        text: the model. windows: held-out windows that everything is measured on. sequences: self-sampled, of
+            `text.window` tokens. rounded: those of them that quantisers are calibrated on. diagnosed: those that CKA is
+            computed on. full_rank: of compensators on all modules; half their bytes are the budget of everything else.
     """
 
     text: TextSize
+    windows: int
     sequences: int
+    rounded: int
     diagnosed: int
     full_rank: int
     calibration: CalibrationSettings
@@ -58,7 +61,9 @@ _CHANNEL = (Precision(4), Precision(3), Precision(2))
 STUDY_SIZES = {
     "reduced": StudySize(
         text=TEXT_SIZES["reduced"],
+        windows=256,
         sequences=512,
+        rounded=128,
         diagnosed=32,
         full_rank=8,
         calibration=CalibrationSettings(
@@ -75,7 +80,9 @@ STUDY_SIZES = {
     ),
     "full": StudySize(
         text=TEXT_SIZES["full"],
+        windows=256,
         sequences=512,
+        rounded=128,
         diagnosed=64,
         full_rank=8,
         calibration=CalibrationSettings(

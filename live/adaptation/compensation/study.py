@@ -65,7 +65,8 @@ class ModelJob:
         texts = {
             "sampled": self_sampled(model.forward, model.weights, first, size.sequences, size.text.window, self.seed),
             "corpus": model.data.batch(size.sequences, self.seed, size.text.training.steps),
-            "evaluation": model.data.held_out(size.text.windows),
+            "evaluation": (held_out := model.data.held_out(size.windows)),
+            "evaluation_states": final_states(model.forward, model.weights, held_out[:, :-1]),
         }
         with replacing(self.directory / TEXTS) as draft:
             save_file({name: tokens.contiguous() for name, tokens in texts.items()}, draft)
@@ -101,7 +102,8 @@ class Study:
     """A language model with its texts, and everything that is computed of it once.
 
     Attributes:
-        texts: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64.
+        texts: `sampled` and `corpus` to calibrate with, `evaluation`; each (sequences, n) int64. `evaluation_states`:
+            the model's final states for the last, (sequences, n − 1, hidden).
     """
 
     forward: ForwardPass
@@ -113,10 +115,8 @@ class Study:
     @cached_property
     def evaluation(self) -> Evaluation:
         """The evaluation text."""
-        tokens = self.texts["evaluation"]
-        states = final_states(self.forward, self.weights, tokens[:, :-1])
         assert self.weights.head is not None
-        return Evaluation(self.forward, tokens, states, self.weights.head)
+        return Evaluation(self.forward, self.texts["evaluation"], self.texts["evaluation_states"], self.weights.head)
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
@@ -132,10 +132,11 @@ class Study:
     def run(self, cell: Cell) -> Row:
         """The quantised model's measures, its damage and placement, and every variant of the cell."""
         sampled = self.texts["sampled"]
-        model = quantise_model(self.forward, self.weights, cell.method, cell.precision, sampled)
+        rounded = sampled[: self.size.rounded]
+        model = quantise_model(self.forward, self.weights, cell.method, cell.precision, rounded)
         found = damage(self.forward, model, sampled[: self.size.diagnosed])
         placement = select(found, deployment_costs(found), self.sizes, self.budget, self.size.rule)
-        full, quantised = self.evaluation.measure(self.weights), self.evaluation.measure(model.weights())
+        full, quantised = self.evaluation.reference(), self.evaluation.measure(model.weights())
         compensation = Compensation(self, model, placement, full, quantised)
         layers, bits = self.forward.config.shape.layers, cell.precision.bits
         return {
@@ -171,7 +172,7 @@ class Compensation:
             rank = self.study.size.full_rank
         elif name == "corpus":
             text = self._text("corpus")
-        return self._trained(modules, rank, text, gated=name != "gate_off", quartiles=name == "spear")
+        return self._trained(modules, rank, text, gated=name != "gate_off", closely=name == "spear")
 
     def _placed(self, name: str) -> Sequence[str]:
         """The modules of a variant."""
@@ -182,19 +183,22 @@ class Compensation:
         return every if name in ("all", "uniform") else self.placement.modules
 
     def _trained(
-        self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, quartiles: bool
+        self, modules: Sequence[str], rank: int | None, text: CalibrationText, *, gated: bool, closely: bool
     ) -> Row:
-        """Train compensators of a rank, or of the largest that the budget allows."""
+        """Train compensators of a rank, or of the largest that the budget allows.
+
+        `closely`: also measure them in float32, and by quartiles of the tokens with and without the gate.
+        """
         study = self.study
         if rank is None:
             rank = affordable_rank([study.sizes[name] for name in modules], study.budget, gate=gated)
         trained = calibrate(
             study.forward, self.model, modules, rank, text, study.size.calibration, gated=gated, seed=study.seed
         )
-        exact = study.evaluation.measure(trained.weights())
-        row = self._row(trained, rank, gated=gated)
-        row |= {"perplexity_float": exact.perplexity, "losses": curve(trained.losses)}
-        if quartiles:
+        row = self._row(trained, rank, gated=gated) | {"losses": curve(trained.losses)}
+        if closely:
+            exact = study.evaluation.measure(trained.weights())
+            row["perplexity_float"] = exact.perplexity
             ungated = compensated(self.model.weights(), trained.dense(), trained.parts, gated=False)
             row["quartiles"] = by_quartile(self.quantised, exact, study.evaluation.measure(ungated))
         return row

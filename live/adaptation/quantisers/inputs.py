@@ -41,14 +41,20 @@ class RecordedInputs:
         return self
 
 
-@torch.no_grad()
 def record_inputs(
     forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
 ) -> dict[str, RecordedInputs]:
     """The inputs of some modules (names such as layers.0.qkv) when tokens (sequences, n) are computed."""
+    return inputs_and_states(forward, weights, tokens, modules)[0]
+
+
+@torch.no_grad()
+def inputs_and_states(
+    forward: ForwardPass, weights: Weights, tokens: torch.Tensor, modules: Iterable[str]
+) -> tuple[dict[str, RecordedInputs], torch.Tensor]:
+    """The inputs of some modules as of `record_inputs`, and the states that the head gets, (sequences, n, hidden)."""
     named = to_named(weights)
     recorders = {name: RecordedInputs(named[name]) for name in modules}
     recording = replaced(weights, recorders)
-    for part in tokens.split(BATCH):
-        forward.hidden(recording, part)
-    return {name: recorder.mean() for name, recorder in recorders.items()}
+    states = torch.cat([forward.hidden(recording, part)[0] for part in tokens.split(BATCH)])
+    return {name: recorder.mean() for name, recorder in recorders.items()}, states
