@@ -33,7 +33,7 @@ from workloads.json_files import read_json_object
 SCHEMA = "twin.adaptation/1"
 RECORD = "training.json"
 STATE = "training.safetensors"
-TRAININGS = ("base", "adaptation", "hard", "retuning")
+TRAININGS = ("base", "adaptation", "hard", "retuning", "hard_retuning")
 
 Document = dict[str, Any]
 
@@ -93,7 +93,7 @@ class Adaptation:
             BadInput: `model` is no directory of `twin adapt base`.
         """
         size = read_size(self.model)
-        settings = size.fine_tuning(self.task) if self.start is None else size.retuning
+        settings = size.fine_tuning(self.task) if self.start is None else size.tuning_again(self.task)
         settings = settings if self.steps is None else replace(settings, steps=self.steps)
         return settings if self.learning_rate is None else replace(settings, learning_rate=self.learning_rate)
 

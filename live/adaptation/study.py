@@ -98,7 +98,8 @@ class TaskJob:
         compared = Comparison(
             ForwardPass(config), weights, Lesson((self.task,), size.digits, self.seed),
             Lesson(tuple(BASE_OPERATIONS), size.digits, self.seed).sequences(CALIBRATION),
-            size.fine_tuning(self.task), size.retuning, QUANTISED, SCOPES if self.seed == 0 else (), size.prompts,
+            size.fine_tuning(self.task), size.tuning_again(self.task), QUANTISED, SCOPES if self.seed == 0 else (),
+            size.prompts,
         )  # fmt: skip
         return {"kind": "task", "seed": self.seed, "task": self.task, "variants": compared.variants()}
 

@@ -113,7 +113,7 @@ def smallest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = TrainingSettings(steps=2, batch_size=4, learning_rate=1e-3)
     size = study.STUDY_SIZES["reduced"]
     operations = dataclasses.replace(
-        size.operations, hidden=32, base=few, adaptation=few, hard=few, retuning=few, prompts=20
+        size.operations, hidden=32, base=few, adaptation=few, hard=few, retuning=few, hard_retuning=few, prompts=20
     )
     model = dataclasses.replace(size.text.model, layers=2, hidden=32, window=16, windows=8, training=few)
     text = dataclasses.replace(size.text, model=model, adaptation=few, retuning=few, prompts=8)

@@ -25,7 +25,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     few = TrainingSettings(steps=5, batch_size=4, learning_rate=1e-3)
     smallest = dataclasses.replace(
         sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, hard=dataclasses.replace(few, steps=7),
-        retuning=few, prompts=40,
+        retuning=few, hard_retuning=few, prompts=40,
     )  # fmt: skip
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)

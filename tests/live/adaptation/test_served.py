@@ -25,7 +25,14 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """A base model in the current folder, and a module for each task, all barely trained: their answers differ."""
     few = TrainingSettings(steps=20, batch_size=8, learning_rate=3e-3)
     smallest = dataclasses.replace(
-        sizes.SIZES["reduced"], hidden=32, base=few, adaptation=few, hard=few, retuning=few, prompts=8
+        sizes.SIZES["reduced"],
+        hidden=32,
+        base=few,
+        adaptation=few,
+        hard=few,
+        retuning=few,
+        hard_retuning=few,
+        prompts=8,
     )
     monkeypatch.setitem(sizes.SIZES, "reduced", smallest)
     monkeypatch.chdir(tmp_path)
