@@ -6,13 +6,13 @@ from itertools import chain
 
 import pytest
 
-from twin.cli.quality_runs import Family, waves
+from twin.cli.quality_runs import ModelJobs, waves
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 8])
 def test_every_job_runs_once_and_after_its_model(jobs: int) -> None:
-    families = [Family(f"model {i}", i, {f"task {j} of {i}": (i, j) for j in range(2)}) for i in range(3)]
-    order = waves(families, jobs)
+    models = [ModelJobs(f"model {i}", i, {f"task {j} of {i}": (i, j) for j in range(2)}) for i in range(3)]
+    order = waves(models, jobs)
     keys = [*chain.from_iterable(order)]
     assert sorted(keys) == sorted(
         [f"model {i}" for i in range(3)] + [f"task {j} of {i}" for i in range(3) for j in (0, 1)]

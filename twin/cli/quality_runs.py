@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SEEDS = 3
 
 
-class Family(NamedTuple):
+class ModelJobs(NamedTuple):
     """A model to train, with the jobs that need it.
 
     Attributes:
@@ -96,20 +96,20 @@ STUDIES: dict[str, Callable[[], Study]] = {"sun": _sun, "spear": _spear}
 
 
 def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
-    """Rows of language models and of cells, in the order of cells and seeds. Models stay in the run's folder."""
+    """Rows of language models and of cells, in the order of seeds and cells. Models stay in the run's folder."""
     from live.adaptation.compensation.sizes import STUDY_SIZES
     from live.adaptation.compensation.study import CellJob, ModelJob
 
     folders = _model_folders(run, seeds)
-    families = [
-        Family(
+    models = [
+        ModelJobs(
             f"base, seed {seed}",
             ModelJob(size, seed, folder),
             {f"{cell.name}, seed {seed}": CellJob(size, seed, cell, folder) for cell in STUDY_SIZES[size].cells},
         )
         for seed, folder in enumerate(folders)
     ]
-    return _run_families(run, families, jobs)
+    return _run_all(run, models, jobs)
 
 
 def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[list[Any], list[Any]]:
@@ -118,7 +118,7 @@ def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[lis
 
     folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
     operations = [
-        Family(
+        ModelJobs(
             f"base, seed {seed}",
             BaseJob(size, seed, folder),
             {f"{task}, seed {seed}": TaskJob(size, seed, task, folder) for task in TASKS},
@@ -126,14 +126,14 @@ def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[lis
         for seed, folder in enumerate(folders)
     ]
     texts = [
-        Family(
+        ModelJobs(
             f"text base, seed {seed}",
             TextBaseJob(size, seed, folder),
             {f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder) for task in TEXT_TASKS},
         )
         for seed, folder in enumerate(text_folders)
     ]
-    return _run_families(run, operations + texts, jobs)
+    return _run_all(run, operations + texts, jobs)
 
 
 def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
@@ -144,27 +144,26 @@ def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Pa
     return folders
 
 
-def _run_families(run: RunDirectory, families: Sequence[Family], jobs: int) -> tuple[list[Any], list[Any]]:
-    """Run the jobs of all families; returns the rows of models, and of what is compared on them, in order."""
+def _run_all(run: RunDirectory, models: Sequence[ModelJobs], jobs: int) -> tuple[list[Any], list[Any]]:
+    """Run the jobs of all models; returns the rows of models, and of what is compared on them, in order."""
     from twin.cli.console import progress
 
     done = run.points()
-    keys = [family.name for family in families], [key for family in families for key in family.dependants]
+    keys = [each.name for each in models], [key for each in models for key in each.dependants]
     with progress("training", sum(map(len, keys)), len(done)) as advance:
-        for wave in waves(families, jobs):
-            _run_missing(run, wave, done, jobs, advance)
-    models, compared = ([done[key] for key in each] for each in keys)
-    return models, compared
+        for group in waves(models, jobs):
+            _run_missing(run, group, done, jobs, advance)
+    bases, compared = ([done[key] for key in each] for each in keys)
+    return bases, compared
 
 
-def waves(families: Sequence[Family], jobs: int) -> list[dict[str, Any]]:
+def waves(models: Sequence[ModelJobs], jobs: int) -> list[dict[str, Any]]:
     """Jobs that may run together, wave by wave: no processor waits for the last of an odd number of models."""
-    first, rest = families[:jobs], families[jobs:]
+    first, rest = models[:jobs], models[jobs:]
     return [
-        {family.name: family.model for family in first},
-        {family.name: family.model for family in rest}
-        | {key: job for family in first for key, job in family.dependants.items()},
-        {key: job for family in rest for key, job in family.dependants.items()},
+        {each.name: each.model for each in first},
+        {each.name: each.model for each in rest} | {key: job for each in first for key, job in each.dependants.items()},
+        {key: job for each in rest for key, job in each.dependants.items()},
     ]
 
 
