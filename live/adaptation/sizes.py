@@ -52,7 +52,7 @@ SIZES = {
         digits=4,
         base=TrainingSettings(steps=1200, batch_size=64, learning_rate=4e-3),
         adaptation=TrainingSettings(steps=500, batch_size=32, learning_rate=3e-3),
-        hard=TrainingSettings(steps=3000, batch_size=128, learning_rate=8e-3),
+        hard=TrainingSettings(steps=4500, batch_size=128, learning_rate=8e-3),
         retuning=TrainingSettings(steps=100, batch_size=32, learning_rate=1.5e-3),
         hard_retuning=TrainingSettings(steps=300, batch_size=64, learning_rate=4e-3),
     ),
