@@ -17,7 +17,9 @@ import numpy as np
 
 from reports.bundle_metrics import BundleTimes, Transfers
 from reports.records.columns import read_columns, write_columns
+from twin.afd.role_bundle import FEATURES
 from twin.afd.role_times import TimedStretch
+from workloads.errors import BadInput
 
 REQUESTS = ("ids", "tokens", "first_token", "finish")
 
@@ -75,8 +77,14 @@ def read_stretches(folder: Path) -> list[TimedStretch]:
     """Read the file that `write_stretches` wrote.
 
     Raises:
+        BadInput: stretches of a version with other features.
         OSError: a file that cannot be read.
     """
-    columns = read_columns(folder / "stretches.parquet")
+    file = folder / "stretches.parquet"
+    columns = read_columns(file)
+    for kind, features in zip(columns["kind"], columns["features"], strict=True):
+        if len(features) != len(FEATURES.get(kind, ())):
+            expected = "expected the features of this version; --fresh profiles anew"
+            raise BadInput(expected, field=kind, value=list(features), file=file)
     rows = zip(columns["rank"], columns["kind"], columns["features"], columns["seconds"], strict=True)
     return [TimedStretch(rank, kind, tuple(features), seconds) for rank, kind, features, seconds in rows]
