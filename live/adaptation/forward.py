@@ -20,6 +20,9 @@ from live.models.linear import linear
 from live.models.weights import DenseFFN, Layer, Weights
 from workloads.errors import BadInput
 
+STATES_BATCH = 32
+"""Sequences that `final_states` computes at a time."""
+
 
 @dataclass(frozen=True)
 class KVCache:
@@ -111,3 +114,9 @@ class ForwardPass:
         cos, sin = self._cos[rows], self._sin[rows]
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+@torch.no_grad()
+def final_states(forward: ForwardPass, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
+    """The states that the head gets, (sequences, n, hidden), a few sequences at a time."""
+    return torch.cat([forward.hidden(weights, part)[0] for part in tokens.split(STATES_BATCH)])

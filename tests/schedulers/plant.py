@@ -58,10 +58,10 @@ def check_ends(plant: Plant, story: list[Visit]) -> None:
 
 
 class Plant:
-    """One run. `depth` steps may be begun and not ended.
+    """One run with up to `depth` steps in flight.
 
-    `leaps`: steady steps are advanced at once instead of being begun. `forgetful`: the core looks at whoever waits in
-    every step, as if it did not know that they lack blocks. `pipelined`: the core has `depth` micro-batches.
+    `leaps`: steady steps are advanced at once instead of being begun. `forgetful`: the core looks at every waiting
+    sequence in each step, as if it did not know that they lack blocks. `pipelined`: the core has `depth` micro-batches.
 
     Attributes:
         ends: how each request ended, and with how many tokens. steps: every step told, by the clock, leaps told too.

@@ -100,15 +100,11 @@ def _train_spear(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[l
     from live.adaptation.compensation.sizes import STUDY_SIZES
     from live.adaptation.compensation.study import CellJob, ModelJob
 
-    folders = _model_folders(run, seeds)
-    models = [
-        ModelJobs(
-            f"base, seed {seed}",
-            ModelJob(size, seed, folder),
-            {f"{cell.name}, seed {seed}": CellJob(size, seed, cell, folder) for cell in STUDY_SIZES[size].cells},
-        )
-        for seed, folder in enumerate(folders)
-    ]
+    models = _by_seed(
+        run, seeds, "base", "base",
+        lambda seed, folder: ModelJob(size, seed, folder),
+        lambda seed, folder: {cell.name: CellJob(size, seed, cell, folder) for cell in STUDY_SIZES[size].cells},
+    )  # fmt: skip
     return _run_all(run, models, jobs)
 
 
@@ -116,32 +112,39 @@ def _train_sun(run: RunDirectory, size: str, seeds: int, jobs: int) -> tuple[lis
     """Rows of base models and of tasks, in the order of seeds and tasks. Base models stay in the run's folder."""
     from live.adaptation.study import TASKS, TEXT_TASKS, BaseJob, TaskJob, TextBaseJob, TextTaskJob
 
-    folders, text_folders = _model_folders(run, seeds), _model_folders(run, seeds, "text")
-    operations = [
-        ModelJobs(
-            f"base, seed {seed}",
-            BaseJob(size, seed, folder),
-            {f"{task}, seed {seed}": TaskJob(size, seed, task, folder) for task in TASKS},
-        )
-        for seed, folder in enumerate(folders)
-    ]
-    texts = [
-        ModelJobs(
-            f"text base, seed {seed}",
-            TextBaseJob(size, seed, folder),
-            {f"{task}, seed {seed}": TextTaskJob(size, seed, task, folder) for task in TEXT_TASKS},
-        )
-        for seed, folder in enumerate(text_folders)
-    ]
+    operations = _by_seed(
+        run, seeds, "base", "base",
+        lambda seed, folder: BaseJob(size, seed, folder),
+        lambda seed, folder: {task: TaskJob(size, seed, task, folder) for task in TASKS},
+    )  # fmt: skip
+    texts = _by_seed(
+        run, seeds, "text base", "text",
+        lambda seed, folder: TextBaseJob(size, seed, folder),
+        lambda seed, folder: {task: TextTaskJob(size, seed, task, folder) for task in TEXT_TASKS},
+    )  # fmt: skip
     return _run_all(run, operations + texts, jobs)
 
 
-def _model_folders(run: RunDirectory, seeds: int, kind: str = "base") -> list[Path]:
-    """A folder for the base model of each seed, made."""
-    folders = [run.path / "models" / f"{kind}-{seed}" for seed in range(seeds)]
-    for folder in folders:
+def _by_seed(
+    run: RunDirectory,
+    seeds: int,
+    name: str,
+    kind: str,
+    model: Callable[[int, Path], Any],
+    dependants: Callable[[int, Path], Mapping[str, Any]],
+) -> list[ModelJobs]:
+    """The jobs of every seed, whose model's folder is made; points are named after their seed.
+
+    Args:
+        name: of models' points. kind: of models' folders. model, dependants: the jobs of a seed and a folder.
+    """
+    made = []
+    for seed in range(seeds):
+        folder = run.path / "models" / f"{kind}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-    return folders
+        named = {f"{key}, seed {seed}": job for key, job in dependants(seed, folder).items()}
+        made.append(ModelJobs(f"{name}, seed {seed}", model(seed, folder), named))
+    return made
 
 
 def _run_all(run: RunDirectory, models: Sequence[ModelJobs], jobs: int) -> tuple[list[Any], list[Any]]:

@@ -82,9 +82,10 @@ def read_stretches(folder: Path) -> list[TimedStretch]:
     """
     file = folder / "stretches.parquet"
     columns = read_columns(file)
-    for kind, features in zip(columns["kind"], columns["features"], strict=True):
-        if len(features) != len(FEATURES.get(kind, ())):
-            expected = "expected the features of this version; --fresh profiles anew"
-            raise BadInput(expected, field=kind, value=list(features), file=file)
     rows = zip(columns["rank"], columns["kind"], columns["features"], columns["seconds"], strict=True)
-    return [TimedStretch(rank, kind, tuple(features), seconds) for rank, kind, features, seconds in rows]
+    stretches = [TimedStretch(rank, kind, tuple(features), seconds) for rank, kind, features, seconds in rows]
+    for each in stretches:
+        if len(each.features) != len(FEATURES.get(each.kind, ())):
+            expected = "expected the features of this version; --fresh profiles anew"
+            raise BadInput(expected, field=each.kind, value=list(each.features), file=file)
+    return stretches

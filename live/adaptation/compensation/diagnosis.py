@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.models import QuantisedModel
-from live.models.weights import Weights
-
-BATCH = 32
-
-
-@torch.no_grad()
-def final_states(forward: ForwardPass, weights: Weights, tokens: torch.Tensor) -> torch.Tensor:
-    """The states that the head gets, (sequences, n, hidden), a few sequences at a time."""
-    return torch.cat([forward.hidden(weights, part)[0] for part in tokens.split(BATCH)])
 
 
 def linear_cka(one: torch.Tensor, other: torch.Tensor) -> float:

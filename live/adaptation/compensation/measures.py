@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.text.language_model import EVALUATION_BATCH, perplexity
 from live.models.weights import Weights
 
@@ -58,20 +57,18 @@ class Evaluation:
 
     def reference(self) -> TokenMeasures:
         """Measure the 16-bit model itself."""
-        return self._measured(lambda tokens, states: states)
+        return self._measured(self.states)
 
     def measure(self, weights: Weights) -> TokenMeasures:
         """Measure a model of the same shape."""
-        return self._measured(lambda tokens, states: self.forward.hidden(weights, tokens[:, :-1])[0])
+        return self._measured(final_states(self.forward, weights, self.tokens[:, :-1]))
 
     @torch.no_grad()
-    def _measured(self, compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TokenMeasures:
-        """Measure final states that are computed from a batch's tokens and the 16-bit model's states."""
+    def _measured(self, final: torch.Tensor) -> TokenMeasures:
+        """Measure the final states that a model has, as of `states`."""
         parts = []
-        for tokens, states in zip(
-            self.tokens.split(EVALUATION_BATCH), self.states.split(EVALUATION_BATCH), strict=True
-        ):
-            found = compute(tokens, states)
+        batches = (each.split(EVALUATION_BATCH) for each in (self.tokens, self.states, final))
+        for tokens, states, found in zip(*batches, strict=True):
             logs, told = (each @ self.head.T for each in (found, states))
             logs, told = logs.log_softmax(-1), told.log_softmax(-1)
             loss = -logs.gather(-1, tokens[:, 1:, None])[..., 0]

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from live.adaptation.compensation.diagnosis import final_states
 from live.adaptation.compensation.measures import Evaluation
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.text.corpus import standard_library
 from live.adaptation.text.language_model import TextData, encode
 from live.adaptation.text.tokenizer import read_tokenizer

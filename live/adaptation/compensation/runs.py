@@ -18,12 +18,12 @@ import torch
 
 from live.adaptation.compensation.calibrating import CalibrationSettings, calibrate, calibration_text
 from live.adaptation.compensation.costs import deployment_costs
-from live.adaptation.compensation.diagnosis import damage, final_states
+from live.adaptation.compensation.diagnosis import damage
 from live.adaptation.compensation.measures import Evaluation, by_quartile, recovered
 from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
 from live.adaptation.compensation.selection import DEFAULT_RULE, Placement, Rule, select
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.checkpoint import write_compensators, write_quantised
 from live.adaptation.quantisers.grid import Precision
 from live.adaptation.quantisers.models import Method, QuantisedModel, quantise_model

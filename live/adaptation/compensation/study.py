@@ -25,14 +25,14 @@ from safetensors.torch import load_file, save_file
 from live.adaptation.compensation.calibrating import Calibrated, CalibrationText, calibrate, calibration_text
 from live.adaptation.compensation.compensators import compensated, initial_gate
 from live.adaptation.compensation.costs import deployment_costs
-from live.adaptation.compensation.diagnosis import damage, final_states
+from live.adaptation.compensation.diagnosis import damage
 from live.adaptation.compensation.low_rank import svd_factors, whitened_factors
 from live.adaptation.compensation.measures import Evaluation, TokenMeasures, by_quartile, recovered
 from live.adaptation.compensation.memory import LLAMA_2_7B, Size, affordable_rank, share_of, total_bytes
 from live.adaptation.compensation.selection import Placement, select
 from live.adaptation.compensation.sizes import STUDY_SIZES, Cell, StudySize
 from live.adaptation.directories import read_model
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.quantisers.models import QuantisedModel, quantise_model
 from live.adaptation.text.runs import train_text_model
 from live.adaptation.text.sampling import self_sampled
@@ -62,10 +62,11 @@ class ModelJob:
         size = STUDY_SIZES[self.size]
         model, document = train_text_model(self.directory, size.text, "llama", self.seed)
         first = model.tokenizer.encode(LINE).ids[0]
+        held_out = model.data.held_out(size.windows)
         texts = {
             "sampled": self_sampled(model.forward, model.weights, first, size.sequences, size.text.window, self.seed),
             "corpus": model.data.batch(size.sequences, self.seed, size.text.training.steps),
-            "evaluation": (held_out := model.data.held_out(size.windows)),
+            "evaluation": held_out,
             "evaluation_states": final_states(model.forward, model.weights, held_out[:, :-1]),
         }
         with replacing(self.directory / TEXTS) as draft:

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch.nn.functional import linear
 
-from live.adaptation.forward import ForwardPass
+from live.adaptation.forward import ForwardPass, final_states
 from live.adaptation.weights import replaced, to_named
 from live.models.weights import Weights
-
-BATCH = 32
 
 
 class RecordedInputs:
@@ -55,6 +53,5 @@ def inputs_and_states(
     """The inputs of some modules as of `record_inputs`, and the states that the head gets, (sequences, n, hidden)."""
     named = to_named(weights)
     recorders = {name: RecordedInputs(named[name]) for name in modules}
-    recording = replaced(weights, recorders)
-    states = torch.cat([forward.hidden(recording, part)[0] for part in tokens.split(BATCH)])
+    states = final_states(forward, replaced(weights, recorders), tokens)
     return {name: recorder.mean() for name, recorder in recorders.items()}, states
