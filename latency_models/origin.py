@@ -94,3 +94,9 @@ class MeasuredDeployment:
 def plain_name(text: str) -> str:
     """A name without its owner, case and punctuation: meta-llama/Llama-3.1-8B is llama318b."""
     return "".join(character for character in text.rsplit("/", 1)[-1].lower() if character.isalnum())
+
+
+def same_model(one: str, other: str) -> bool:
+    """True if two names may be of one model: one is the other with a word more (Llama-2-70b-hf), or empty."""
+    one, other = plain_name(one), plain_name(other)
+    return one.startswith(other) or other.startswith(one)

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.model_config import FAMILY_DEFAULTS, ConfigFields, attention_sizes, read_config_fields
-from latency_models.deployment.models import Model, load_model
+from latency_models.deployment.models import Checkpoint, Model, load_model
+from latency_models.deployment.quantization import stated_formats
+from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import checked
+from workloads.errors import BadInput
 from workloads.json_files import read_json_object
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -28,7 +31,7 @@ def read_config(path: Path) -> ConfigFields:
 
 
 def model_from_config(path: Path) -> Model:
-    """The model file that a config.json stands for. It describes shapes alone: `quantization_config` is not read.
+    """The model file that a config.json stands for, with the formats that its `quantization_config` states.
 
     Raises:
         BadInput: as `read_config`, or a field that is missing or wrong.
@@ -38,14 +41,16 @@ def model_from_config(path: Path) -> Model:
 
 
 def any_model(name: str | Path, base: Path = Path()) -> Model:
-    """The model of a built-in name, a model file, or a config.json of FAMILIES or EXPERT_FAMILIES.
+    """The model of a name (`load_model`), a model file, or a config.json of FAMILIES or EXPERT_FAMILIES, or its folder.
 
     Raises:
         BadInput: an unknown name, or a file that cannot be read or describes another kind of model.
     """
-    if not str(name).endswith(".json"):
-        return load_model(name, base)
     path = base / name
+    if is_path(str(name)) and (path / "config.json").is_file():
+        path /= "config.json"
+    elif not str(name).endswith(".json"):
+        return load_model(name, base)
     fields = ConfigFields(read_json_object(path), path)
     family = fields.document.get("model_type")
     if family not in EXPERT_FAMILIES:
@@ -70,7 +75,12 @@ def _model(fields: ConfigFields, attention: dict[str, Any], ffn: dict[str, Any])
         "ffn": ffn,
         "source": path.name,
     }
-    return checked(Model, document, path)
+    model = checked(Model, document, path)
+    try:
+        formats = stated_formats(fields, sparse=ffn["kind"] == "moe")
+    except BadInput as error:
+        return model.without_formats(error)  # shapes are enough where formats are stated otherwise
+    return model.published_as(Checkpoint(weights=formats.linear, experts=formats.experts))
 
 
 def _sizes(fields: ConfigFields, *names: str) -> dict[str, int]:

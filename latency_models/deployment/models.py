@@ -6,9 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from latency_models.io.builtin_files import find_data
+from latency_models.deployment.formats import WEIGHT_BYTES, Formats, Weights
+from latency_models.io.builtin_files import FORMAT, find_data
 from latency_models.io.config_io import Strict, checked, read_yaml
 from workloads.errors import BadInput
 
@@ -132,8 +133,36 @@ class ExpertFFN(Strict):
         return (self.experts + self.shared_experts) * self.expert_weights(hidden) + router
 
 
+class Checkpoint(Strict):
+    """Published weights.
+
+    Attributes:
+        repository: on Hugging Face; None for weights that are nowhere.
+        weights: format of linear layers. experts: of routed experts; None: that of `weights`.
+        bytes: of its safetensors, with what model files leave out: scales, biases, MTP modules.
+    """
+
+    repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
+    weights: Weights = "bf16"
+    experts: Weights | None = None
+    bytes: PositiveInt | None = None
+
+    @property
+    def formats(self) -> Formats:
+        """The formats of its weights."""
+        return Formats(self.weights, self.experts or self.weights)
+
+
+AS_PUBLISHED = Checkpoint()
+"""The weights of a model file that states none."""
+
+
 class Model(Strict):
-    """One transformer."""
+    """One transformer.
+
+    Attributes:
+        checkpoints: its weights as published. The first is the one that is meant where no format is stated.
+    """
 
     schema_: Literal["twin.model/1"] = Field(alias="schema")
     name: Annotated[str, Field(min_length=1)]
@@ -145,7 +174,9 @@ class Model(Strict):
     ffn: Annotated[DenseFFN | ExpertFFN, Field(discriminator="kind")]
     mtp_depth: NonNegativeInt = 0
     published_parameters: PositiveFloat | None = None
+    checkpoints: list[Checkpoint] = Field(default_factory=list)
     source: str
+    _unknown_format: BadInput | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _layers_agree(self) -> Model:
@@ -184,13 +215,87 @@ class Model(Strict):
         dense = 3 * hidden * ffn.dense_intermediate_size if isinstance(ffn, ExpertFFN) else 0
         return (self.layers - self._dense_layers) * ffn.weights(hidden) + self._dense_layers * dense
 
+    @property
+    def published_formats(self) -> Formats | None:
+        """The formats of the first checkpoint; None where they are not known here."""
+        return None if self._unknown_format is not None else (self.checkpoints or [AS_PUBLISHED])[0].formats
+
+    def formats(self, weights: Weights | None = None, experts: Weights | None = None) -> Formats:
+        """The formats that are stated, and those of the first checkpoint for what is not.
+
+        `experts` is `weights` where only these are stated. MXFP4 is a format of experts alone: stated for the weights
+        of a mixture of experts, its linear layers are in bf16.
+
+        Raises:
+            BadInput: the formats are neither stated nor known.
+        """
+        if weights is None:
+            published = self.published_formats
+            if published is None:
+                assert self._unknown_format is not None
+                raise self._unknown_format
+            return Formats(published.linear, experts or published.experts)
+        linear = "bf16" if weights == "mxfp4" and isinstance(self.ffn, ExpertFFN) else weights
+        return Formats(linear, experts or weights)
+
+    def checkpoint(self, formats: Formats) -> Checkpoint | None:
+        """The first published weights of these formats."""
+        sparse = isinstance(self.ffn, ExpertFFN)
+        for each in self.checkpoints:
+            same = each.formats == formats if sparse else each.weights == formats.linear
+            if same and each.repository is not None:
+                return each
+        return None
+
+    def weight_bytes(self, formats: Formats) -> float:
+        """Bytes of all weights, without MTP modules."""
+        ffn, hidden = self.ffn, self.hidden_size
+        linear, routed = self.layers * self.attention.projection_weights(hidden), 0
+        if isinstance(ffn, ExpertFFN):
+            sparse, expert = self.layers - ffn.dense_layers, ffn.expert_weights(hidden)
+            routed = sparse * ffn.experts * expert
+            linear += sparse * ffn.shared_experts * expert + ffn.dense_layers * 3 * hidden * ffn.dense_intermediate_size
+        else:
+            linear += self.layers * ffn.weights(hidden)
+        rest = self.parameters - linear - routed
+        return linear * WEIGHT_BYTES[formats.linear] + routed * WEIGHT_BYTES[formats.experts] + rest * 2.0
+
+    def named(self, name: str) -> Model:
+        """The model whose first checkpoint is the one that a name means: a repository, or a format behind the name."""
+        plain = name.lower()
+        for each in self.checkpoints:
+            repository = (each.repository or "").lower()
+            if plain in (repository, repository.rpartition("/")[2]):
+                return self.published_as(each)
+        match = FORMAT.search(plain)
+        if match is None:
+            return self
+        stated: Weights = "fp4" if match[1] == "nvfp4" else match[1]  # type: ignore[assignment]  # of the pattern
+        formats = self.formats(stated)
+        return self.published_as(
+            self.checkpoint(formats) or Checkpoint(weights=formats.linear, experts=formats.experts)
+        )
+
+    def published_as(self, checkpoint: Checkpoint) -> Model:
+        """The model whose first checkpoint is this one."""
+        others = [each for each in self.checkpoints if each != checkpoint]
+        return self.model_copy(update={"checkpoints": [checkpoint, *others]})
+
+    def without_formats(self, error: BadInput) -> Model:
+        """The model of weights in a format that is not known here; `formats` raises the error."""
+        model = self.model_copy()
+        model._unknown_format = error
+        return model
+
     def kv_bytes(self, bytes_per_element: float) -> float:
         """The bytes that one token adds to the KV cache of one layer, V_token (eq. 24)."""
         return self.attention.cached_elements * bytes_per_element
 
 
 def load_model(name: str | Path, base: Path = Path()) -> Model:
-    """Load a built-in model file by name, or a file by path; relative paths start from `base`.
+    """Load a built-in model file by one of its names (`builtin_files`), or a file by path.
+
+    Relative paths start from `base`. The first checkpoint is the one that the name means.
 
     Raises:
         BadInput: an unknown name, or a file that cannot be read or breaks the schema.
@@ -200,7 +305,8 @@ def load_model(name: str | Path, base: Path = Path()) -> Model:
         status = path.stat()
     except (OSError, ValueError):
         return _read_model(path)  # which refuses it in the usual words
-    return _known_model(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    model = _known_model(path, (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+    return model if isinstance(name, Path) or name == path.stem else model.named(name)
 
 
 def _read_model(path: Path) -> Model:

@@ -1,8 +1,14 @@
-"""Built-in calibrations, hardware, links and models, by name."""
+"""Built-in calibrations, hardware, links and models, by name.
+
+A model also goes by the repositories of its checkpoints on Hugging Face, with or without their owner, and by its name
+with a format behind it: `meta-llama/Llama-3.3-70B-Instruct`, `llama-3.3-70b-fp8`. A device also goes by the first parts
+of its name, if no other begins with them: `h200`, and h200_sxm as AIConfigurator writes it.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +16,14 @@ from workloads.errors import BadInput
 
 Kind = Literal["calibrations", "hardware", "links", "models"]
 FOLDER = Path(__file__).parents[1] / "data"
+
+ENDINGS = (".yaml", ".yml", ".json")
+
+FORMAT = re.compile(r"-(bf16|fp8|int8|nvfp4|fp4|mxfp4)$")
+"""A format of weights behind the name of a model."""
+
+SIMILAR = 0.5
+"""Similarity, by difflib's ratio, of a name that an unknown one may have meant."""
 
 
 def builtin_names(kind: Kind) -> list[str]:
@@ -22,27 +36,80 @@ def _names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (FOLDER / kind).glob("*.yaml")))
 
 
+@functools.cache  # likewise; read only for a name that is none of a file
+def _repositories() -> dict[str, str]:
+    """Models by the repositories of their checkpoints in lower case, with and without the owner."""
+    from latency_models.io.config_io import read_yaml
+
+    names: dict[str, str] = {}
+    for name in _names("models"):
+        for checkpoint in read_yaml(FOLDER / "models" / f"{name}.yaml").get("checkpoints", []):
+            repository = checkpoint["repository"].lower()
+            names |= {repository: name, repository.rpartition("/")[2]: name}
+    return names
+
+
 def is_path(text: str) -> bool:
-    """True if text is a path, not a built-in name: it has a slash or the ending of a YAML file."""
-    return "/" in text or text.endswith((".yaml", ".yml"))
+    """True if text is a path, not a name: it ends as a YAML or JSON file, or has a slash and is no known repository."""
+    return text.endswith(ENDINGS) or ("/" in text and text.lower() not in _repositories())
+
+
+def builtin_name(kind: Kind, name: str) -> str | None:
+    """The built-in name that `name` stands for; None if it is none."""
+    names, text = _names(kind), name.lower()
+    if name in names or text in names:
+        return name if name in names else text
+    if kind == "models":
+        return _repositories().get(text) or next((known for known in names if known == FORMAT.sub("", text)), None)
+    if kind == "hardware":
+        text = text.replace("_", "-")
+        matches = [known for known in names if f"{known}-".startswith(f"{text}-")]
+        return matches[0] if len(matches) == 1 else None
+    return None
 
 
 def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
     """The path of a built-in file, or of a user's own.
 
-    Text without a slash and without a YAML ending is a built-in name. Any other text, and every `Path`, is a path;
-    relative paths start from `base`.
+    Every `Path`, text that ends as a YAML or JSON file, and text with a slash that leads somewhere is a path; relative
+    paths start from `base`. Any other text is a name (`builtin_name`).
 
     Raises:
-        BadInput: the name is not built in.
+        BadInput: the name is not built in. It says which name is nearest.
     """
-    if isinstance(name, Path) or is_path(name):
+    if isinstance(name, Path) or name.endswith(ENDINGS) or (is_path(name) and _exists(base / name)):
         return base / name
-    names = builtin_names(kind)
-    if name in names:
-        return FOLDER / kind / f"{name}.yaml"
+    builtin = builtin_name(kind, name)
+    if builtin is not None:
+        return FOLDER / kind / f"{builtin}.yaml"
     import difflib
 
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise BadInput(f"expected a path or one of {', '.join(names)}{hint}", field=kind.removesuffix("s"), value=name)
+    known = {each: each for each in _names(kind)} | (_repositories() if kind == "models" else {})
+    close = difflib.get_close_matches(name.lower().rpartition("/")[2], known, n=1, cutoff=SIMILAR)
+    hint = f" (did you mean {known[close[0]]}?)" if close else ""
+    expected = f"expected a path or one of {', '.join(_names(kind))}{hint}"
+    raise BadInput(expected, field=kind.removesuffix("s"), value=name)
+
+
+def name_on_command_line(kind: Kind, flag: str, text: str) -> str:
+    """The built-in name that a flag's value means, or the absolute path of a file.
+
+    A model keeps its name as it is written, which may mean one of its checkpoints.
+
+    Raises:
+        BadInput: it is neither, with `flag` as the field.
+    """
+    try:
+        path = find_data(kind, text)
+    except BadInput as error:
+        raise BadInput(error.expected, field=flag, value=text) from None
+    if not path.is_relative_to(FOLDER):
+        return str(path.absolute())
+    return text if kind == "models" else path.stem
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name that a file can have
+        return False

@@ -71,6 +71,12 @@ class Columns:
             values.append(int(value))
         return values
 
+    def where(self, keep: Sequence[bool]) -> Columns:
+        """The rows that are kept."""
+        rows = [row for row, kept in zip(zip(*self._columns.values(), strict=True), keep, strict=True) if kept]
+        lines = [line for line, kept in zip(self._lines, keep, strict=True) if kept]
+        return Columns(self.path, self.names, rows, lines)
+
     def fault(self, expected: str, row: int, name: str) -> BadInput:
         """The error about one cell."""
         return BadInput(expected, value=self._columns[name][row], field=name, file=self.path, line=self._lines[row])

@@ -173,7 +173,7 @@ def _placed(details: ErrorDetails, model: type[BaseModel] | None) -> _Fault:
 
     Where these types have a union, the next part of the location is pydantic's name for a member, not a user's field.
     """
-    here = [] if model is None else [model]
+    here = [] if model is None else [_plain(model)]
     names: list[str] = []
     siblings: list[str] = []
     choices: list[tuple[_Loc, str]] = []

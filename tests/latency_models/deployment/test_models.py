@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from latency_models.deployment.formats import Formats
 from latency_models.deployment.models import ExpertFFN, load_model
-from latency_models.io.builtin_files import FOLDER, builtin_names
+from latency_models.io.builtin_files import FOLDER, Kind, builtin_names, find_data, is_path
 from workloads.errors import BadInput
 
 # Weights of each public checkpoint, without an MTP module; and the non-embedding figure of its card, if there is one.
@@ -64,6 +65,83 @@ def test_parameters_are_the_published_ones(name: str) -> None:
     assert model.published_parameters in (None, pytest.approx(model.parameters, rel=0.01))
     if without_embeddings is not None:
         assert model.parameters - model.embedding_parameters == pytest.approx(without_embeddings, rel=0.01)
+
+
+MTP = {"deepseek-v3": 15.31e9}
+"""Bytes of MTP modules in safetensors, which model files leave out: a layer, a projection, embeddings and head."""
+
+
+def test_weights_take_the_bytes_of_their_safetensors() -> None:
+    """Biases of gpt-oss, and scales in blocks, are what is left."""
+    known = {name: load_model(name) for name in builtin_names("models")}
+    stated = {name: model.checkpoints[0].bytes for name, model in known.items() if model.checkpoints[0].bytes}
+    assert {"gpt-oss-20b", "gpt-oss-120b", "deepseek-v3", "llama-3.3-70b"} <= stated.keys()
+    for name, size in stated.items():
+        computed = known[name].weight_bytes(known[name].formats()) + MTP.get(name, 0.0)
+        assert computed == pytest.approx(size, rel=2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "formats"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.3-70b", Formats("bf16", "bf16")),
+        ("Llama-3.3-70B-Instruct", "llama-3.3-70b", Formats("bf16", "bf16")),
+        ("llama-3.3-70b-fp8", "llama-3.3-70b", Formats("fp8", "fp8")),
+        ("Qwen/Qwen3-32B-FP8", "qwen3-32b", Formats("fp8", "fp8")),
+        ("qwen3-32b-nvfp4", "qwen3-32b", Formats("fp4", "fp4")),
+        ("gpt-oss-120b", "gpt-oss-120b", Formats("bf16", "mxfp4")),
+        ("openai/gpt-oss-20b", "gpt-oss-20b", Formats("bf16", "mxfp4")),
+        ("gpt-oss-20b-bf16", "gpt-oss-20b", Formats("bf16", "bf16")),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3", Formats("fp8", "fp8")),
+        ("nvidia/DeepSeek-R1-NVFP4", "deepseek-v3", Formats("bf16", "fp4")),
+    ],
+)
+def test_a_name_means_a_checkpoint_with_its_formats(name: str, model: str, formats: Formats) -> None:
+    loaded = load_model(name)
+    assert (loaded.name, loaded.formats()) == (model, formats)
+    checkpoint = loaded.checkpoint(formats)
+    if "/" in name:
+        assert checkpoint is not None
+        assert checkpoint.repository == name
+
+
+def test_formats_that_are_stated_take_the_place_of_those_published() -> None:
+    sparse, dense = load_model("gpt-oss-120b"), load_model("llama-3.1-8b")
+    assert sparse.formats("mxfp4") == Formats("bf16", "mxfp4")  # MXFP4 is of experts alone
+    assert sparse.formats("fp8") == Formats("fp8", "fp8")
+    assert sparse.formats("bf16", "mxfp4") == sparse.formats(None, "mxfp4") == Formats("bf16", "mxfp4")
+    assert sparse.formats(None, "fp8") == Formats("bf16", "fp8")
+    assert dense.formats("int8") == Formats("int8", "int8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "nearest"),
+    [
+        ("models", "lama-3.3-70b", "llama-3.3-70b"),
+        ("models", "meta-llama/Llama-3.3-70B-Instuct", "llama-3.3-70b"),
+        ("models", "llama-3.1-70b-instruct-awq", "llama-3.1-70b"),
+        ("hardware", "h20", "h200-sxm"),  # another GPU, not the begin of a name
+        ("hardware", "l40", "l40s"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(kind: Kind, name: str, nearest: str) -> None:
+    with pytest.raises(BadInput, match=rf"got '{name}', expected a path or one of .* \(did you mean {nearest}\?\)$"):
+        find_data(kind, name)
+
+
+@pytest.mark.parametrize("name", ["h200", "H200", "h200_sxm", "h200-sxm"])
+def test_a_device_goes_by_the_first_parts_of_its_name(name: str) -> None:
+    assert find_data("hardware", name).stem == "h200-sxm"
+
+
+def test_a_path_is_one_even_where_a_model_has_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "meta-llama"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text((FOLDER / "models" / "qwen3-4b.yaml").read_text())
+    assert load_model("meta-llama/mine.yaml", tmp_path).name == "qwen3-4b"
+    assert is_path("meta-llama/mine.yaml")
+    assert is_path("config.json")
+    assert not is_path("meta-llama/Llama-3.3-70B-Instruct")
 
 
 @pytest.mark.parametrize(
