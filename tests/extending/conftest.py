@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from schedulers.chunking import CHUNK_POLICIES
+from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.routing import ROUTERS
 from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.registry import Registry
 from workloads.traces import TRACE_FORMATS
 
-REGISTRIES: tuple[Registry[Any], ...] = (CHUNK_POLICIES, ROUTERS, SCHEDULING_POLICIES, TRACE_FORMATS)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    CHUNK_POLICIES, PREEMPTION_POLICIES, ROUTERS, SCHEDULING_POLICIES, TRACE_FORMATS,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

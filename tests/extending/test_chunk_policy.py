@@ -13,7 +13,7 @@ from workloads.errors import BadInput
 PLUGIN = Path(__file__).parent / "plugins" / "alternating.py"
 
 
-def document(chunking: dict[str, Any]) -> dict[str, Any]:
+def document(chunking: Any) -> dict[str, Any]:
     workload = {"arrivals": {"process": "poisson", "rate": 40.0}}
     return scenario(plugins=[str(PLUGIN)], workload=workload, engine={"chunking": chunking})
 
@@ -29,8 +29,13 @@ def test_a_scenario_names_it_with_its_parameters() -> None:
         ({"policy": "alternating"}, "expected parameters of alternating: .*missing 1 required .*: 'every'"),
         ({"policy": "alternating", "every": 0}, "expected parameters of alternating: expected every of at least 1"),
         ({"policy": "sometimes"}, "expected one of static, slo, alternating"),
+        ("static", "engine.chunking: got .static., expected a section of fields"),
+        (512, "engine.chunking: got 512, expected a section"),
+        ({"policy": "static"}, "engine.chunking.tokens: expected this field, which is missing"),
+        ([512], "engine.chunking: got .*, expected a section"),
+        ({"policy": ["static"]}, "engine.chunking.policy: got .*, expected text"),
     ],
 )
-def test_what_it_does_not_take_is_refused_in_one_line(chunking: dict[str, Any], told: str) -> None:
+def test_what_it_does_not_take_is_refused_in_one_line(chunking: Any, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         run(document(chunking))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from reports.layout import percent
 from twin.cli import run
 from twin.reproductions.fastafd.fitting import fit_bundle, relative_error
 from twin.reproductions.fastafd.measurements import StepMeasurement, SystemMeasurement, read_systems
@@ -190,6 +191,20 @@ def test_kv_ceilings_are_those_that_vllm_reported() -> None:
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
+
+
+@needs_data
+def test_the_explanations_table_of_afd_over_wide_ep_is_what_is_computed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "afd-theory.md").read_text(encoding="utf-8")
+    document = reproduce(MEASURED)
+    loss = max(100 * curve["regret"] for curve in document["curves"])
+    assert f"predicted ratio loses at most {loss:.1f} %" in " ".join(page.split())
+    for length in document["comparison"]:
+        gains = " | ".join(percent(row["gain"]) for row in length["rows"]).replace("-", "−")
+        listed = length["prompt_tokens"] in (2048, 8192, 16384, 65536)
+        assert (f"| {length['prompt_tokens']:,} | {gains} |" in page) == listed
+        if length["prompt_tokens"] in (2048, 65536):
+            assert f"{100 * length['gain_of_best']:.0f} % at {length['prompt_tokens']:,}" in " ".join(page.split())
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ class AfdBundleSpec(SourceSpec):
         model: a built-in name, a model file, or a config.json. hardware: a built-in name or a hardware file.
         attention_instances, ffn_instances: x and y, one GPU and `ffn_gpus` GPUs each.
         microbatches: m in flight.
-        weights: format of all weights. cache: format of the KV cache.
+        weights: format of all weights; default: as the model is published. cache: format of the KV cache.
         link: network between instances; default: intra_node while the bundle fits in a node.
         context_cv: standard deviation over mean of the contexts of running sequences, for the wait at the FFN.
         max_model_len: tokens that the cache of one attention instance must hold, those of the longest request.
@@ -41,7 +41,7 @@ class AfdBundleSpec(SourceSpec):
     ffn_instances: PositiveInt = 1
     ffn_gpus: PositiveInt = 1
     microbatches: PositiveInt = 2
-    weights: Weights = "bf16"
+    weights: Weights | None = None
     cache: Cache = "bf16"
     link: Literal["intra_node", "inter_node"] | None = None
     context_cv: NonNegativeFloat = 0.0
@@ -55,11 +55,11 @@ class AfdBundleSpec(SourceSpec):
         from latency_models.sources.afd_bundle.step_time import BundleStepTime, Shape
 
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
-        self._check(model, hardware)
+        weights = self._weights(model, hardware)
         shape = Shape(self.attention_instances, self.ffn_instances, self.ffn_gpus, self.microbatches)
         made = BundleStepTime(
-            model, hardware, shape, self._stages(model, hardware, shape.gpus, base),
-            weights=self.weights, cache=self.cache, context_cv=self.context_cv,
+            model, hardware, shape, self._stages(model, hardware, weights, shape.gpus, base),
+            weights=weights, cache=self.cache, context_cv=self.context_cv,
         )  # fmt: skip
         if made.instance_tokens() < self.max_model_len:
             expected = (
@@ -81,23 +81,33 @@ class AfdBundleSpec(SourceSpec):
             expected = "expected 1: the attention instances of a bundle are within its step times"
             raise BadInput(expected, field="engine.data_parallel_size", value=data_parallel)
 
-    def _check(self, model: Model, hardware: Hardware) -> None:
+    def _weights(self, model: Model, hardware: Hardware) -> Weights:
+        """The format of all weights.
+
+        Raises:
+            BadInput: a model or a format that bundles have no step times for.
+        """
         from latency_models.deployment.models import ExpertFFN
         from latency_models.sources.roofline.placement import COMPUTED_IN
 
-        if self.weights in ("fp4", "mxfp4", "int8") or COMPUTED_IN[self.weights] not in hardware.peak_flops:
-            known = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
-            raise BadInput(
-                f"expected {' or '.join(known)} on {hardware.name}", field="step_time.weights", value=self.weights
-            )
         if model.windowed_layers:
             expected = f"expected a model without sliding windows, {model.name} has them: no AFD step times"
             raise BadInput(expected, field="step_time.model", value=self.model)
+        formats = model.formats(self.weights)
+        weights = formats.experts if isinstance(model.ffn, ExpertFFN) else formats.linear
+        if weights in ("fp4", "mxfp4", "int8") or COMPUTED_IN[weights] not in hardware.peak_flops:
+            known = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
+            raise BadInput(
+                f"expected {' or '.join(known)} on {hardware.name}", field="step_time.weights", value=weights
+            )
         if isinstance(model.ffn, ExpertFFN) and self.ffn_gpus > model.ffn.experts:
             expected = f"expected at most one GPU for each of the {model.ffn.experts} experts"
             raise BadInput(expected, field="step_time.ffn_gpus", value=self.ffn_gpus)
+        return weights
 
-    def _stages(self, model: Model, hardware: Hardware, gpus: int, base: Path) -> DataSheetStages | CalibratedStages:
+    def _stages(
+        self, model: Model, hardware: Hardware, weights: Weights, gpus: int, base: Path
+    ) -> DataSheetStages | CalibratedStages:
         from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages, Measured
 
         if self.calibration is not None:
@@ -117,5 +127,5 @@ class AfdBundleSpec(SourceSpec):
         link = hardware.network.intra_node if inside else hardware.network.inter_node
         ratio = self.attention_instances / self.ffn_instances
         return DataSheetStages(
-            model, hardware, self.ffn_gpus, ratio, self.weights, self.cache, link, Measured()
+            model, hardware, self.ffn_gpus, ratio, weights, self.cache, link, Measured()
         )  # fmt: skip

@@ -49,8 +49,8 @@ fastafd`; of the exchange, reported calls take 39 µs, of which 22 are not hidde
 
 
 Bounds: TypeAlias = tuple[tuple[float, float], tuple[float, float], float]
-"""A step's seconds, and seconds a cached token, of all attention stages and of one microbatch alone; seconds of all FFN
-stages, or of a link."""
+"""A step's seconds, and seconds a cached token, of all attention stages and of one microbatch alone; a step's seconds
+whatever is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class BundleStepTime(StepTimeModel):
         if batch.chunks:
             cached = sum(chunk.context + chunk.tokens for chunk in batch.chunks)
             rows, stages = batch.prefill_tokens, self.stages
-            fixed, token = stages.attention(rows)
-            layer = fixed + token * cached + stages.ffn(rows) + stages.exchange(rows)
+            fixed, token, least = stages.attention(rows)
+            layer = max(fixed + token * cached, least) + stages.ffn(rows) + stages.exchange(rows)
             first_tokens = sum(chunk.last for chunk in batch.chunks)
             ends = stages.head(first_tokens) + stages.host(first_tokens) if first_tokens else 0.0
             seconds += self.scale * (self.model.layers * layer + ends)
@@ -195,7 +195,7 @@ class BundleStepTime(StepTimeModel):
         sequences = decodes / flying / shape.attention_instances
         # Fewer sequences than instances: the fullest instance has one.
         fullest = self._fullest / math.sqrt(max(sequences, 1.0)) + max(1.0 / sequences, 1.0)
-        fixed, token = stages.attention(sequences)
+        fixed, token, least = stages.attention(sequences)
         token *= fullest / (shape.attention_instances * flying)
         ffn, exchange = stages.ffn(decodes / flying / shape.ffn_instances), stages.exchange(sequences)
         head, host = stages.head(sequences), stages.host(sequences)
@@ -203,7 +203,12 @@ class BundleStepTime(StepTimeModel):
         return (
             (scale * flying * (layers * fixed + head), scale * flying * layers * token),
             (scale * (layers * (fixed + ffn + exchange) + head + host), scale * layers * token),
-            scale * flying * layers * max(ffn, exchange / 2),
+            scale
+            * max(
+                flying * layers * max(ffn, exchange / 2),
+                flying * (layers * least + head),
+                layers * (least + ffn + exchange) + head + host,
+            ),
         )
 
     def _notes(self) -> list[str]:

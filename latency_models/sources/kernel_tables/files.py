@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,8 @@ def _read_folder(folder: Path, *, describe: bool) -> KernelTables:
     per_sequence = _curves(_open(folder, "per_sequence", used), "sequences")
     attention = _attention(_open(folder, "attention", used))
     moe = _experts(_open(folder, "moe", used)) if _find(folder, "moe") else None
-    skew = _skew(_open(folder, "skew", used), errors=describe) if _find(folder, "skew") else None
+    skewed = _skewed(folder) and _find(folder, "skew")
+    skew = _skew(_open(folder, "skew", used), errors=describe) if skewed else None
     return KernelTables(
         schema="twin.step-time/1",
         kind="kernel-tables",
@@ -156,9 +158,24 @@ def _refuse_repeats(columns: Columns, keys: Sequence[Hashable], name: str) -> No
         raise columns.fault("expected each point once", place, name)
 
 
-def _provenance(folder: Path, used: dict[str, str]) -> TableSource:
+def _meta(folder: Path) -> tuple[dict[str, Any], Path | None]:
+    """The profiler's notes and their file; empty where there are none."""
     path = next((folder / name for name in META if (folder / name).is_file()), None)
-    meta = read_yaml(path) if path else {}
+    return (read_yaml(path) if path else {}), path
+
+
+def _skewed(folder: Path) -> bool:
+    """False where the profiler's notes disable the shots of uneven decodes: their files are another machine's."""
+    meta, path = _meta(folder)
+    profile = meta.get("skew_profile", {})
+    enabled = profile.get("enabled", True) if isinstance(profile, dict) else profile
+    if not isinstance(enabled, bool):
+        raise BadInput("expected true or false", field="skew_profile.enabled", value=enabled, file=path)
+    return enabled
+
+
+def _provenance(folder: Path, used: dict[str, str]) -> TableSource:
+    meta, _ = _meta(folder)
     known = {name: str(meta[key]) for name, key in _VERSIONS.items() if key in meta}
     iterations = meta.get("measurement_iterations")
     return TableSource(

@@ -21,6 +21,13 @@ from latency_models.sources.kernel_tables.parallel import Communication
 GUESS = 0.3
 """Relative uncertainty from which a link is called a guess."""
 
+HOSTS = 0.42
+"""Deviation of the logarithm of the bandwidth over PCIe from host to host: one GPU with peer access reached 15.9, 27.5
+and 36 GB/s. All-reduces of one host say nothing about it."""
+
+PCIE = 6.4e10
+"""Bytes/s each way of PCIe 5 with 16 lanes; only other links have more."""
+
 Points = tuple[tuple[float, float], ...]
 """(bytes, seconds) of messages, rising in both."""
 
@@ -116,7 +123,8 @@ def note(communication: Communication) -> str | None:
     if communication.spread < GUESS and not assumed:
         return None
     source = communication.source or "not stated"
-    return f"the link between ranks is a guess (± {100 * communication.spread:.0f} %; {source}): measure an all-reduce"
+    guess = f"the link between ranks is a guess (± {100 * communication.spread:.0f} %; {source})"
+    return f"{guess}: measure an all-reduce, or refine on a short run (twin calibrate refine)"
 
 
 def _ring(ranks: int) -> float:

@@ -10,6 +10,10 @@ mean) / longest, for decodes alone and beside a prompt. At each measured n it is
 between, weighted to minimise the sum of relative errors of the time. The prompt's chunk and context, which the shots
 vary too, did not improve predictions for held-out lengths; neither did the length itself.
 
+Shots are of powers of two, and some of these have an α of their own, which no batch beside them shares: a kernel's
+tiles end there. So each n's α is averaged with what its neighbours say of it, and shrunk by the share that makes the
+neighbours' α predict the shots of that n best.
+
 Shots have two lengths, batches a spread of them. At the same mean and longest history a spread is cheaper: the other
 sequences end one after another and hide the tail of the longest. α therefore tends to be too large.
 """
@@ -34,6 +38,9 @@ KNOTS = (0.1, 0.3, 0.45, 0.55, 0.65, 0.73)
 
 MIN_SHOTS = 3
 """Shots that a median needs."""
+
+MIN_SIZES = 3
+"""Numbers of decodes from which each one's neighbours have a say."""
 
 
 def _tuples(value: object) -> object:
@@ -167,7 +174,30 @@ def _levels(shots: SkewShots) -> SkewLevels | None:
             medians = [_weighted_median(alpha[cells[knot]], weight[cells[knot]]) for knot in known]
             rows.append(tuple(np.interp(knots, knots[known], medians).tolist()))
             counts.append(decodes)
-    return SkewLevels(n_decode=tuple(counts), alpha=tuple(rows)) if rows else None
+    if not rows:
+        return None
+    own = SkewLevels(n_decode=tuple(counts), alpha=tuple(rows))
+    if len(counts) < MIN_SIZES:
+        return own
+    return SkewLevels(n_decode=own.n_decode, alpha=tuple(_smoothed(own, shots, decodes) for decodes in counts))
+
+
+def _smoothed(own: SkewLevels, shots: SkewShots, decodes: int) -> Alphas:
+    """α of one number of decodes: halfway between its own and its neighbours', shrunk as the neighbours are wrong.
+
+    The share is the one by which the neighbours' α has the least error over these shots, from 0 to 1.
+    """
+    i = own.n_decode.index(decodes)
+    others = SkewLevels(n_decode=own.n_decode[:i] + own.n_decode[i + 1 :], alpha=own.alpha[:i] + own.alpha[i + 1 :])
+    expected = np.array(alphas_of(others, decodes))
+    here = shots.where(shots.decodes == decodes)
+    gap = here.at_longest - here.at_mean
+    rise = np.interp(here.skewness, KNOTS, expected) * gap
+    risen = np.abs(rise) > 0
+    ratios = (here.time - here.at_mean)[risen] / rise[risen]
+    share = _weighted_median(ratios, (np.abs(rise) / here.time)[risen]) if risen.any() else 0.0
+    row: Alphas = tuple((min(max(share, 0.0), 1.0) * (np.array(own.alpha[i]) + expected) / 2).tolist())
+    return row
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:

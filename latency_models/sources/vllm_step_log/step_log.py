@@ -8,15 +8,20 @@ just been prefilled. `StepLog.executed` moves each interval to the batch that ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.fitting.estimator import Floats
 from latency_models.io.tables import Columns, read_columns
+from latency_models.origin import Origin, same_model
 from workloads.errors import BadInput
+
+_Cell = TypeVar("_Cell", str, int)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,7 @@ class StepLog:
         prompt_tokens: those tokens.
         decodes: requests that get one token each.
         kv_tokens: tokens in the KV cache.
+        origin: the engine, as far as the log names it.
     """
 
     run: NDArray[np.str_]
@@ -42,13 +48,15 @@ class StepLog:
     prompt_tokens: NDArray[np.int64]
     decodes: NDArray[np.int64]
     kv_tokens: NDArray[np.int64]
+    origin: Origin = field(default_factory=Origin)
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def where(self, rows: NDArray[np.bool_]) -> StepLog:
         """The rows that a mask of shape (n,) selects."""
-        return StepLog(**{name: column[rows] for name, column in vars(self).items()})
+        columns = {name: column[rows] for name, column in vars(self).items() if name != "origin"}
+        return StepLog(**columns, origin=self.origin)
 
     def split(self, share: float = 0.5) -> tuple[StepLog, StepLog]:
         """Split the rows of each run: the first `share` of them, and the rest.
@@ -107,10 +115,12 @@ def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
         block_tokens: tokens of a KV block; the file counts blocks.
 
     Raises:
-        BadInput: a file that cannot be read, a missing column, a cell that is not the number it should be, or a run
-            whose steps do not rise, with file, line and column.
+        BadInput: a file that cannot be read, a missing column, a cell that is not the number it should be, a run whose
+            steps do not rise, or steps of several models or degrees of tensor parallelism, with file, line and column.
     """
     table = read_columns(path)
+    model = _one(table, "model", table.text("model")) if "model" in table.names else ""
+    ranks = _one(table, "tp", table.wholes("tp", low=1)) if "tp" in table.names else None
     usage = table.numbers("kv.usage_gpu_ratio")
     for row, share in enumerate(usage):
         if not 0 <= share <= 1:
@@ -125,9 +135,17 @@ def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
         prompt_tokens=np.array(table.wholes("batch.prefill_tokens", low=0)),
         decodes=np.array(table.wholes("batch.num_decode_reqs", low=0)),
         kv_tokens=blocks.astype(np.int64) * block_tokens,
+        origin=Origin(engine="vllm", model=model, tensor_parallel=ranks),
     )
     _check_order(steps, table)
     return steps
+
+
+def _one(table: Columns, name: str, cells: Sequence[_Cell]) -> _Cell:
+    for row, cell in enumerate(cells):
+        if cell != cells[0] and not (isinstance(cell, str) and same_model(cell, str(cells[0]))):
+            raise table.fault(f"expected steps of one engine, as the first ({cells[0]})", row, name)
+    return cells[0]
 
 
 def _check_order(steps: StepLog, table: Columns) -> None:

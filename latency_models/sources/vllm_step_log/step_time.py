@@ -11,7 +11,7 @@ square, is not in the model: `in_range` tells whether a batch is within the meas
 
 Rows and resident tokens rise together in a run, so what the curve misses goes into κ, and grows without end beyond the
 fitted batches. Steps of equal rows do not have that error. κ is the mean of two estimates, weighted by their precision:
-of the whole line, whose curve may be off by `CURVE`, and of steps compared with others of as many rows (decision 0066).
+of the whole line, whose curve may be off by `CURVE`, and of steps compared with others of as many rows (decision 0042).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 
 from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted
+from latency_models.origin import MeasuredDeployment
 from latency_models.sources.vllm_step_log.step_log import StepLog
 from latency_models.step_time import StepTimeModel
 from latency_models.unknowns import Unknown
@@ -52,6 +53,9 @@ BEYOND = 0.05
 """Deviation of the logarithm of a step for each doubling of rows or of KV tokens beyond the fitted ones. Fits to 20 to
 45 decodes are 6 % off at 120, fits to 30 decodes 2 % at 45 and more."""
 
+STRETCHES, FOLDS = 25, 5
+"""Stretches of each run, and the parts that they are dealt to. Each part is predicted by a fit to the others."""
+
 PROMPT = 0.7
 """Deviation of the logarithm of a prompt token's seconds where no step with prompts was logged."""
 
@@ -67,9 +71,12 @@ class StepRegression(Estimator, StepTimeModel):
         per_doubling_, per_prompt_token_, per_kv_token_: γ, π, κ in seconds.
         prompts_known_: whether any step in the log has prompt tokens.
         covariance_: of the four, in this order, shape (4, 4).
-        noise_: deviation of one step from the line, seconds, stalls excluded.
+        scatter_: deviation of the logarithm of one step, from parts of the log that were left out: 1.645 of it hold
+            90 % of their steps, stalls included.
+        stalls_: deviation of the logarithm of a whole run's time, stalls included, which the line does not follow: by
+            the mean error of such parts, and its own deviation.
         max_rows_, max_kv_tokens_: the largest measured batch.
-        points_: number of steps.
+        points_: number of steps. origin_: the engine that the log names.
 
     Args:
         late: the log is one step late, as `StepLog.executed` describes.
@@ -100,8 +107,9 @@ class StepRegression(Estimator, StepTimeModel):
         features = _features(used, self.curve_)
         if np.linalg.matrix_rank(features / np.maximum(features.max(axis=0), 1.0)) < 2:
             raise CannotFit("expected batches that differ, found one", field="steps")
-        coefficients, self.covariance_, self.noise_ = _fit_apart(features, used, self.huber)
-        self.points_ = len(used)
+        coefficients, self.covariance_ = _fit_apart(features, used, self.huber)
+        self.scatter_, self.stalls_ = _held_out(features, used, self.huber)
+        self.points_, self.origin_ = len(used), steps.origin
         self.max_rows_ = max(int((used.prompt_tokens + used.decodes).max()), 1)
         self.max_kv_tokens_ = max(int(used.kv_tokens.max()), 1)
         self.prompts_known_ = bool(used.prompt_tokens.any())
@@ -157,6 +165,15 @@ class StepRegression(Estimator, StepTimeModel):
         self._require_fit()
         return batch.tokens <= self.max_rows_ and batch.decode_kv <= self.max_kv_tokens_
 
+    def measured_deployment(self) -> MeasuredDeployment | None:
+        """See `StepTime.measured_deployment`; None for a log that names no model.
+
+        Raises:
+            NotFitted: before `fit`.
+        """
+        self._require_fit()
+        return MeasuredDeployment(self.origin_, ranks=self.origin_.tensor_parallel) if self.origin_.model else None
+
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: the covariance of the fit, and what no fit to one log shows.
 
@@ -167,10 +184,11 @@ class StepRegression(Estimator, StepTimeModel):
         fit = (Unknown(f"fit.{i}", FIT, "fitted", measure="more steps") for i in range(len(COEFFICIENTS)))
         beyond = Unknown("beyond", "rows and KV tokens beyond the log", "extrapolated", None, "steps of larger batches")
         prompts = Unknown("prompts", "a prompt token, of which the log has none", "assumed", PROMPT, "steps of prompts")
-        return (*fit, WORKLOAD, beyond, *(() if self.prompts_known_ else (prompts,)))
+        stalls = Unknown("stalls", "other parts of a run, with their stalls", "held out", self.stalls_, "more steps")
+        return (*fit, WORKLOAD, stalls, beyond, *(() if self.prompts_known_ else (prompts,)))
 
     def vary(self, scores: Mapping[str, float]) -> StepRegression:
-        """A regression with other coefficients, none below 0. Its range, noise and covariance are those of this fit.
+        """A regression with other coefficients, none below 0. Its range, errors and covariance are those of this fit.
 
         Raises:
             NotFitted: before `fit`.
@@ -186,7 +204,8 @@ class StepRegression(Estimator, StepTimeModel):
             moved[2] *= math.exp(PROMPT * scores.get("prompts", 0.0))
         other = StepRegression(**self.get_params())
         vars(other).update(vars(self))
-        other._learn(moved * WORKLOAD.factor(scores.get("workload", 0.0)))
+        excess = math.exp(self.stalls_ * scores.get("stalls", 0.0))
+        other._learn(moved * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
         other.beyond_ = BEYOND * scores.get("beyond", 0.0)
         return other
 
@@ -238,21 +257,40 @@ def _features(steps: StepLog, curve: tuple[float, ...]) -> Floats:
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats, Floats, float]:
-    """Fit with the price of a resident token told from the price of a row; results as those of `_huber`."""
-    line, covariance, noise = _huber(features, steps.seconds, tuning)
+def _held_out(features: Floats, steps: StepLog, tuning: float) -> tuple[float, float]:
+    """The two deviations `scatter_` and `stalls_`, each part of the log predicted by a fit to the others."""
+    fold = np.zeros(len(steps), dtype=np.int64)
+    for run in np.unique(steps.run):
+        rows = np.flatnonzero(steps.run == run)
+        fold[rows] = np.arange(len(rows)) * STRETCHES // len(rows) % FOLDS
+    errors, excesses = [], []
+    for left_out in np.unique(fold):
+        rows = fold == left_out
+        coefficients, _ = _fit_apart(features[~rows], steps.where(~rows), tuning)
+        predicted = np.maximum(features[rows] @ coefficients, 1e-12)
+        errors.append(np.log(steps.seconds[rows] / predicted))
+        excesses.append(math.log(steps.seconds[rows].sum() / predicted.sum()))
+    held = float(np.quantile(np.abs(np.concatenate(errors)), 0.9))
+    return held / 1.645, math.hypot(
+        float(np.mean(excesses)), float(np.std(excesses, ddof=1)) / math.sqrt(len(excesses))
+    )
+
+
+def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats, Floats]:
+    """Coefficients and covariance, with the price of a resident token told from the price of a row."""
+    line, covariance = _huber(features, steps.seconds, tuning)
     others, kv = features[:, :-1], features[:, -1]
     own = kv - others @ np.linalg.lstsq(others, kv, rcond=None)[0]
     alike = _price_at_equal_rows(steps, tuning)
     if alike is None or own.std() <= 1e-9 * kv.max():
-        return line, covariance, noise
+        return line, covariance
     of_curve = (CURVE * float(np.median(steps.seconds)) / own.std()) ** 2
     weights = 1 / np.maximum([covariance[-1, -1] + of_curve, alike[1]], 1e-30)
     price, deviation = float(weights @ [line[-1], alike[0]] / weights.sum()), float(weights.sum() ** -0.5)
-    rest, within, noise = _huber(others, steps.seconds - price * kv, tuning)
-    moved, _, _ = _huber(others, steps.seconds - (price + deviation) * kv, tuning)
+    rest, within = _huber(others, steps.seconds - price * kv, tuning)
+    moved, _ = _huber(others, steps.seconds - (price + deviation) * kv, tuning)
     shift = np.append(moved - rest, deviation)
-    return np.append(rest, price), np.pad(within, (0, 1)) + np.outer(shift, shift), noise
+    return np.append(rest, price), np.pad(within, (0, 1)) + np.outer(shift, shift)
 
 
 def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] | None:
@@ -273,12 +311,12 @@ def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] |
         return None
     more = np.concatenate(tokens)
     longer = np.concatenate(seconds) * np.where(more < 0, -1.0, 1.0)
-    price, variance, _ = _huber(np.abs(more)[:, None], longer, tuning)
+    price, variance = _huber(np.abs(more)[:, None], longer, tuning)
     return (float(price[0]), float(variance[0, 0]) * count / (count - sizes - 1)) if price[0] > 0 else None
 
 
-def _huber(features: Floats, times: Floats, tuning: float) -> tuple[Floats, Floats, float]:
-    """Coefficients of at least 0, their covariance, and the deviation of a point, by reweighted least squares.
+def _huber(features: Floats, times: Floats, tuning: float) -> tuple[Floats, Floats]:
+    """Coefficients of at least 0, and their covariance, by reweighted least squares.
 
     The covariance is the sandwich of an M-estimate (Huber 1967): it holds whether or not long steps scatter more.
     """
@@ -301,4 +339,4 @@ def _huber(features: Floats, times: Floats, tuning: float) -> tuple[Floats, Floa
     spare = len(t) / max(len(t) - int(free.sum()), 1)  # as many degrees of freedom as the coefficients leave
     covariance = np.zeros((len(solution), len(solution)))
     covariance[np.ix_(free, free)] = spare * bread @ (pulls.T @ pulls) @ bread
-    return solution * unit / scale, covariance * unit**2 / np.outer(scale, scale), deviation * unit
+    return solution * unit / scale, covariance * unit**2 / np.outer(scale, scale)

@@ -154,13 +154,24 @@ def test_a_step_has_the_output_head_of_every_microbatch_and_the_host_of_one() ->
     model, hardware, stages = made.model, made.hardware, made.stages
     decodes, kv = 512, 512 * 200_000
     (seconds,) = made.decode_seconds(decodes, kv, 200_000, 1)
-    fixed, token = stages.attention(decodes / 4)
+    fixed, token, _ = stages.attention(decodes / 4)
     attention = model.layers * (2 * fixed + token * kv / 2)
     assert seconds == pytest.approx(attention + 2 * stages.head(decodes / 4), rel=1e-9)
     read = 2 * model.vocabulary * model.hidden_size / hardware.memory_bandwidth
     assert stages.head(1) == pytest.approx(read)
 
     (one,) = made.decode_seconds(1, 1, 1, 1)
-    fixed, token = stages.attention(0.5)
+    fixed, token, _ = stages.attention(0.5)
     layers = model.layers * (fixed + token * 2 / 2 + stages.ffn(1) + stages.exchange(0.5))
     assert one == pytest.approx(layers + stages.head(0.5) + stages.host(0.5), rel=1e-6)
+
+
+def test_reading_caches_hides_sequences_beyond_the_fitted_ones() -> None:
+    """The same tokens in four times as many sequences take longer by their rows, not by a fixed time for each."""
+    made = bundle(attention_instances=2)
+    stages = made.stages
+    few, many = (stages.attention(count) for count in (25, 100))
+    rows = [stages.attention(count)[2] - 2.6e-7 * count for count in (25, 100)]
+    assert few[0] - rows[0] == pytest.approx(many[0] - rows[1]) == pytest.approx(25 * 2.6e-7)
+    (short,) = made.decode_seconds(8000, 8000, 1, 1)  # two microbatches on each of two attention instances
+    assert short >= made.model.layers * 2 * stages.attention(2000)[2]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.fitting.estimator import CannotFit, NotFitted, clone
+from latency_models.origin import MeasuredDeployment, Origin
+from latency_models.sources.vllm_step_log.spec import VllmStepLogSpec
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.sources.vllm_step_log.step_time import COEFFICIENTS, StepRegression
 from latency_models.step_time import StepTime
@@ -44,6 +46,10 @@ def steps(**columns: Any) -> StepLog:
         **{name: np.zeros(count, dtype=np.int64) for name in ("prompts", "prompt_tokens", "decodes", "kv_tokens")},
     }
     return StepLog(**{**given, **{name: np.asarray(column) for name, column in columns.items()}})
+
+
+def columns(log: StepLog) -> dict[str, Any]:
+    return {name: column for name, column in vars(log).items() if name != "origin"}
 
 
 def padded(rows: int) -> int:
@@ -87,7 +93,7 @@ def test_a_curve_with_stairs_is_found_exactly() -> None:
 def test_stalled_steps_do_not_bend_the_line() -> None:
     log = made_up(noise=0.005)
     stalled = np.where(np.arange(len(log)) % 20 == 0, 3.0, 1.0)
-    model = StepRegression(late=False).fit(steps(**{**vars(log), "seconds": log.seconds * stalled}))
+    model = StepRegression(late=False).fit(steps(**{**columns(log), "seconds": log.seconds * stalled}))
     assert np.median(np.abs(model.errors(made_up(seed=2)))) < 0.003
 
 
@@ -212,6 +218,43 @@ def test_successive_decode_steps_are_each_one_to_the_last_bit(decodes: int, mean
 def test_seconds_is_predict_to_the_last_bit(decodes: int, kv: int, tokens: int, context: int) -> None:
     row = steps(decodes=[decodes], kv_tokens=[kv + context + tokens], prompts=[1], prompt_tokens=[tokens])
     assert FITTED.seconds(batch(decodes, kv, [(tokens, context)])) == FITTED.predict(row)[0]
+
+
+def test_parts_that_were_left_out_say_what_stalls_cost() -> None:
+    """Stalls of 40 % in one step of eight: a step's interval holds 90 % of new ones, a run's the longer mean."""
+
+    def stalling(seed: int) -> StepLog:
+        log = made_up(noise=0.01, seed=seed)
+        longer = np.where(np.random.default_rng(seed).random(len(log)) < 1 / 8, 1.4, 1.0)
+        return steps(**{**columns(log), "seconds": log.seconds * longer})
+
+    model, new = StepRegression(late=False).fit(stalling(1)), stalling(2)
+    errors = np.log(new.seconds / model.predict(new))
+    assert 0.85 <= (np.abs(errors) < 1.645 * model.scatter_).mean() <= 0.95
+    (stalls,) = (unknown for unknown in model.unknowns() if unknown.name == "stalls")
+    assert abs(np.log(new.seconds.sum() / model.predict(new).sum())) < 1.645 * (stalls.deviation or 0)
+    assert model.vary({"stalls": 1.0}).seconds(batch(50, 5000)) == pytest.approx(
+        model.seconds(batch(50, 5000)) * np.exp(model.stalls_)
+    )
+    quiet = StepRegression(late=False).fit(made_up(noise=0.01))
+    assert quiet.stalls_ < 0.002
+    assert quiet.scatter_ == pytest.approx(0.01, rel=0.2)
+
+
+def test_a_log_says_whose_steps_it_has(tmp_path: Path) -> None:
+    rows = [f"e,chat,{i},{15000 + 100 * i},0,{1 + i},0,0.{i:02d},1000,llama-2-70b,4" for i in range(30)]
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join([f"{HEADER},model,tp", *rows]))
+    model = VllmStepLogSpec(source="vllm_step_log", path=path.name).build(tmp_path)
+    assert model.measured_deployment() == MeasuredDeployment(Origin("", "vllm", "", "llama-2-70b", 4), ranks=4)
+    VllmStepLogSpec(source="vllm_step_log", path=path.name, model="meta-llama/Llama-2-70b-hf").build(tmp_path)
+    with pytest.raises(BadInput, match=r"step_time.model: got 'qwen3-32b', expected llama-2-70b, whose steps were log"):
+        VllmStepLogSpec(source="vllm_step_log", path=path.name, model="qwen3-32b").build(tmp_path)
+    path.write_text("\n".join([f"{HEADER},model,tp", rows[0], rows[1].replace("llama-2-70b", "qwen3-32b")]))
+    with pytest.raises(BadInput, match=r"steps.csv:3: model: got 'qwen3-32b', expected steps of one engine"):
+        read_step_log(path)
+    path.write_text("\n".join([HEADER, *(row.rsplit(",", 2)[0] for row in rows)]))
+    assert VllmStepLogSpec(source="vllm_step_log", path=path.name).build(tmp_path).measured_deployment() is None
 
 
 def test_it_says_what_was_measured() -> None:
@@ -361,7 +404,7 @@ def test_the_published_log_is_one_step_late(published: StepLog) -> None:
     with_prompts = first.where(first.prompt_tokens > first.prompts)
     assert with_prompts.prompt_tokens.max() > 500
     as_decodes = steps(
-        **{**vars(with_prompts), "prompts": with_prompts.prompts * 0, "prompt_tokens": with_prompts.prompts * 0}
+        **{**columns(with_prompts), "prompts": with_prompts.prompts * 0, "prompt_tokens": with_prompts.prompts * 0}
     )
     off = {
         late: np.median(np.abs(model.predict(log) / log.seconds - 1))
