@@ -162,6 +162,6 @@ def _compare(comparison: Comparison, model: StepRegression, ran: StepLog, known:
     predicted, rng = model.predict(ran), np.random.default_rng(0)
     scores = [{**draw_scores(model.unknowns(), rng), **known} for _ in range(DRAWS)]
     draws = np.log([model.vary(each).predict(ran) for each in scores])
-    deviation = np.hypot(draws.std(axis=0), model.noise_ / predicted)
+    deviation = np.hypot(draws.std(axis=0), model.scatter_)
     for values in zip(ran.seconds.tolist(), predicted.tolist(), deviation.tolist(), strict=True):
         comparison.add(*values)

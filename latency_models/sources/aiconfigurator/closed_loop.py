@@ -12,9 +12,7 @@ remaining osl - 1 tokens, is its TPOT:
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import cast
 
 from latency_models.step_time import StepTime
 from schedulers.batches import Chunk, MixedBatch
@@ -104,7 +102,8 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
         expected = f"expected more than the {decodes} tokens of the decodes"
         raise BadInput(expected, field="max_batched_tokens", value=max_batched_tokens)
     # Latency models count sequences and look at none.
-    running, sequence = cast("Many[Sequence]", range(decodes)), Sequence(Request(0, 0.0, isl, 1), 0, False)
+    sequence = Sequence(Request(0, 0.0, isl, 1), 0, one_shot=False)
+    running = [sequence] * decodes
     alone = step_time.decode_seconds(decodes, kv, kv, 1)[0]
     added, context = 0.0, 0
     while context < isl:

@@ -14,6 +14,9 @@ from latency_models.sources.aiconfigurator.kernels import Placement
 _DATED = re.compile(r"source_file=\d{4}-\d\d-\d\d\.csv")
 _SUFFIXES = re.compile(r"-(instruct|fp8|fp4|bf16)$")
 
+SAME_SHAPES = {"deepseek-r1": "deepseek-v3"}
+"""Models by those that have their shapes."""
+
 RANDOM_RANGE_MEAN = 0.9
 """Mean length in InferenceX, as a share of the stated one: its settings draw lengths uniformly from 0.8 to 1."""
 
@@ -24,7 +27,7 @@ class SiliconRow:
 
     Attributes:
         model: name of the built-in model file.
-        precision: fp8, or bf16 where the source names none.
+        precision: fp8, fp4, or bf16 where the source names none.
         isl, osl: prompt and output tokens of a request, in the mean.
         concurrency: requests in flight, for each attention replica.
         expert_tensor_parallel, expert_parallel: 1 and 1 for a dense model.
@@ -66,17 +69,24 @@ class SiliconRow:
         )
 
 
-def read_silicon_rows(path: Path) -> list[SiliconRow]:
+def read_silicon_rows(path: Path, *, known_only: bool = False) -> list[SiliconRow]:
     """The measured points of a CSV file, gzipped or not.
 
     Rows marked as duplicates are left out, and so are those of another mode than `agg`, in which prompts and decodes
     share an engine.
+
+    Args:
+        known_only: rows of models that are not known are left out, too, and those in four bits (`fp4`) are kept. Kernel
+            tables have no kernels for the latter.
 
     Raises:
         BadInput: a file that cannot be read, a column that is missing, a cell that is not what it should be, a model
             or precision that is not known, or a pipeline of more than one stage, with file, line and column.
     """
     table = read_columns(path)
+    precisions: tuple[str, ...] = ("bf16", "fp8")
+    if known_only:
+        table, precisions = table.where([name is not None for name in _names(table)]), (*precisions, "fp4")
     stages = table.wholes("pp_size", low=1)
     if max(stages) > 1:
         raise table.fault("expected 1: pipelines are not known here", stages.index(max(stages)), "pp_size")
@@ -88,7 +98,7 @@ def read_silicon_rows(path: Path) -> list[SiliconRow]:
         table.text("backend"),
         table.text("system"),
         _models(table),
-        _precisions(table),
+        _precisions(table, precisions),
         _scaled(table.wholes("isl", low=1), shares),
         _scaled(table.wholes("osl", low=2), shares),
         table.numbers("batch_size", above=0.0),
@@ -105,22 +115,31 @@ def read_silicon_rows(path: Path) -> list[SiliconRow]:
     return [SiliconRow(*row) for row, keep in zip(zip(*columns, strict=True), wanted, strict=True) if keep]
 
 
-def _precisions(table: Columns) -> list[str]:
+def _precisions(table: Columns, known: tuple[str, ...]) -> list[str]:
     names = [name or "bf16" for name in table.text("precision")]
     for at, name in enumerate(names):
-        if name not in ("bf16", "fp8"):
-            raise table.fault("expected bf16, fp8 or nothing", at, "precision")
+        if name not in known:
+            raise table.fault(f"expected {', '.join(known)} or nothing", at, "precision")
+    return names
+
+
+def _names(table: Columns) -> list[str | None]:
+    """The names of the built-in model files, None for a model that has none."""
+    known, names = set(builtin_names("models")), []
+    for path in table.text("model_path"):
+        name = path.rpartition("/")[2].lower()
+        while name not in known and _SUFFIXES.search(name):
+            name = _SUFFIXES.sub("", name)
+        name = SAME_SHAPES.get(name, name)
+        names.append(name if name in known else None)
     return names
 
 
 def _models(table: Columns) -> list[str]:
-    known, names = set(builtin_names("models")), []
-    for at, path in enumerate(table.text("model_path")):
-        name = path.rpartition("/")[2].lower()
-        while name not in known and _SUFFIXES.search(name):
-            name = _SUFFIXES.sub("", name)
-        if name not in known:
-            raise table.fault(f"expected one of {', '.join(sorted(known))}", at, "model_path")
+    names = []
+    for at, name in enumerate(_names(table)):
+        if name is None:
+            raise table.fault(f"expected one of {', '.join(sorted(builtin_names('models')))}", at, "model_path")
         names.append(name)
     return names
 

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from latency_models.deployment.formats import Weights
 from latency_models.deployment.hardware import Hardware
 from latency_models.io.builtin_files import FOLDER
 from latency_models.io.config_io import Strict, checked, read_yaml
@@ -27,6 +28,9 @@ Kind: TypeAlias = Literal[
     "prompt_latent", "decode_latent", "elementwise", "all_reduce", "all_reduce_pcie",
 ]  # fmt: skip
 """Kinds of kernels, by the format of their weights or of the KV cache; all-reduces over a fabric or over PCIe."""
+
+Family: TypeAlias = Literal["dense", "experts", "latent"]
+"""Models with dense FFNs, with experts, and with latent attention."""
 
 PCIE = 1e11
 """Bytes/s below which the network in a node is PCIe: 16 lanes of generation 5 have 64 GB/s in one direction."""
@@ -73,21 +77,45 @@ class KindOfKernel(Strict):
         return self.devices.get(device, self.any)
 
 
+class ServedGroup(Strict):
+    """Served TPOT of models of one family and format on devices with one chip.
+
+    Attributes:
+        spread: root mean square of the logarithm of measured over predicted TPOT, of a further configuration (engine
+            and model) if so many `configurations` were measured.
+    """
+
+    devices: list[str]
+    weights: Weights
+    family: Family
+    spread: NonNegativeFloat
+    configurations: PositiveInt
+    rows: PositiveInt
+
+
 class EngineTime(Strict):
     """Time of a step that no kernel table has, fitted to served TPOT.
 
     Attributes:
-        step: seconds of every step. per_sequence: seconds of the host for each output token.
-        prompt_layer: seconds of each layer in a step with prompts, which runs without a full CUDA graph.
+        layer: seconds of each layer in every step: gaps between kernels, and kernels that no table has.
+        per_sequence: seconds of the host for each output token.
+        prompt_layer: seconds more of each layer in a step with prompts, which runs without a full CUDA graph.
         spread: standard deviation of the logarithm of measured over predicted TPOT. rows: number of measurements.
+        groups: the same of those that several configurations were measured of.
     """
 
-    step: NonNegativeFloat
+    layer: NonNegativeFloat
     per_sequence: NonNegativeFloat
     prompt_layer: NonNegativeFloat
     spread: NonNegativeFloat
     error: NonNegativeFloat
     rows: PositiveInt
+    groups: list[ServedGroup] = Field(default_factory=list)
+
+    def group(self, device: str, weights: Weights, family: Family) -> ServedGroup | None:
+        """The measured group of a deployment; None for one that was not measured."""
+        wanted = (weights, family)
+        return next((one for one in self.groups if device in one.devices and (one.weights, one.family) == wanted), None)
 
 
 class Efficiency(Strict):

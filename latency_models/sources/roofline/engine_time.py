@@ -1,24 +1,29 @@
 """The time of a step that no kernel has, fitted to served TPOT.
 
-Kernels, as timed one by one, leave out the host's work on a step and on each of its tokens, and the launches of steps
-with prompts, which run without a full CUDA graph. Three numbers for all engines are fitted to closed-loop measurements,
-beside the prediction of `closed_loop` from kernels. The error that remains is `spread`.
+Kernels, as timed one by one, leave out the gaps between them, small ones that no table has, the host's work on each
+token, and the launches of steps with prompts, which run without a full CUDA graph. Three numbers for all engines are
+fitted to closed-loop measurements, beside the prediction of `closed_loop` from kernels. The loss is Cauchy's, so that a
+configuration that lies elsewhere as a whole does not move the others. The error that remains is `spread`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from latency_models.deployment.formats import Formats, Weights
 from latency_models.deployment.hardware import Hardware
-from latency_models.deployment.models import load_model
+from latency_models.deployment.models import Model, load_model
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
 from latency_models.sources.aiconfigurator.silicon import SiliconRow
-from latency_models.sources.roofline.efficiency import Efficiency, EngineTime
+from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Family, ServedGroup
+from latency_models.sources.roofline.fitting import SAME_CHIP, chip
 from latency_models.sources.roofline.memory import device_memory
+from latency_models.sources.roofline.parts import family
 from latency_models.sources.roofline.placement import Placement
 from latency_models.sources.roofline.step_time import RooflineStepTime
 
@@ -27,32 +32,43 @@ MAX_BATCHED_TOKENS = 8192
 AHEAD = (1.0, 0.07)
 """Prompts computed before one of a closed loop: a constant, and a slope over the requests in flight."""
 
-NO_TIME = EngineTime(step=0.0, per_sequence=0.0, prompt_layer=0.0, spread=0.0, error=0.0, rows=1)
+NO_TIME = EngineTime(layer=0.0, per_sequence=0.0, prompt_layer=0.0, spread=0.0, error=0.0, rows=1)
 
 
 def placement_of(row: SiliconRow) -> Placement:
     """The deployment of a measured row. Fewer attention ranks than expert ranks are data-parallel replicas."""
     model = load_model(row.model)
-    sparse = model.ffn.kind == "moe"
-    weights = "fp8" if row.precision == "fp8" else "bf16"
+    sparse, formats = model.ffn.kind == "moe", formats_of(row, model)
     ranks = row.expert_tensor_parallel * row.expert_parallel if sparse else row.tensor_parallel
     return Placement(
         tensor_parallel=row.tensor_parallel,
         data_parallel=max(ranks // row.tensor_parallel, 1),
         expert_parallel=sparse and row.expert_parallel > 1,
-        weights="fp8" if weights == "fp8" else "bf16",
-        experts="fp8" if weights == "fp8" else "bf16",
-        cache="fp8" if weights == "fp8" and not sparse else "bf16",
+        weights=formats.linear,
+        experts=formats.experts,
+        cache="bf16" if sparse or row.precision == "bf16" else "fp8",
     )
 
 
-def predict(row: SiliconRow, hardware: Hardware, efficiency: Efficiency) -> ClosedLoop:
-    """The steady state in which a row was measured, by the roofline alone."""
+def formats_of(row: SiliconRow, model: Model) -> Formats:
+    """The formats of a measured row: those of the first published weights in its precision, else all in one format."""
+    precisions = {"bf16": ("bf16",), "fp8": ("fp8",), "fp4": ("mxfp4", "fp4")}[row.precision]
+    for checkpoint in model.checkpoints:
+        if checkpoint.formats.experts in precisions:
+            return checkpoint.formats
+    return Formats(precisions[-1], precisions[-1])  # type: ignore[arg-type]
+
+
+def predict(
+    row: SiliconRow, hardware: Hardware, efficiency: Efficiency, scores: Mapping[str, float] | None = None
+) -> ClosedLoop:
+    """The steady state in which a row was measured, by the roofline alone, at scores of its unknowns."""
     model, placement = load_model(row.model), placement_of(row)
     capacity = device_memory(model, hardware, placement).kv_tokens
     base, slope = AHEAD
+    step_time = RooflineStepTime(model, hardware, placement, efficiency)
     return closed_loop(
-        RooflineStepTime(model, hardware, placement, efficiency),
+        step_time.vary(scores) if scores else step_time,
         row.concurrency,
         row.isl,
         row.osl,
@@ -81,21 +97,49 @@ def fit_engine_time(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], ef
     measured = np.log([row.tpot for row in rows])
 
     def errors(logs: Floats) -> Floats:
-        step, per_sequence, prompt_layer = np.exp(logs)
-        found: Floats = (
-            np.log(bare + step + per_sequence * decoding + prompts * chunks * layers * prompt_layer) - measured
-        )
+        layer, per_sequence, prompt_layer = np.exp(logs)
+        seconds = bare + layer * layers + per_sequence * decoding + prompts * chunks * layers * prompt_layer
+        found: Floats = np.log(seconds) - measured
         return found
 
-    bounds = (np.log([1e-6, 1e-7, 1e-7]), np.log([1e-2, 2e-4, 1e-3]))
-    found = least_squares(errors, np.log([5e-4, 1e-5, 2e-5]), bounds=bounds, loss="soft_l1", f_scale=0.1)
-    step, per_sequence, prompt_layer = (float(f"{value:.4g}") for value in np.exp(found.x))
+    bounds = (np.log([1e-7, 1e-7, 1e-7]), np.log([1e-3, 2e-4, 1e-3]))
+    found = least_squares(errors, np.log([5e-6, 1e-5, 2e-5]), bounds=bounds, loss="cauchy", f_scale=0.1)
+    layer, per_sequence, prompt_layer = (float(f"{value:.4g}") for value in np.exp(found.x))
     left = errors(found.x)
     return EngineTime(
-        step=step,
+        layer=layer,
         per_sequence=per_sequence,
         prompt_layer=prompt_layer,
         spread=float(f"{np.sqrt(np.mean(left**2)):.3g}"),
         error=float(f"{np.median(np.abs(np.expm1(left))):.3g}"),
         rows=len(rows),
+        groups=served_groups(rows, hardware, left),
     )
+
+
+def served_groups(rows: Sequence[SiliconRow], hardware: Sequence[Hardware], errors: Floats) -> list[ServedGroup]:
+    """The errors of TPOT by chip, format and family. One configuration alone may lie anywhere: it is no group.
+
+    Args:
+        errors: logarithms of predicted over measured TPOT.
+    """
+    groups: dict[tuple[str, Weights, Family], list[tuple[str, float]]] = defaultdict(list)
+    for row, device, error in zip(rows, hardware, errors.tolist(), strict=True):
+        model = load_model(row.model)
+        key = chip(device.name), formats_of(row, model).experts, family(model)
+        groups[key].append((f"{row.backend} {row.model}", error))
+    made = []
+    for (name, weights, models), known in sorted(groups.items()):
+        configurations = len({configuration for configuration, _ in known})
+        if configurations > 1:
+            # Another configuration is as far from these as they are from each other, and so is their own level.
+            mean_square = sum(error**2 for _, error in known) / len(known)
+            spread = math.sqrt(mean_square * (1 + 1 / configurations))
+            devices = [name, *(device for device, one in SAME_CHIP.items() if one == name)]
+            made.append(
+                ServedGroup(
+                    devices=devices, weights=weights, family=models, spread=float(f"{spread:.3g}"),
+                    configurations=configurations, rows=len(known),
+                )
+            )  # fmt: skip
+    return made

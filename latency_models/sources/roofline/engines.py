@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latency_models.deployment.formats import WEIGHT_BYTES, Formats, Weights
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.sources.roofline.memory import DeviceMemory, device_memory
-from latency_models.sources.roofline.placement import WEIGHT_BYTES, Cache, Placement, Weights, check_placement
+from latency_models.sources.roofline.placement import Cache, Placement, check_placement
 from workloads.errors import BadInput
 
 BLOCK_SIZE = 16
@@ -86,27 +87,31 @@ def engine_option(
         return NoEngine(reason, fits=False)
     return EngineOption(
         devices=placement.devices,
-        step_time=step_time_section(model, hardware, placement),
+        step_time=step_time_section(model, hardware, placement, base),
         memory=memory,
         num_gpu_blocks=tokens // BLOCK_SIZE,
         data_parallel=placement.data_parallel,
     )
 
 
-def step_time_section(model: str | Path, hardware: str | Path, placement: Placement) -> dict[str, Any]:
+def step_time_section(
+    model: str | Path, hardware: str | Path, placement: Placement, base: Path = Path()
+) -> dict[str, Any]:
     """The `step_time` section of a placement, without the fields that have their defaults."""
     section: dict[str, Any] = {"source": "roofline", "model": str(model), "hardware": str(hardware)}
-    usual = Placement(experts=placement.weights)
-    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "weights", "experts", "cache")
-    return section | {
-        name: getattr(placement, name) for name in names if getattr(placement, name) != getattr(usual, name)
-    }
+    usual = Placement()
+    names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "cache")
+    section |= {name: getattr(placement, name) for name in names if getattr(placement, name) != getattr(usual, name)}
+    if Formats(placement.weights, placement.experts) == any_model(model, base).published_formats:
+        return section
+    experts = {"experts": placement.experts} if placement.experts != placement.weights else {}
+    return section | {"weights": placement.weights} | experts
 
 
 def placements(
     model: str | Path,
     *,
-    weights: Weights = "bf16",
+    weights: Weights | None = None,
     cache: Cache = "bf16",
     most_devices: int = 8,
     pipelines: bool = False,
@@ -116,37 +121,37 @@ def placements(
 
     Experts are split over all devices (tensor parallel), or spread whole with as many attention replicas.
 
+    Args:
+        weights: their format; None: as the model is published.
+
     Raises:
         BadInput: an unknown model, or a file that cannot be read.
     """
     shapes = any_model(model, base)
-    sparse = isinstance(shapes.ffn, ExpertFFN)
-    experts = usual_experts(shapes, weights)
+    sparse, formats = isinstance(shapes.ffn, ExpertFFN), shapes.formats(weights)
     found = []
     devices = 1
     while devices <= most_devices:
         stages = 1
         while stages <= (devices if pipelines else 1):
             width = devices // stages
-            found.append(Placement(width, stages, 1, False, weights, experts, cache))
+            found.append(Placement(width, stages, 1, False, formats.linear, formats.experts, cache))
             replicas = 2
             while sparse and replicas <= width:
-                found.append(Placement(width // replicas, stages, replicas, True, weights, experts, cache))
+                spread = Placement(width // replicas, stages, replicas, True, formats.linear, formats.experts, cache)
+                found.append(spread)
                 replicas *= 2
             stages *= 2
         devices *= 2
     return found
 
 
-def usual_experts(model: Model, weights: Weights) -> Weights:
-    """The format of a model's experts beside its other weights: gpt-oss is published with MXFP4 experts."""
-    return "mxfp4" if model.name.startswith("gpt-oss") and weights == "bf16" else weights
-
-
 def _too_large(model: Model, hardware: Hardware, placement: Placement, memory: DeviceMemory, share: float) -> str:
     usable = hardware.memory_capacity * share - memory.reserved
+    formats = Formats(placement.weights, placement.experts if isinstance(model.ffn, ExpertFFN) else placement.weights)
+    a_weight = f" ({WEIGHT_BYTES[formats.linear]:g} bytes a weight)" if formats.linear == formats.experts else ","
     return (
-        f"{model.name} in {placement.weights} ({WEIGHT_BYTES[placement.weights]:g} bytes a weight) puts "
+        f"{model.name} in {formats}{a_weight} puts "
         f"{memory.weights / 1e9:.1f} GB on each of {placement.devices} {hardware.name}, which has "
         f"{usable / 1e9:.1f} GB for weights and cache"
     )

@@ -1,25 +1,36 @@
 """The fit of kernel efficiencies to timings of several devices.
 
-`launch`, `compute`, `memory` (and `padding` of decodes, `each_device` of all-reduces) minimise the error of the
-logarithm of the time, with a loss that lets few unusual kernels count little. Fits of one device use all its timings.
-`any` is the geometric mean over chips. Its error is that of chips which were left out: kernels of a chip are predicted
-by the mean of the others'. Devices with the same chip (H100 and H200, B200 and GB200) count as one and are left out
-together. Where one chip alone was measured, nothing can be left out, and other devices are assumed to differ by
-ONE_CHIP_SPREAD at least.
+A table's time is `overhead + launch + each_device + max(FLOPs / rate, bytes / rate)`. A table has one overhead: what
+its benchmark spends on a kernel and a CUDA graph does not, such as launches from the host. It is not in the result.
+`launch` and `each_device` are shared over chips. The former is what the smallest kernel of a chip takes beyond its
+FLOPs and bytes at the peaks, of the median chip.
+
+The rates (and `padding` of decodes) minimise the error of the logarithm of the time, with a loss that lets few unusual
+kernels count little. Fits of one device use all its timings; a newer device is given at least the rates of an older
+one (`SUCCESSORS`), whose kernels it could run. `any` is the geometric mean over chips. Its error is that of chips which
+were left out: kernels of a chip are predicted by the mean of the others'. Devices with the same chip (H100 and H200,
+B200 and GB200) count as one and are left out together. Where one chip alone was measured, nothing can be left out, and
+other devices are assumed to differ by ONE_CHIP_SPREAD at least.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
 
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.roofline.efficiency import Kind, KindOfKernel, Reached
-from latency_models.sources.roofline.timings import Timings
+from latency_models.sources.roofline.timings import Timings, Wholes
 
 SAME_CHIP = {"h200-sxm": "h100-sxm", "gb200": "b200-sxm"}
+
+SUCCESSORS = (("a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm", "gb200"), ("l40s", "rtx-pro-6000"))
+"""Devices, each no slower than the ones before it in its row."""
+
 MOST_TIMINGS = 6000
 """Timings of one device and kind that are fitted: every so manieth where there are more."""
 
@@ -28,33 +39,57 @@ LOSS_SCALE = 0.1
 
 ONE_CHIP_SPREAD = 0.3
 
-_LEAST = np.log([1e-7, 1e-9, 0.01, 0.01, 1e-3])
-_MOST = np.log([2e-4, 1e-4, 1.5, 8.0, 2048.0])
-_START = np.log([5e-6, 1e-6, 0.6, 0.75, 64.0])
+_LEAST = np.log([0.01, 0.01, 1e-3])
+_MOST = np.log([1.5, 8.0, 2048.0])
+_START = np.log([0.6, 0.75, 64.0])
+_UNUSED = np.log([1e6, 0.75, 1e-9])
+"""Parameters that a kind does not have: no limit by FLOPs, no padding."""
+
+_LEAST_OVERHEAD, _MOST_OVERHEAD, _START_OVERHEAD = np.log([1e-9, 5e-4, 2e-6])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Parameters of one device: the logarithms of compute, memory and padding, and the overhead of each table."""
+
+    shares: Floats
+    overheads: dict[str, float]
 
 
 def fit_kind(timings: Sequence[Timings]) -> KindOfKernel:
     """The fits of one kind of kernel, from timings of one or more devices."""
     by_device: dict[str, list[Timings]] = defaultdict(list)
     for each in timings:
-        by_device[each.device].append(thinned(each))
+        by_device[each.device].append(each)
     kind = timings[0].kind
-    logs = {device: _fit(kind, known) for device, known in by_device.items()}
-    devices = {device: _describe(kind, logs[device], known) for device, known in by_device.items()}
-    chips = sorted({_chip(device) for device in by_device})
+    fixed = _launch(by_device), _each_device(by_device) if kind.startswith("all_reduce") else 0.0
+    by_device = {device: [thinned(part) for part in known] for device, known in by_device.items()}
+    fits = {device: _fit(kind, fixed, known) for device, known in by_device.items()}
+    overheads = {device: fit.overheads for device, fit in fits.items()}
+    logs = _newer_no_slower({device: fit.shares for device, fit in fits.items()}, by_device)
+    devices = {
+        device: _describe(kind, fixed, logs[device], overheads[device], known) for device, known in by_device.items()
+    }
+    chips = sorted({chip(device) for device in by_device})
     bias, shapes, errors = [], [], []
-    for chip in chips:
-        others = [chip] if len(chips) == 1 else [other for other in chips if other != chip]
+    for one in chips:
+        others = [one] if len(chips) == 1 else [other for other in chips if other != one]
         mean = _mean(logs, others)
-        left_out = [part for device, known in by_device.items() if _chip(device) == chip for part in known]
-        error = np.concatenate([_errors(mean, part) for part in left_out])
+        left_out = [
+            (_errors(fixed, mean, overheads[device][part.source], part), part.shape)
+            for device, known in by_device.items()
+            if chip(device) == one
+            for part in known
+        ]
+        error = np.concatenate([each for each, _ in left_out])
         bias.append(float(np.median(error)))
-        shapes.append(_shape_spread(mean, left_out))
+        shapes.append(_shape_spread(left_out))
         errors.append(error)
     whole = np.concatenate(errors)
     spread = float(np.sqrt(np.mean(np.square(bias)) + np.mean(np.square(shapes))))
     anyone = _reached(
         kind,
+        fixed,
         _mean(logs, chips),
         spread=spread if len(chips) > 1 else max(spread, ONE_CHIP_SPREAD),
         error=_median_error(whole),
@@ -76,57 +111,107 @@ def thinned(timings: Timings) -> Timings:
     )
 
 
-def predicted(logs: Floats, timings: Timings) -> Floats:
-    """Seconds of each kernel under parameters: the logarithms of launch, each_device, compute, memory and padding."""
-    launch, each_device, compute, memory, padding = np.exp(logs)
-    size = timings.size + padding * timings.padding
-    moved = size / (timings.bandwidth * memory)
+def predicted(fixed: tuple[float, float], shares: Floats, overhead: float, timings: Timings) -> Floats:
+    """Seconds of each kernel in a table.
+
+    Args:
+        fixed: launch and each_device. shares: the logarithms of compute, memory and padding.
+    """
+    (launch, each_device), (compute, memory, padding) = fixed, np.exp(shares)
+    moved = (timings.size + padding * timings.padding) / (timings.bandwidth * memory)
     computed = timings.flops / (timings.peak * compute)
-    seconds: Floats = launch + each_device * np.maximum(timings.devices - 2, 0.0) + np.maximum(moved, computed)
+    devices = each_device * np.maximum(timings.devices - 2, 0.0)
+    seconds: Floats = overhead + launch + devices + np.maximum(moved, computed)
     return seconds
 
 
-def _fit(kind: Kind, known: Sequence[Timings]) -> Floats:
+def _launch(by_device: Mapping[str, Sequence[Timings]]) -> float:
+    """Seconds of a kernel that does nothing, by the smallest kernels of the median chip."""
+    smallest: dict[str, float] = {}
+    for device, known in by_device.items():
+        for part in known:
+            at = int(np.argmin(part.seconds))
+            least = max(part.flops[at] / part.peak, part.size[at] / part.bandwidth)
+            beyond = float(max(part.seconds[at] - least, 0.0))
+            smallest[chip(device)] = min(beyond, smallest.get(chip(device), beyond))
+    return median_low(smallest.values())
+
+
+def _each_device(by_device: Mapping[str, Sequence[Timings]]) -> float:
+    """Seconds more for each device beyond the fewest, by the smallest messages of the median chip."""
+    slopes: dict[str, float] = {}
+    for device, known in by_device.items():
+        for part in known:
+            few, many = part.devices.min(), part.devices.max()
+            if few == many:
+                continue
+            low, high = (part.seconds[part.devices == count].min() for count in (few, many))
+            slope = float(max(high - low, 0.0) / (many - few))
+            slopes[chip(device)] = min(slope, slopes.get(chip(device), slope))
+    return median_low(slopes.values()) if slopes else 0.0
+
+
+def _fit(kind: Kind, fixed: tuple[float, float], known: Sequence[Timings]) -> _Fit:
     from scipy.optimize import least_squares  # slow to import, and only a fit needs it
 
-    used = _used(kind)
+    used, sources = _used(kind), sorted({part.source for part in known})
+
+    def unpacked(free: Floats) -> tuple[Floats, dict[str, float]]:
+        shares = _UNUSED.copy()
+        shares[used] = free[: used.sum()]
+        return shares, dict(zip(sources, np.exp(free[used.sum() :]).tolist(), strict=True))
 
     def misfit(free: Floats) -> Floats:
-        logs = _START.copy()
-        logs[used] = free
-        logs[~used] = _UNUSED[~used]
-        return np.concatenate([_errors(logs, part) for part in known])
+        shares, overheads = unpacked(free)
+        return np.concatenate([_errors(fixed, shares, overheads[part.source], part) for part in known])
 
-    start = np.clip(_START, _LEAST + 1e-6, _MOST - 1e-6)[used]
-    found = least_squares(misfit, start, bounds=(_LEAST[used], _MOST[used]), loss="soft_l1", f_scale=LOSS_SCALE).x
-    logs = _UNUSED.copy()
-    logs[used] = found
-    return logs
+    tables = np.ones(len(sources))
+    bounds = tuple(
+        np.concatenate([shares[used], overhead * tables])
+        for shares, overhead in ((_LEAST, _LEAST_OVERHEAD), (_MOST, _MOST_OVERHEAD))
+    )
+    start = np.concatenate([_START[used], _START_OVERHEAD * tables])
+    found = least_squares(misfit, start, bounds=bounds, loss="soft_l1", f_scale=LOSS_SCALE).x
+    return _Fit(*unpacked(found))
 
 
-_UNUSED = np.log([5e-6, 1e-12, 1e6, 0.75, 1e-9])
-"""Parameters that a kind does not have: no time for each device, no limit by FLOPs, no padding."""
+def _newer_no_slower(logs: Mapping[str, Floats], by_device: Mapping[str, Sequence[Timings]]) -> dict[str, Floats]:
+    """Shares with which no device has lower rates, or more padding, than one that it succeeds."""
+    raised = dict(logs)
+    for row in SUCCESSORS:
+        before: Floats | None = None
+        for device in row:
+            if device not in logs:
+                continue
+            compute, memory, padding = logs[device]
+            part = by_device[device][0]
+            peak, bandwidth = np.log(part.peak), np.log(part.bandwidth)
+            rates = np.array([compute + peak, memory + bandwidth, memory + bandwidth - padding])
+            before = rates if before is None else np.maximum(rates, before)
+            raised[device] = np.array([before[0] - peak, before[1] - bandwidth, before[1] - before[2]])
+    return raised
 
 
 def _used(kind: Kind) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     computes = kind != "elementwise" and not kind.startswith(("all_reduce", "decode_attention"))
-    return np.array([True, kind.startswith("all_reduce"), computes, True, kind.startswith("decode")])
+    return np.array([computes, True, kind.startswith("decode")])
 
 
-def _errors(logs: Floats, timings: Timings) -> Floats:
+def _errors(fixed: tuple[float, float], shares: Floats, overhead: float, timings: Timings) -> Floats:
     """Logarithms of fitted over measured time."""
-    errors: Floats = np.log(predicted(logs, timings) / timings.seconds)
+    errors: Floats = np.log(predicted(fixed, shares, overhead, timings) / timings.seconds)
     return errors
 
 
 def _mean(logs: Mapping[str, Floats], chips: Iterable[str]) -> Floats:
     """The geometric mean over chips, each of which is that of its devices."""
-    of_chips = [np.mean([each for device, each in logs.items() if _chip(device) == chip], axis=0) for chip in chips]
+    of_chips = [np.mean([each for device, each in logs.items() if chip(device) == one], axis=0) for one in chips]
     mean: Floats = np.mean(of_chips, axis=0)
     return mean
 
 
-def _chip(device: str) -> str:
+def chip(device: str) -> str:
+    """The device that stands for all with the same chip."""
     return SAME_CHIP.get(device, device)
 
 
@@ -134,32 +219,41 @@ def _median_error(errors: Floats) -> float:
     return float(np.median(np.abs(np.expm1(errors))))
 
 
-def _shape_spread(logs: Floats, known: Sequence[Timings]) -> float:
-    """Standard deviation over shapes of a shape's mean error."""
+def _shape_spread(errors: Iterable[tuple[Floats, Wholes]]) -> float:
+    """Standard deviation over shapes of a shape's mean error, given errors and shapes of each table."""
     means: list[float] = []
-    for part in known:
-        errors, counts = _errors(logs, part), np.bincount(part.shape)
-        sums = np.bincount(part.shape, errors)
+    for part, shape in errors:
+        counts, sums = np.bincount(shape), np.bincount(shape, part)
         means += (sums[counts > 0] / counts[counts > 0]).tolist()
     return float(np.std(means))
 
 
-def _describe(kind: Kind, logs: Floats, known: Sequence[Timings]) -> Reached:
-    errors = np.concatenate([_errors(logs, part) for part in known])
+def _describe(
+    kind: Kind, fixed: tuple[float, float], shares: Floats, overheads: Mapping[str, float], known: Sequence[Timings]
+) -> Reached:
+    errors = [_errors(fixed, shares, overheads[part.source], part) for part in known]
     return _reached(
-        kind, logs, spread=_shape_spread(logs, known), error=_median_error(errors), kernels=sum(map(len, known))
+        kind,
+        fixed,
+        shares,
+        spread=_shape_spread(zip(errors, (part.shape for part in known), strict=True)),
+        error=_median_error(np.concatenate(errors)),
+        kernels=sum(map(len, known)),
     )
 
 
-def _reached(kind: Kind, logs: Floats, *, spread: float, error: float, kernels: int) -> Reached:
-    launch, each_device, compute, memory, padding = (float(f"{value:.4g}") for value in np.exp(logs))
+def _reached(
+    kind: Kind, fixed: tuple[float, float], shares: Floats, *, spread: float, error: float, kernels: int
+) -> Reached:
+    launch, each_device = (float(f"{value:.4g}") for value in fixed)
+    compute, memory, padding = (float(f"{value:.4g}") for value in np.exp(shares))
     used = _used(kind)
     return Reached(
         launch=launch,
-        each_device=each_device if used[1] else 0.0,
-        compute=compute if used[2] else None,
+        each_device=each_device,
+        compute=compute if used[0] else None,
         memory=memory,
-        padding=padding if used[4] else 0.0,
+        padding=padding if used[2] else 0.0,
         spread=float(f"{spread:.3g}"),
         error=float(f"{error:.3g}"),
         kernels=kernels,

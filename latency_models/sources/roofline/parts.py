@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from latency_models.deployment.hardware import Hardware
+from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, LatentAttention, Model
-from latency_models.sources.roofline.efficiency import Kind, all_reduce_kind
+from latency_models.sources.roofline.efficiency import Family, Kind, all_reduce_kind
 from latency_models.sources.roofline.placement import Placement, Weights
 
 ABOUT = {
@@ -24,6 +24,25 @@ WHOLE_STEP = "whole_step"
 
 _FITTED_AS: dict[Weights, Weights] = {"int8": "fp8"}
 """Formats that were not measured, and those whose kernels stand for them: the peaks of INT8 and FP8 are the same."""
+
+
+MORE_PRECISE: dict[Kind, tuple[tuple[Kind, Precision], ...]] = {
+    "linear_fp8": (("linear_bf16", "bf16"),),
+    "linear_fp4": (("linear_fp8", "fp8"), ("linear_bf16", "bf16")),
+    "experts_fp8": (("experts_bf16", "bf16"),),
+    "experts_fp4": (("experts_fp8", "fp8"), ("experts_bf16", "bf16")),
+    "experts_mxfp4": (("experts_bf16", "bf16"),),
+    "prompt_attention_fp8": (("prompt_attention_bf16", "bf16"),),
+}
+"""Kinds whose kernels an engine can use after unpacking the weights, and what these compute in. The fastest is taken,
+so that a less precise format is never slower."""
+
+
+def family(model: Model) -> Family:
+    """The family of a model, by which errors of served steps are known."""
+    if isinstance(model.attention, LatentAttention):
+        return "latent"
+    return "experts" if isinstance(model.ffn, ExpertFFN) else "dense"
 
 
 def linear_kind(weights: Weights) -> Kind:

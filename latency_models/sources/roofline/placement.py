@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from latency_models.deployment.formats import WEIGHT_BYTES as WEIGHT_BYTES
+from latency_models.deployment.formats import Weights as Weights
 from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from workloads.errors import BadInput
 
-Weights: TypeAlias = Literal["bf16", "fp8", "int8", "fp4", "mxfp4"]
 Cache: TypeAlias = Literal["bf16", "fp8"]
-
-WEIGHT_BYTES: dict[Weights, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125}
-"""Bytes of one weight. Of the 4-bit formats, NVFP4 has an 8-bit scale for 16 weights and MXFP4 one for 32."""
 
 CACHE_BYTES: dict[Cache, float] = {"bf16": 2.0, "fp8": 1.0}
 """Bytes of one cached element."""

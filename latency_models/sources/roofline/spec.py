@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
@@ -12,6 +12,9 @@ from latency_models.sources.roofline.placement import Cache, Placement, Weights
 from latency_models.sources.specification import SourceSpec, register
 from latency_models.step_time import StepTime
 from workloads.errors import BadInput
+
+if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
 
 
 @register
@@ -24,7 +27,8 @@ class RooflineSpec(SourceSpec):
             batch is under way at a time unless `engine.pipeline_parallel_size` is as large.
         data_parallel: attention replicas that share experts, as `engine.data_parallel_size`.
         expert_parallel: experts are spread whole over all devices of a stage, rather than each split over them.
-        weights: format of linear layers. experts: format of expert weights; default: that of `weights`.
+        weights: format of linear layers; default: as the model is published. mxfp4 is one of experts alone.
+        experts: format of expert weights; default: that of `weights`.
         cache: format of the KV cache.
         link: network that all-reduces cross; default: intra_node while a stage's devices fit in a node.
         efficiency: a file of fits in place of the built-in one.
@@ -37,21 +41,26 @@ class RooflineSpec(SourceSpec):
     pipeline_parallel: PositiveInt = 1
     data_parallel: PositiveInt = 1
     expert_parallel: bool = False
-    weights: Weights = "bf16"
+    weights: Weights | None = None
     experts: Weights | None = None
     cache: Cache = "bf16"
     link: Literal["intra_node", "inter_node"] | None = None
     efficiency: FilePath | None = None
 
-    def placement(self) -> Placement:
-        """The model on its devices."""
+    def placement(self, model: Model) -> Placement:
+        """The model on its devices.
+
+        Raises:
+            BadInput: its weights are in a format that is not known, and none is stated.
+        """
+        formats = model.formats(self.weights, self.experts)
         return Placement(
             tensor_parallel=self.tensor_parallel,
             pipeline_parallel=self.pipeline_parallel,
             data_parallel=self.data_parallel,
             expert_parallel=self.expert_parallel,
-            weights=self.weights,
-            experts=self.experts or self.weights,
+            weights=formats.linear,
+            experts=formats.experts,
             cache=self.cache,
         )
 
@@ -64,12 +73,13 @@ class RooflineSpec(SourceSpec):
         from latency_models.sources.roofline.step_time import RooflineStepTime
 
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
+        placement = self.placement(model)
         try:
-            check_placement(model, hardware, self.placement())
+            check_placement(model, hardware, placement)
         except BadInput as error:
             raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
         efficiency = load_efficiency(base / self.efficiency) if self.efficiency else built_in_efficiency()
-        return RooflineStepTime(model, hardware, self.placement(), efficiency, link=self.link)
+        return RooflineStepTime(model, hardware, placement, efficiency, link=self.link)
 
     def provenance(self) -> dict[str, Any]:
         """See `SourceSpec.provenance`."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from latency_models.deployment.hardware import Hardware, Precision
-from latency_models.deployment.models import GroupedQueryAttention, Model
+from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.roofline.efficiency import Efficiency, Kind, Reached
+from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Kind, KindOfKernel, Reached
 from latency_models.sources.roofline.memory import device_memory
-from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP, kinds_of_parts, linear_kind
-from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Placement
+from latency_models.sources.roofline.parts import ABOUT, MORE_PRECISE, WHOLE_STEP, family, kinds_of_parts, linear_kind
+from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Placement
 from latency_models.sources.roofline.work import (
     ACTIVATION_BYTES,
     SMALL_KERNELS,
@@ -24,8 +25,11 @@ from latency_models.sources.roofline.work import (
 )
 from latency_models.stages import TENSORS_SENT, split
 from latency_models.step_time import StepTimeModel
-from latency_models.unknowns import Unknown
+from latency_models.unknowns import Basis, Unknown
 from schedulers.batches import Batch
+
+STEP_SHARE = 0.7
+"""Share of the variance of served TPOT that moves whole steps, so that a short run tells it from that of one part."""
 
 
 class RooflineStepTime(StepTimeModel):
@@ -36,7 +40,8 @@ class RooflineStepTime(StepTimeModel):
     lengths count as decodes of their mean length.
 
     Args:
-        scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default.
+        scales: factors on the parts of a step and on the whole, by the names of their unknowns; 1 by default. With
+            them, too, no step is faster than its FLOPs and bytes at the device's peaks.
     """
 
     def __init__(
@@ -54,6 +59,9 @@ class RooflineStepTime(StepTimeModel):
         self._link: Literal["intra_node", "inter_node"] = link or (
             "intra_node" if placement.stage_devices <= hardware.devices_per_node else "inter_node"
         )
+        self._floor = None
+        if scales is not None:
+            self._floor = RooflineStepTime(model, hardware, placement, at_the_peaks(efficiency), link=link)
         self._matrices, self._head = list(matrices(model, placement)), head(model, placement)
         self._experts = routed_experts(model, placement)
         self._small_bytes = elementwise_bytes(model, placement)
@@ -76,6 +84,10 @@ class RooflineStepTime(StepTimeModel):
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         """See `StepTimeModel.rank_seconds`. An idle rank computes its share of the experts."""
+        seconds = self._rank_seconds(batch, gathered)
+        return seconds if self._floor is None else max(seconds, self._floor.rank_seconds(batch, gathered))
+
+    def _rank_seconds(self, batch: Batch | None, gathered: int) -> float:
         if batch is None:
             return self._rank_decode(0, 0, gathered)
         decodes, engine = batch.n_decodes, self.efficiency.engine
@@ -83,13 +95,19 @@ class RooflineStepTime(StepTimeModel):
             return self._rank_decode(decodes, batch.decode_kv, gathered)
         attention = self._prompt_attention(batch) if batch.chunks else 0.0
         attention += self._decode_attention(decodes, batch.decode_kv) if decodes else 0.0
-        host = engine.step + engine.per_sequence * batch.outputs
-        host += engine.prompt_layer * self.model.layers if batch.chunks else 0.0
+        layer = engine.layer + (engine.prompt_layer if batch.chunks else 0.0)
+        host = layer * self.model.layers + engine.per_sequence * batch.outputs
         shared = self._shared(batch.tokens) + self._routed(gathered)
         return self.scales[WHOLE_STEP] * (shared + self._sampled(batch.outputs) + attention + host)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
         """See `StepTimeModel.rank_decode_seconds`."""
+        seconds = self._rank_decode_seconds(decodes, kv, gathered, steps)
+        if self._floor is None:
+            return seconds
+        return list(map(max, seconds, self._floor.rank_decode_seconds(decodes, kv, longest, gathered, steps)))
+
+    def _rank_decode_seconds(self, decodes: int, kv: int, gathered: int, steps: int) -> list[float]:
         if not decodes:
             return [self._rank_decode(0, 0, gathered)] * steps
         run = range(kv, kv + decodes * steps, decodes)
@@ -103,17 +121,14 @@ class RooflineStepTime(StepTimeModel):
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
         """See `StepTime.stage_seconds`; with the messages between stages, they sum to `seconds`.
 
-        The last stage has the output head and the host's work on sampled tokens, and the first its work on the batch:
-        later stages prepare theirs while they wait for activations.
+        The last stage has the output head and the host's work on sampled tokens.
         """
         behind = self.placement.pipeline_parallel - 1
         if not behind:
             return split(self.seconds(batch), shares)
         whole, engine = self.scales[WHOLE_STEP], self.efficiency.engine
-        first = whole * engine.step
         last = whole * (self._sampled(batch.outputs) + engine.per_sequence * batch.outputs)
-        stages = split(self.seconds(batch) - first - last - behind * self._message(batch.tokens), shares)
-        stages[0] += first
+        stages = split(self.seconds(batch) - last - behind * self._message(batch.tokens), shares)
         stages[-1] += last
         return stages
 
@@ -128,20 +143,30 @@ class RooflineStepTime(StepTimeModel):
     def unknowns(self) -> tuple[Unknown, ...]:
         """See `StepTime.unknowns`: a factor for each kind of kernel, and one for the whole step.
 
-        The latter is the error of served TPOT on devices whose kernels were measured. It contains what kernels
-        contribute there, so that intervals are rather too wide than too narrow.
+        The error of served TPOT contains that of kernels which were measured on the device: `STEP_SHARE` of its
+        variance is the whole step's, and the rest, at most, that of each part. It is known of devices, formats and
+        families of models that were served; for others it is the error over all.
         """
         found = []
+        model, placement, engine = self.model, self.placement, self.efficiency.engine
+        weights = placement.experts if isinstance(model.ffn, ExpertFFN) else placement.weights
+        group = engine.group(self.hardware.name, weights, family(model))
+        total = engine.spread if group is None else group.spread
+        part_most = math.sqrt(1 - STEP_SHARE) * total
         for part, kind in self.kinds.items():
             fitted = self.efficiency.kernels[kind]
             known = self.hardware.name in fitted.devices
             about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if known else ", by those of other devices")
             spread = fitted.of(self.hardware.name).spread
+            spread = min(spread, part_most) if known else spread
             found.append(Unknown(part, about, "fitted" if known else "held out", spread, "kernel tables of the device"))
-        step = Unknown(
-            WHOLE_STEP, "steps of an engine against kernels alone", "fitted", self.efficiency.engine.spread, "TPOT"
+        basis: Basis = "held out" if group is None else "fitted"
+        return (
+            *found,
+            Unknown(
+                WHOLE_STEP, "steps of an engine against kernels alone", basis, math.sqrt(STEP_SHARE) * total, "TPOT"
+            ),
         )
-        return (*found, step)
 
     def vary(self, scores: Mapping[str, float]) -> RooflineStepTime:
         """See `StepTime.vary`."""
@@ -194,18 +219,23 @@ class RooflineStepTime(StepTimeModel):
     def _reached(self, kind: Kind) -> Reached:
         return self.efficiency.kernels[kind].of(self.hardware.name)
 
-    def _kernel(self, reached: Reached, flops: float, size: float, precision: Precision) -> float:
-        """Seconds of one kernel. Only kinds with a share of the FLOP/s are limited by them."""
-        memory = size / (self.hardware.memory_bandwidth * reached.memory)
-        if reached.compute is None:
-            return reached.launch + memory
-        return reached.launch + max(flops / (self.hardware.flops(precision) * reached.compute), memory)
+    def _kernel(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
+        """Seconds of one kernel, by the fastest way to compute it (`MORE_PRECISE`)."""
+        ways = ((kind, precision), *MORE_PRECISE.get(kind, ()))
+        return min(self._one_way(way, flops, size, by) for way, by in ways if by in self.hardware.peak_flops)
+
+    def _one_way(self, kind: Kind, flops: float, size: float, precision: Precision) -> float:
+        reached, hardware = self._reached(kind), self.hardware
+        assert reached.compute is not None
+        moved = size / (hardware.memory_bandwidth * reached.memory)
+        return reached.launch + max(flops / (hardware.flops(precision) * reached.compute), moved)
 
     def _linear(self, matrix: Matrix, rows: int) -> float:
-        reached = self._reached(linear_kind(matrix.weights))
         weights = matrix.columns * matrix.inner
         size = weights * WEIGHT_BYTES[matrix.weights] + rows * (matrix.columns + matrix.inner) * ACTIVATION_BYTES
-        return matrix.times * self._kernel(reached, 2.0 * rows * weights, size, COMPUTED_IN[matrix.weights])
+        return matrix.times * self._kernel(
+            linear_kind(matrix.weights), 2.0 * rows * weights, size, COMPUTED_IN[matrix.weights]
+        )
 
     def _shared(self, rows: int) -> float:
         """Seconds of all kernels that depend on the rows of one rank: linear layers, elementwise ones, all-reduces."""
@@ -245,12 +275,11 @@ class RooflineStepTime(StepTimeModel):
     def _experts_seconds(self, gathered: int) -> float:
         experts = self._experts
         assert experts is not None
-        reached = self._reached(self.kinds["experts_kernels"])
-        weights = experts.columns * experts.hidden
+        kind, weights = self.kinds["experts_kernels"], experts.columns * experts.hidden
         rows = gathered * experts.chosen * experts.resident / experts.total
         size = experts.touched(gathered) * weights * WEIGHT_BYTES[experts.weights]
         size += 2 * gathered * experts.hidden * ACTIVATION_BYTES
-        compute = experts.times * self._kernel(reached, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])
+        compute = experts.times * self._kernel(kind, 2.0 * rows * weights, size, COMPUTED_IN[experts.weights])
         messages = 0.0
         if self.placement.data_parallel > 1:
             messages = experts.times * self._all_reduce(self.placement.stage_devices, gathered * experts.hidden)
@@ -285,19 +314,26 @@ class RooflineStepTime(StepTimeModel):
 
     def _prepare_attention(self) -> None:
         """Seconds a token of decode attention, which runs in every simulated step."""
-        self._shape = shape = attention_shape(self.model, self.placement)
-        self._prompt_kernel = self._reached(self.kinds["prompt_attention_kernels"])
-        decode, hardware = self._reached(self.kinds["decode_attention_kernels"]), self.hardware
-        size = shape.cached * CACHE_BYTES[self.placement.cache]
-        token = size / (hardware.memory_bandwidth * decode.memory)
-        if decode.compute is not None:
-            token = max(token, shape.decode_flops / (hardware.flops("bf16") * decode.compute))
+        self._shape = attention_shape(self.model, self.placement)
+        cache, kinds = self.placement.cache, self.kinds
+        launch, token, padding = self._decode_parts(kinds["decode_attention_kernels"], cache)
+        if kinds["decode_attention_kernels"] == "decode_attention_fp8":  # no slower than the larger cache
+            wide = self._decode_parts("decode_attention_bf16", "bf16")
+            launch, token, padding = min(launch, wide[0]), min(token, wide[1]), min(padding, wide[2])
         attention = self.model.attention
         self._window = attention.window if isinstance(attention, GroupedQueryAttention) else 0
         self._full_layers = self.model.layers - self.model.windowed_layers
         scale = self.scales["decode_attention_kernels"]
-        self._decode_launch, self._decode_token = scale * decode.launch * self.model.layers, scale * token
-        self._decode_row = self._decode_token * decode.padding * self.model.layers
+        self._decode_launch, self._decode_token = scale * launch * self.model.layers, scale * token
+        self._decode_row = scale * padding * self.model.layers
+
+    def _decode_parts(self, kind: Kind, cache: Cache) -> tuple[float, float, float]:
+        """Seconds of a launch, of a cached token, and of the tokens that each sequence costs beside its own."""
+        reached, shape, hardware = self._reached(kind), self._shape, self.hardware
+        token = shape.cached * CACHE_BYTES[cache] / (hardware.memory_bandwidth * reached.memory)
+        if reached.compute is not None:
+            token = max(token, shape.decode_flops / (hardware.flops("bf16") * reached.compute))
+        return reached.launch, token, token * reached.padding
 
     def _decode_attention(self, decodes: int, kv: int) -> float:
         """Seconds of decode attention in all layers."""
@@ -321,7 +357,7 @@ class RooflineStepTime(StepTimeModel):
             seen = chunk.context + chunk.tokens
             size += (min(seen, window + chunk.tokens) if window else seen) * shape.cached * element
             size += chunk.tokens * shape.query * ACTIVATION_BYTES
-        return self._kernel(self._prompt_kernel, pairs * shape.prompt_flops, size, "bf16")
+        return self._kernel(self.kinds["prompt_attention_kernels"], pairs * shape.prompt_flops, size, "bf16")
 
     def _rank_decode(self, decodes: int, kv: int, gathered: int) -> float:
         """Seconds of a step of decodes alone."""
@@ -334,7 +370,7 @@ class RooflineStepTime(StepTimeModel):
         """Seconds of a step of decodes, but for the cached tokens that they attend to."""
         known = self._by_decodes.get((decodes, gathered))
         if known is None:
-            host = self.efficiency.engine.step + self.efficiency.engine.per_sequence * decodes
+            host = self.efficiency.engine.layer * self.model.layers + self.efficiency.engine.per_sequence * decodes
             linear = self._shared(decodes) + self._routed(gathered) + self._sampled(decodes)
             known = linear + self._decode_launch + self._decode_row * decodes + host
             self._by_decodes[decodes, gathered] = known
@@ -344,6 +380,20 @@ class RooflineStepTime(StepTimeModel):
         """Cached tokens that decodes attend to, over all layers."""
         tokens = self._full_layers * kv
         return tokens + self.model.windowed_layers * min(kv, decodes * self._window) if self._window else tokens
+
+
+def at_the_peaks(efficiency: Efficiency) -> Efficiency:
+    """Kernels that reach every peak, launched in no time; what is not bound by one of memory or FLOP/s takes none."""
+    free = Reached(launch=0.0, compute=1.0, memory=1e12, spread=0.0, error=0.0, kernels=1)
+    kernels: dict[Kind, KindOfKernel] = {
+        kind: KindOfKernel(
+            any=free if kind.startswith(("elementwise", "all_reduce")) else free.model_copy(update={"memory": 1.0}),
+            devices={},
+        )
+        for kind in efficiency.kernels
+    }
+    engine = EngineTime(layer=0.0, per_sequence=0.0, prompt_layer=0.0, spread=0.0, error=0.0, rows=1)
+    return efficiency.model_copy(update={"kernels": kernels, "engine": engine})
 
 
 def attended_pairs(tokens: int, context: int, window: int) -> float:

@@ -97,7 +97,9 @@ def test_placements_are_powers_of_two_and_experts_are_also_spread() -> None:
     assert [placement.tensor_parallel for placement in dense] == [1, 2, 4, 8]
     sparse = [(each.tensor_parallel, each.data_parallel) for each in placements("qwen3-30b-a3b", most_devices=4)]
     assert sparse == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
-    assert {each.experts for each in placements("gpt-oss-120b")} == {"mxfp4"}
+    assert {(each.weights, each.experts) for each in placements("gpt-oss-120b")} == {("bf16", "mxfp4")}
+    assert {(each.weights, each.experts) for each in placements("deepseek-v3")} == {("fp8", "fp8")}
+    assert {each.weights for each in placements("deepseek-v3", weights="bf16")} == {"bf16"}
     assert {each.devices for each in placements("llama-3.1-70b", pipelines=True)} == {1, 2, 4, 8}
 
 

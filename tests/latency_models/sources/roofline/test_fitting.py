@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,24 @@ def test_another_device_is_the_geometric_mean_and_less_certain() -> None:
     assert found.devices["one"].spread < 0.01
 
 
+def test_what_one_benchmark_adds_to_each_kernel_is_no_launch() -> None:
+    """Launches from the host, timed in one table and not in another of the same or of another device."""
+    graph, host = made("one", 4e-6, 0.7, 0.8), made("one", 1.4e-5, 0.7, 0.8)
+    found = fit_kind(
+        [graph, replace(host, source="another"), made("two", 1.4e-5, 0.7, 0.8), made("three", 4e-6, 0.7, 0.8)]
+    )
+    for reached in (found.any, *found.devices.values()):
+        assert reached.launch == pytest.approx(4e-6, rel=0.1)
+        assert reached.compute == pytest.approx(0.7, rel=0.02)
+        assert reached.error < 0.03
+
+
+def test_a_newer_device_is_no_slower_than_one_that_it_succeeds() -> None:
+    found = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.5), made("h200-sxm", 4e-6, 0.4, 0.8)])
+    new = found.devices["h200-sxm"]
+    assert [new.compute, new.memory] == pytest.approx([0.9, 0.8], rel=0.03)
+
+
 def test_devices_of_one_chip_are_left_out_together() -> None:
     """Two Hopper devices agree with each other, and neither helps to predict the other."""
     found = fit_kind([made("h100-sxm", 4e-6, 0.9, 0.9), made("h200-sxm", 4e-6, 0.9, 0.9), made("l40s", 4e-6, 0.4, 0.4)])
@@ -58,4 +78,4 @@ def test_the_built_in_file_is_of_built_in_devices_and_plausible() -> None:
             assert kind == "elementwise" or 0.05 < reached.memory <= 1, kind
             assert 0 < reached.launch < 2e-4
         assert fits.any.spread >= min(reached.spread for reached in fits.devices.values())
-    assert 0 < known.engine.step < 1e-3
+    assert 0 < known.engine.layer < 1e-4

@@ -16,7 +16,7 @@ from latency_models.sources.roofline.memory import RESERVED, device_memory
 from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP
 from latency_models.sources.roofline.placement import Placement
 from latency_models.sources.roofline.spec import RooflineSpec
-from latency_models.sources.roofline.step_time import RooflineStepTime, attended_pairs
+from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime, attended_pairs
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.errors import BadInput
@@ -27,7 +27,7 @@ ALL_KINDS = built_in_efficiency().kernels.keys()
 def perfect(**engine: float) -> Efficiency:
     """Kernels that reach every peak, launched in no time, and an engine that adds `engine`."""
     reached = {"launch": 0.0, "compute": 1.0, "memory": 1.0, "spread": 0.1, "error": 0.0, "kernels": 1}
-    time = {"step": 0.0, "per_sequence": 0.0, "prompt_layer": 0.0, "spread": 0.2, "error": 0.0, "rows": 1} | engine
+    time = {"layer": 0.0, "per_sequence": 0.0, "prompt_layer": 0.0, "spread": 0.2, "error": 0.0, "rows": 1} | engine
     document = {
         "schema": "twin.kernel-efficiency/1",
         "sources": [],
@@ -137,10 +137,40 @@ def test_draws_scale_each_part_and_the_whole_step() -> None:
     assert slow == pytest.approx(estimate * known[WHOLE_STEP].factor(1.0))
     assert step_time.vary({}).decode_seconds(4, 400, 100, 1) == [estimate]
     drawn = [step_time.draw(np.random.default_rng(seed)).decode_seconds(4, 400, 100, 1)[0] for seed in range(400)]
-    # Linear layers are nearly all of the step, so that their factor and that of the whole add up.
+    # Linear layers are most of the step, so that their factor and that of the whole nearly add up.
     deviations = [known[name].deviation or 0.0 for name in (WHOLE_STEP, "linear_kernels")]
-    assert np.std(np.log(drawn)) == pytest.approx(np.hypot(*deviations), rel=0.15)
+    assert np.std(np.log(drawn)) == pytest.approx(np.hypot(*deviations), rel=0.25)
     assert np.mean(np.log(drawn)) == pytest.approx(np.log(estimate), abs=0.05)
+
+
+def test_no_draw_is_faster_than_the_weights_are_read() -> None:
+    """Llama-3.3-70B in FP8 on one H200, whose weights take 14.7 ms; draws are not far above."""
+    step_time = built(model="llama-3.3-70b", hardware="h200-sxm", weights="fp8")
+    memory = device_memory(load_model("llama-3.3-70b"), step_time.hardware, step_time.placement)
+    embedding = 2.0 * step_time.model.vocabulary * step_time.model.hidden_size
+    least = (memory.weights - embedding) / step_time.hardware.memory_bandwidth
+    lowest = dict.fromkeys((*ABOUT, WHOLE_STEP), -5.0)
+    bound = step_time.vary(lowest)
+    (seconds,) = bound.decode_seconds(1, 1000, 1000, 1)
+    assert least < seconds < 1.03 * least
+    assert bound.decode_seconds(3, 300, 100, 20)[7] == bound.seconds(batch(lengths=[107] * 3))
+    flops = 2 * 8000 * (step_time.model.parameters - step_time.model.vocabulary * step_time.model.hidden_size * 2)
+    assert bound.seconds(batch([(8000, 0)])) > flops / step_time.hardware.flops("fp8")
+
+
+def test_the_error_is_that_of_the_measured_chip_format_and_family() -> None:
+    """Most of its variance is the whole step's, and each part has at most the rest."""
+
+    def deviations(**section: Any) -> dict[str, tuple[float, str]]:
+        return {one.name: (one.deviation or 0.0, one.basis) for one in built(**section).unknowns()}
+
+    measured, other = deviations(weights="fp8"), deviations(model="qwen3-30b-a3b", weights="fp8")
+    group = built_in_efficiency().engine.group("h100-sxm", "fp8", "dense")
+    assert group is not None
+    assert group.spread < 0.15
+    assert measured[WHOLE_STEP] == (pytest.approx(group.spread * STEP_SHARE**0.5), "fitted")
+    assert all(deviation <= measured[WHOLE_STEP][0] for deviation, basis in measured.values() if basis == "fitted")
+    assert other[WHOLE_STEP] == (pytest.approx(built_in_efficiency().engine.spread * STEP_SHARE**0.5), "held out")
 
 
 def test_a_device_that_was_not_measured_is_less_certain_and_says_so() -> None:
