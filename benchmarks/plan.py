@@ -1,6 +1,6 @@
 """Plans beside exhaustive searches, and the time to an answer of a question of some hundred candidates.
 
-    python -m benchmarks.plan exhaustive [--seeds 100] [--window 1500] [--replications 20] [--out FILE]
+    python -m benchmarks.plan exhaustive [--space prefixes] [--seeds 100] [--window 1500] [--replications 20]
     python -m benchmarks.plan chance --candidate NAME [--windows 1000]
     python -m benchmarks.plan question [--tables FOLDER] [--trace FILE] [--jobs 2] [--out FILE]
 
@@ -8,7 +8,9 @@
 windows (`--replications`) of each candidate, in the order of prices up to the first that passes, since no dearer one
 changes the optimum. The regret is the price of the recommendation over that of the optimum, less 1. `--truth SEED`
 takes one exhaustive search, with other requests, as the truth for all seeds. `share` is of the simulation that all
-windows of all candidates would take.
+windows of all candidates would take. `--space prefixes` has prompts that begin alike and two routers, in caches that
+hold all beginnings or a third of them; there the exhaustive search begins to count twice as late, so that it would show
+windows whose caches are still cold, and reaches pools that would be large enough without any hits.
 
 `chance` is the chance of an hour of one candidate of that space from many windows of seed 1000.
 
@@ -24,6 +26,7 @@ import resource
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,38 @@ def small_space(seed: int, window: int, replications: int) -> dict[str, Any]:
     }
 
 
+def prefix_space(seed: int, window: int, replications: int) -> dict[str, Any]:
+    """Prompts of which three quarters begin as others do; two sizes of caches, two routers, two budgets of tokens."""
+    kinds = [
+        {
+            "name": name,
+            "device": {"type": name, "price_per_hour": price},
+            "engine": {"num_gpu_blocks": blocks},
+            "step_time": {"source": "linear", "overhead": 0.01, "per_token": 6e-5, "per_kv_token": 2e-8},
+        }
+        for name, price, blocks in (("small", 1.0, 3000), ("large", 1.4, 9000))
+    ]
+    document = small_space(seed, window, replications)
+    plan = document["plan"] | {
+        "goals": {"ttft_p99": "400ms", "tpot_p99": "40ms"},
+        "layouts": ["colocated"],
+        "vary": {"max_num_batched_tokens": [512, 2048]},
+        "routing": ["least_loaded", "prefix_aware"],
+        "limits": {"engines": 8},
+        "engines": kinds,
+    }
+    workload = document["workload"] | {
+        "prefill": {"distribution": "lognormal", "mean": 2000, "cv": 0.3},
+        "arrivals": {"process": "poisson", "rate": 30},
+        "prefixes": {"groups": 60, "tokens": 1600, "block_tokens": 160},
+    }
+    engine = document["engine"] | {"enable_prefix_caching": True}
+    return {**document, "name": "prefix-space", "workload": workload, "engine": engine, "plan": plan}
+
+
+SPACES = {"small": small_space, "prefixes": prefix_space}
+
+
 def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, dict[str, Any]]:
     """A planner that has run, and what it says."""
     question = read_question(document, {}, path)
@@ -96,6 +131,10 @@ def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, d
 def exhaustive(planner: Planner) -> list[Verdict]:
     """Verdicts from all windows on every candidate that is no dearer than the cheapest one that passes."""
     judge = judge_of(planner)
+    if planner.question.shares_prefixes and planner.question.rate is not None:
+        later = 2 * planner.horizon.warmup
+        more = round(planner.horizon.warmup * planner.question.rate)
+        judge.horizon = replace(planner.horizon, warmup=later, long=planner.horizon.long + more)
     verdicts: list[Verdict] = []
     for _, level in groupby(sorted(every(planner), key=cost), key=cost):
         verdicts += judge.look(list(level), planner.question.spec.replications)
@@ -124,11 +163,11 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Regret and share of the simulation for each seed."""
     truth: list[Verdict] | None = None
     if arguments.truth is not None:
-        document = small_space(arguments.truth, arguments.window, arguments.replications)
+        document = SPACES[arguments.space](arguments.truth, arguments.window, arguments.replications)
         truth = exhaustive(planned(document, Path("benchmark.yaml"), arguments.jobs)[0])
     runs = []
     for seed in range(arguments.seeds):
-        document = small_space(seed, arguments.window, arguments.replications)
+        document = SPACES[arguments.space](seed, arguments.window, arguments.replications)
         planner, answer = planned(document, Path("benchmark.yaml"), arguments.jobs)
         search = sum(judge.simulated for judge in planner.judges)
         verdicts = truth or exhaustive(planner)
@@ -252,6 +291,7 @@ def main() -> int:
     """Run one of the two, print and write its results; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("exhaustive", "chance", "question"))
+    parser.add_argument("--space", choices=tuple(SPACES), default="small")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--window", type=int, default=1500)
     parser.add_argument("--replications", type=int, default=20)

@@ -44,7 +44,7 @@ class Resampled:
     def __init__(self, judge: Judge, windows: list[dict[str, Any]], rng: np.random.Generator) -> None:
         self.goals, self._rng, self._windows = judge.goals, rng, windows
         self._span = judge.span_of(windows)
-        spec = SimpleNamespace(confidence=judge.question.spec.confidence, replications=RACE)
+        spec = SimpleNamespace(reliability=judge.question.spec.reliability, replications=RACE)
         self.question = SimpleNamespace(seed=0, spec=spec)
         self._drawn: list[dict[str, Any]] = []
 
@@ -62,7 +62,7 @@ class Resampled:
             self._drawn.append(self._windows[self._rng.integers(len(self._windows))])
         excess: NDArray[np.float64] = np.array([window["excess"] for window in self._drawn[:count]])
         chance = probability(excess, self._span)
-        meets = chance >= self.question.spec.confidence
+        meets = chance >= self.question.spec.reliability
         return [Verdict(candidates[0], chance, self._drawn[:count], False, True, meets, "" if meets else "misses")]
 
 

@@ -14,6 +14,9 @@ from scenarios.registered import registered
 from schedulers.autoscaling import SCALING_POLICIES, Autoscaler, Predict, RatePolicy, ScalingRules
 from workloads.errors import BadInput
 
+SHORTEST_PERIOD = 0.05
+"""Shortest time between decisions, seconds. They are made as long as a simulation lasts."""
+
 
 class RatePolicySpec(Strict):
     """At most `value` engines, or percent of the engines, are added or removed in `period` seconds."""
@@ -102,7 +105,7 @@ class AutoscalingSpec(Strict):
     policy: Annotated[str, registered(SCALING_POLICIES)]
     min_replicas: Engines = 1
     max_replicas: Engines
-    sync_period: PositiveFloat = 15.0
+    sync_period: Annotated[float, Field(ge=SHORTEST_PERIOD)] = 15.0
     start_up: StartUpSpec = Field(default_factory=StartUpSpec)
     scale_up: ScaleUpSpec | None = None
     scale_down: ScaleDownSpec | None = None

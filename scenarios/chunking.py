@@ -93,7 +93,7 @@ def _chunking_kind(value: Any) -> str:
     """The tag of the model that reads a chunk policy: its own for a built-in one, a common one for all others."""
     if isinstance(value, RegisteredChunksSpec):
         return "registered"
-    policy = value.get("policy") if isinstance(value, dict) else value.policy
+    policy = value.get("policy") if isinstance(value, dict) else getattr(value, "policy", None)
     return str(policy) if policy in _WITH_A_MODEL else "registered"
 
 

@@ -11,7 +11,10 @@ from workloads.errors import BadInput
 
 LATENCY = re.compile(r"(?:(?P<of>[\w-]+)\.)?(?P<metric>ttft|tpot|itl|e2e)_(?P<statistic>mean|p\d{1,2}(?:\.\d+)?)")
 THROUGHPUTS = ("output_throughput", "request_throughput")
-UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "%": 1e-2}
+TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+SHARES = {"": 1.0, "%": 1e-2}
+LONGEST = {"ttft": 300.0, "tpot": 10.0, "itl": 10.0, "e2e": 3600.0}
+"""Seconds of a latency above which a number without a unit can only be meant in milliseconds."""
 _VALUE = re.compile(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([a-z%]*)\s*")
 KNOWN = (
     "expected METRIC_STATISTIC such as ttft_p99, tpot_mean or classify.e2e_p95 (ttft, tpot, itl, e2e; mean or a "
@@ -57,8 +60,19 @@ def read_goals(given: Mapping[str, float | str]) -> list[Goal]:
     return [_goal(name, limit) for name, limit in given.items()]
 
 
+def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
+    """Refuse a number of seconds that can only be meant in milliseconds.
+
+    Raises:
+        BadInput: it is above LONGEST.
+    """
+    if limit > LONGEST.get(metric, float("inf")):
+        expected = f"expected seconds, at most {LONGEST[metric]:g}; {limit / 1000:g} is {limit:g} milliseconds"
+        raise BadInput(expected, field=field, value=limit)
+
+
 def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
-    """The mapping of goals given as `name=limit`.
+    """The mapping of goals given as `name=limit`. Limits of latencies have a unit.
 
     Raises:
         BadInput: one is not of this form, is no goal, or is given twice.
@@ -71,9 +85,12 @@ def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float
             raise BadInput("expected GOAL=LIMIT, for example ttft_p99=1s", field=flag, value=error.value) from None
         if len(values) != 1 or name in found:
             raise BadInput("expected one limit for each goal", field=flag, value=text)
-        found[name] = values[0]
+        found[name] = limit = values[0]
+        if LATENCY.fullmatch(name) and _has_no_unit(limit):
+            expected = f"expected a limit with its unit: {name}={limit}ms or {name}={limit}s"
+            raise BadInput(expected, field=flag, value=text)
         try:
-            _goal(name, values[0])
+            _goal(name, limit)
         except BadInput as error:
             raise BadInput(error.expected, field=flag, value=text) from None
     return found
@@ -91,6 +108,8 @@ def _goal(name: str, limit: float | str) -> Goal:
     if match is None:
         raise BadInput(KNOWN, field="goals", value=name)
     of, metric, statistic = match["of"], match["metric"], match["statistic"]
+    if _has_no_unit(limit):
+        refuse_milliseconds(metric, value, name)
     if of is not None and metric == "itl":
         raise BadInput("expected ttft, tpot or e2e: ITL is of steps, which serve all requests", field=name, value=name)
     quantile = None if statistic == "mean" else float(statistic[1:]) / 100
@@ -99,14 +118,19 @@ def _goal(name: str, limit: float | str) -> Goal:
     return Goal(name, metric, value, quantile, of)
 
 
+def _has_no_unit(limit: float | str) -> bool:
+    match = _VALUE.fullmatch(limit) if isinstance(limit, str) else None
+    return not isinstance(limit, str) or (match is not None and not match[2])
+
+
 def _number(name: str, limit: float | str) -> float:
     if isinstance(limit, str):
-        match = _VALUE.fullmatch(limit)
-        if match is None or match[2] not in UNITS:
-            expected = "expected a number, or one with a unit: 1s, 40ms, 95%"
-            raise BadInput(expected, field=name, value=limit)
+        match, units = _VALUE.fullmatch(limit), SHARES if name == "goodput" else TIMES
+        if match is None or match[2] not in units:
+            examples = "95%" if name == "goodput" else "1s, 40ms"
+            raise BadInput(f"expected a number, or one with a unit: {examples}", field=name, value=limit)
         try:
-            limit = float(match[1]) * UNITS[match[2]]
+            limit = float(match[1]) * units[match[2]]
         except ValueError:
             raise BadInput("expected a number", field=name, value=limit) from None
     if not limit > 0:

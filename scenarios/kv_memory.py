@@ -23,7 +23,8 @@ class KVMemorySpec(Strict):
         model: a model file. Without memory and model, both are those of the step times, if these know them (roofline);
             the other fields but `gpu_memory_utilization` are then left out, too.
         tensor_parallel_size: devices over which weights and cache are spread.
-        weight_bytes, cache_bytes: of one weight and one cached element. activations: bytes to leave for them.
+        weight_bytes: of one weight; None: those of the weights as published. cache_bytes: of one cached element.
+        activations: bytes to leave for them.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -35,7 +36,7 @@ class KVMemorySpec(Strict):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     model: NameOrFile | None = None
     tensor_parallel_size: PositiveInt = 1
-    weight_bytes: PositiveFloat = 2.0
+    weight_bytes: PositiveFloat | None = None
     cache_bytes: PositiveFloat = 2.0
     activations: NonNegativeFloat = 0.0
 
@@ -68,7 +69,7 @@ class KVMemorySpec(Strict):
         from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
 
         model = any_model(self.model, base)
-        weights = model.parameters * self.weight_bytes / self.tensor_parallel_size + reserved
+        weights = self.device_weights(base) + reserved
         free = self.memory * self.gpu_memory_utilization - weights - self.activations
         block = model.kv_bytes(self.cache_bytes) * model.layers * block_size / self.tensor_parallel_size
         if free < block:
@@ -81,7 +82,9 @@ class KVMemorySpec(Strict):
         from latency_models.deployment.hugging_face import any_model
 
         assert self.model is not None, "a section without a model does not know its weights"
-        return any_model(self.model, base).parameters * self.weight_bytes / self.tensor_parallel_size
+        model, stated = any_model(self.model, base), self.weight_bytes
+        size = model.weight_bytes(model.formats()) if stated is None else model.parameters * stated
+        return size / self.tensor_parallel_size
 
     def usable(self, step_time: StepTime | None) -> float | None:
         """Bytes of one device that the engine may use for weights and cache; None where its memory is not known."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import FilePath
+from scenarios.goals import refuse_milliseconds
 
 
 class MeasureSpec(Strict):
@@ -26,6 +27,13 @@ class MeasureSpec(Strict):
     before: PositiveFloat | None = None
     prefix_cache: bool = False
     slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
+
+    @field_validator("slo")
+    @classmethod
+    def _in_seconds(cls, slo: dict[str, float]) -> dict[str, float]:
+        for name, limit in slo.items():
+            refuse_milliseconds(name, limit, f"slo.{name}")
+        return slo
 
 
 class MeasuredSpec(Strict):

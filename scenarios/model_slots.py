@@ -118,6 +118,18 @@ class LoRASpec(Strict):
         path = base / self.cost
         return checked(LoRACostFile, read_yaml(path), path).cost.at(self.max_lora_rank)
 
+    @property
+    def assumed_cost(self) -> str:
+        """A note on a cost that the scenario states; empty where a file has a measured one."""
+        if not isinstance(self.cost, LoRACostSpec):
+            return ""
+        cost = self.cost.at(self.max_lora_rank)
+        return (
+            f"assumed, not measured: adapters add {1e6 * cost.step:.4g} µs to a step that has any, "
+            f"{1e6 * cost.adapter:.4g} µs for each distinct one and {1e6 * cost.row:.4g} µs a row (the section cost of "
+            "LoRA; benchmarks.lora measures it)"
+        )
+
     def with_adapters(self, step_time: StepTime, memory: KVMemorySpec | None, base: Path) -> StepTime:
         """Step times with those of adapters and of their loads."""
         size = self.bytes_of_adapter(memory, base, step_time)

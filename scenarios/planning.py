@@ -60,7 +60,8 @@ class BundleSpec(Strict):
         model, hardware: as of the step-time source `afd_bundle`.
         ratios: attention to FFN instances, `1,2,4,8` or `7/2`.
         ffn_gpus: sizes of an FFN instance; None: the fewest GPUs, a power of two, whose memory holds its weights.
-        microbatches: in flight. weights, cache: formats. link: network between instances.
+        microbatches: in flight. weights, cache: formats; weights default to those that are published.
+        link: network between instances.
         device: the type of all of its GPUs; None: the name of the hardware. price_per_hour: of one of them.
     """
 
@@ -69,7 +70,7 @@ class BundleSpec(Strict):
     ratios: Annotated[str, BeforeValidator(ratio_text)] = "1,2,4,8"
     ffn_gpus: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     microbatches: Microbatches = 2
-    weights: Literal["bf16", "fp8"] = "bf16"
+    weights: Literal["bf16", "fp8"] | None = None
     cache: Literal["bf16", "fp8"] = "bf16"
     link: Literal["intra_node", "inter_node"] | None = None
     device: str | None = None
@@ -97,8 +98,9 @@ class PlanSpec(Strict):
         decode: with several models, decode engines for each of them, or one pool for all.
         vary: values of fields of `engine`, in every combination. routing: routers.
         prices: of one device per hour, by type.
-        confidence: the share of time spans like this one in which a deployment must meet all goals.
-        span: their length, seconds.
+        confidence: how sure it must be that all goals hold, given the error of the step times: a share of its draws.
+        reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
+            estimate of the step times. span: their length, seconds.
         window: requests of one long replication; None: from the rate and the lengths.
         replications: at most so many decide on one deployment.
     """
@@ -114,7 +116,8 @@ class PlanSpec(Strict):
     routing: list[RouterName] = Field(default_factory=lambda: ["least_loaded"], min_length=1)
     limits: PlanLimits = Field(default_factory=PlanLimits)
     prices: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=0.9, gt=0.5, lt=1)
+    reliability: float = Field(default=0.95, gt=0.5, lt=1)
     span: PositiveFloat = 3600.0
     window: PositiveInt | None = None
     replications: int = Field(default=20, ge=4, le=1000)

@@ -33,13 +33,18 @@ class PrefixesSpec(Strict):
         """The prefixes of a workload."""
         return SharedPrefixes(**self.model_dump())
 
-    def check_prompt(self, tokens: float) -> None:
-        """Refuse a prompt with too many ids: with `cache_suffix`, every block of a prompt has one.
+    def check_prompts(self, longest: float, mean: float) -> None:
+        """Refuse prompts with too many ids, and prompts that most rubrics do not fit in.
+
+        With `cache_suffix`, every block of a prompt has an id. A prompt's tokens include those of its rubric.
 
         Raises:
-            BadInput: a prompt of so many tokens has more ids than the limit.
+            BadInput: the longest of the prompts has more ids than the limit, or their mean is below a rubric.
         """
-        ids = int(tokens) // self.block_tokens
+        ids = int(longest) // self.block_tokens
         if self.cache_suffix and ids > PREFIX_IDS.most:
-            expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {tokens:g} tokens has {ids:,}"
+            expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {longest:g} tokens has {ids:,}"
             raise BadInput(expected, field="prefixes.block_tokens", value=self.block_tokens)
+        if self.tokens > mean:
+            expected = f"expected at most the mean prompt ({mean:g} tokens), which includes the prefix"
+            raise BadInput(expected, field="prefixes.tokens", value=self.tokens)

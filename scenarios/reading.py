@@ -32,9 +32,9 @@ def check(
     try:
         document = present_names(model, apply(present_names(model, document, notes), present), notes)
     except BadInput as error:
-        if error.file or error.field == "--set":
+        if error.field == "--set":
             raise
-        raise BadInput(error.expected, value=error.value, field=error.field, file=path) from None
+        raise error.in_file(path) from None
     load_plugins(document, path)
     scenario = checked(model, document, path)
     print_notes(notes)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from latency_models.io.config_io import Strict
+from scenarios.limits import VirtualNodes
 from scenarios.registered import registered
 from schedulers.routing import ROUTERS, Draw, Router
 from workloads.errors import BadInput
@@ -29,7 +30,7 @@ class RouterSpec(Strict):
     policy: RouterName
     weight: NonNegativeFloat | None = None
     load_factor: Annotated[float, Field(ge=1)] | None = None
-    virtual_nodes: PositiveInt | None = None
+    virtual_nodes: VirtualNodes | None = None
     max_sessions: PositiveInt | None = None
 
     @property

@@ -11,7 +11,7 @@ from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import ENGINES
+from scenarios.limits import ENGINES, RING_PLACES
 from scenarios.measure import MeasuredSpec, MeasureSpec
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
@@ -87,6 +87,9 @@ class ServingScenario(Strict):
             ranks = max(pool.engine.data_parallel_size for pool in pools)
             found = f"found {models:,} models, {each:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
             raise BadInput(f"{ENGINES.expectation(total)}; {found}", value=total, field="system")
+        nodes = None if isinstance(self.system.routing, str) else self.system.routing.virtual_nodes
+        if (places := total * (nodes or 0)) > RING_PLACES.most:
+            raise BadInput(RING_PLACES.expectation(places), value=places, field="system.routing")
         return self
 
     @model_validator(mode="after")

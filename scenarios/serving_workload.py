@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
@@ -19,7 +19,7 @@ from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, zipf_weights
 from workloads.pairs import Independent, LengthPairs
-from workloads.pauses import SMALLEST_CV, Pauses
+from workloads.pauses import LONGEST, SMALLEST_CV, Pauses
 
 if TYPE_CHECKING:
     from scenarios.admission_control import RetriesSpec
@@ -52,7 +52,7 @@ class ClosedLoopSpec(Strict):
 
     process: Literal["closed_loop"]
     concurrency: Clients
-    think: NonNegativeFloat = 0.0
+    think: Annotated[float, Field(ge=0, le=LONGEST)] = 0.0
     think_cv: float = Field(default=0.0, ge=0, le=100)
 
     @model_validator(mode="after")
@@ -77,6 +77,11 @@ class OpenLoopSpec(Strict):
     cv: PositiveFloat = 1.0
     profile: ProfileSpec | None = None
     bursts: BurstsSpec | None = None
+
+    @model_validator(mode="after")
+    def _can_be(self) -> OpenLoopSpec:
+        self._constant()
+        return self
 
     def build(self) -> Arrivals:
         """The arrival process."""
@@ -168,11 +173,14 @@ class ServingWorkloadSpec(Strict):
             raise BadInput(expected, field="sessions.source", value=self.sessions.source)
         if self.sessions is not None and self.sessions.source != "drawn":
             self._check_recorded(self.sessions)
+        elif self.sessions is not None and self.prefill is not None and self.decode is not None:
+            self.sessions.check_blocks(self.requests or 1, self.prefill, self.decode)
         if self.arrivals.process == "replay" and (self.trace is None or self.trace.pairing != "joint"):
             raise ValueError("arrivals.process replay expects a trace, of pairing joint")
         if self.prefixes is not None:
             for spec in (*([self.prefill] if self.prefill else []), *(task.prefill for task in self.tasks or [])):
-                self.prefixes.check_prompt(spec.high if isinstance(spec, UniformLengths) else spec.mean)
+                low, high = (spec.low, spec.high) if isinstance(spec, UniformLengths) else (spec.mean, spec.mean)
+                self.prefixes.check_prompts(high, (low + high) / 2)
         return self
 
     @model_validator(mode="after")
@@ -224,7 +232,7 @@ class ServingWorkloadSpec(Strict):
         """
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
         if trace is not None and self.prefixes is not None:
-            self.prefixes.check_prompt(int(trace.prefill_tokens.max()))
+            self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
         prefixes = self.prefixes.build() if self.prefixes else None
         arrivals = self.arrivals
         if self.sessions is not None and self.sessions.source != "drawn":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, model_validator
+from pydantic import Field, model_validator
 
 from latency_models.io.config_io import Strict
 from scenarios.lengths import LengthSpec
-from scenarios.limits import BlockTokens, PositiveTokens
-from workloads.pauses import SMALLEST_CV, Pauses
+from scenarios.limits import SESSION_IDS, BlockTokens, PositiveTokens
+from workloads.errors import BadInput
+from workloads.pauses import LONGEST, SMALLEST_CV, Pauses
 from workloads.sessions import MAX_BRANCHES, Branches, ToolCalls
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -18,7 +19,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class PauseSpec(Strict):
     """Gamma-distributed pauses of `mean` seconds; `cv` 1 is exponential, and with 0 all are alike."""
 
-    mean: NonNegativeFloat
+    mean: Annotated[float, Field(ge=0, le=LONGEST)]
     cv: float = Field(default=1.0, ge=0, le=100)
 
     @model_validator(mode="after")
@@ -73,6 +74,20 @@ class DrawnSessionsSpec(Strict):
     branches: BranchesSpec | None = None
     max_model_len: PositiveTokens | None = None
     block_tokens: BlockTokens = 16
+
+    def check_blocks(self, requests: int, first: LengthSpec, answers: LengthSpec) -> None:
+        """Refuse sessions whose prompts grow, on average, to more blocks than a simulation can follow.
+
+        Raises:
+            BadInput: they do.
+        """
+        growth = max(spec.build().mean for spec in (self.growth, *([self.tools.growth] if self.tools else [])))
+        turns = min(self.turns.build().mean, requests)
+        tokens = first.build().mean + (turns - 1) * growth + turns * answers.build().mean
+        blocks = int(min(tokens, self.max_model_len or tokens) / self.block_tokens)
+        if blocks > SESSION_IDS.most:
+            found = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
+            raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {found}", field="sessions")
 
 
 class RecordedSessionsSpec(Strict):

@@ -11,7 +11,7 @@ from reports.pages.explorer import View, explorer
 from reports.pages.fields import METRICS, Field, metric_fields, setting_fields
 from reports.pages.frame import whole_page
 from reports.pages.tables import sortable
-from reports.planning.table import footnote, ledger_lines
+from reports.planning.table import footnote, goal_cell, ledger_lines, percent
 from reports.serving.table import at
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def plan_page(document: Document, manifest: Document) -> str:
     headroom = document["headroom"]
     if headroom:
         more = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
-        told = f"It bears {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}."
-        parts += ["<h2>How much more it bears</h2>", f"<p>{escape(told)}</p>"]
+        told = f"Max load: {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}."
+        parts += ["<h2>Max load</h2>", f"<p>{escape(told)}</p>"]
     if document["changes"]:
         parts += ["<h2>What would change it</h2>", _changes(document["changes"])]
     parts += ["<h2>Candidates</h2>", *(f"<p>{escape(line)}</p>" for line in ledger_lines(document)),
@@ -59,21 +59,19 @@ def _goals(rows: Sequence[Document]) -> str:
     headers = {"GPUs": METRICS["devices"].help, "engines": "Kind of engine"}
     headers |= {key.rpartition(".")[2]: f"Setting {key}" for key in rows[0]["settings"]}
     headers |= {goal["name"]: f"Goal {goal['limit']:g}; half a 95 % interval" for goal in rows[0]["goals"]}
-    headers |= {"chance": "Probability that a span like this one meets all goals"}
+    priced = any(row["cost_per_hour"] is not None for row in rows)
+    headers |= {"$/h": METRICS["cost_per_hour"].help} if priced else {}
+    headers |= {
+        "sure": "Share of the draws of the step times' error under which all goals hold",
+        "hours": "Share of spans like this one that meet all goals, if step times are as estimated",
+    }
     cells = [
         [escape(row["devices"]), escape(row["parallelism"]), *(cell(each) for each in row["settings"].values()),
-         *(_goal(goal) for goal in row["goals"]), f"{100 * row['probability']:.0f} %"]
+         *(escape(goal_cell(goal)) for goal in row["goals"]),
+         *([cell(row["cost_per_hour"])] if priced else []), percent(row["sure"]), percent(row["probability"])]
         for row in rows
     ]  # fmt: skip
     return help_table(headers, cells)
-
-
-def _goal(goal: Document) -> str:
-    if goal["value"] is None:
-        return "– ✗"
-    low, high = goal["interval"] or (goal["value"], goal["value"])
-    half = f" ±{(high - low) / 2:.2g}" if high > low else ""
-    return f"{goal['value']:.4g}{half} {'✓' if goal['met'] else '✗'}"
 
 
 def _explorer(document: Document) -> Part:
@@ -85,7 +83,7 @@ def _explorer(document: Document) -> Part:
     verdicts = ["meets the goals" if row["meets"] else "misses a goal" for row in rows]
     best = document["recommendation"]
     if best is not None:
-        verdicts = ["recommended" if row["name"] == best["name"] else text
+        verdicts = [row["role"] if row["role"] in ("recommended", "best estimate") else text
                     for row, text in zip(rows, verdicts, strict=True)]  # fmt: skip
     fields = [
         Field("#verdict", "verdict", verdicts, "Whether it meets all goals with the wanted confidence", setting=True),
@@ -118,11 +116,11 @@ def _metric(row: Document, key: str) -> float | None:
 
 def _changes(changes: Sequence[Document]) -> str:
     rows = [
-        [escape(each["change"]), "✓" if each["meets"] else "✗", f"{100 * each['probability']:.0f} %",
+        [escape(each["change"]), "✓" if each["meets"] else "✗", percent(each["sure"]), percent(each["probability"]),
          escape(each["reason"])]
         for each in changes
     ]  # fmt: skip
-    return table(["change", "goals", "chance", "why"], rows)
+    return table(["change", "goals", "sure", "hours", "why"], rows)
 
 
 def _ledger(entries: Sequence[Document]) -> Part:

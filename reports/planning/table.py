@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,7 +16,11 @@ from reports.layout import bullets, table
 Document = dict[str, Any]
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
-INTERVALS = "±: half a 95 % interval of the mean over windows. Chance: that an hour like this one meets all goals."
+INTERVALS = (
+    "±: half a 95 % interval of the mean over windows. Sure: share of the draws of the step times' error under which "
+    "all goals hold (–: the error is unknown). Hours: share of hours like this one that meet them, if step times are "
+    "as estimated."
+)
 
 
 def plan_table(document: Document) -> RenderableType:
@@ -48,9 +54,11 @@ def load_table(document: Document) -> RenderableType:
 def footnote(document: Document) -> str:
     """A line on the origin of the figures."""
     window = document["question"]["window"]
+    estimated = [str(i) for i, each in enumerate(document.get("rows", ()), 1) if each["role"] == "best estimate"]
+    row = f" Row {estimated[0]}: cheapest by the best estimate of the step times." if estimated else ""
     return (
-        f"{INTERVALS} Windows of {window['requests']:,} requests, of which {window['warmup']:g} s at the begin do not "
-        "count; all candidates get the same requests."
+        f"{INTERVALS}{row} {_capital(document['question']['arrivals'])}. Windows of {window['requests']:,} requests; "
+        f"{window['warmup']:g} s at their begin do not count; all candidates get the same requests."
     )
 
 
@@ -60,20 +68,41 @@ def _columns(document: Document, rows: list[Document]) -> list[Column]:
         Column("", [str(i + 1) for i in range(len(rows))]),
         Column("GPUs", [each["devices"] for each in rows]),
         Column("engines", [each["parallelism"] for each in rows]),
-        *(Column(key.rpartition(".")[2], [str(each["settings"][key]) for each in rows], 2) for key in keys),
+        *(Column(_folded(key.rpartition(".")[2]), [str(each["settings"][key]) for each in rows], 1) for key in keys),
     ]
     if any(each["cost_per_hour"] is not None for each in rows):
-        columns.append(Column("$/h", [_number(each["cost_per_hour"]) for each in rows], 1))
-        columns.append(Column("$/M tokens", [_number(each["cost_per_million_output_tokens"]) for each in rows], 3))
-    columns.append(Column("tok/s/GPU", [_number(each["tokens_per_second_per_gpu"]) for each in rows], 1))
-    columns.append(Column("tok/s/user", [_number(each["tokens_per_second_per_user"]) for each in rows], 1))
+        columns.append(Column("$/h", [_number(each["cost_per_hour"]) for each in rows], 2))
+        columns.append(Column("$/M tokens", [_number(each["cost_per_million_output_tokens"]) for each in rows], 4))
+    columns.append(Column("tok/s/GPU", [_number(each["tokens_per_second_per_gpu"]) for each in rows], 3))
+    columns.append(Column("tok/s/user", [_number(each["tokens_per_second_per_user"]) for each in rows], 3))
     for i, goal in enumerate(document["question"]["goals"]):
-        columns.append(Column(goal, [_goal(each["goals"][i]) for each in rows]))
-    columns.append(Column("chance", [f"{100 * each['probability']:.0f} %" for each in rows]))
+        columns.append(Column(goal, [goal_cell(each["goals"][i]) for each in rows]))
+    columns.append(Column("sure", [percent(each["sure"]) for each in rows]))
+    columns.append(Column("hours", [percent(each["probability"]) for each in rows]))
     return columns
 
 
-def _goal(goal: Document) -> str:
+def percent(share: float | None) -> str:
+    """A share as it is shown, rounded down to whole percent."""
+    return "–" if share is None else f"{math.floor(100 * share + 1e-9)} %"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _folded(name: str, longest: int = 10) -> str:
+    """A long name on several lines, broken behind underscores."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_|[^_]+", name):
+        if lines[-1] and len(lines[-1] + part) > longest:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def goal_cell(goal: Document) -> str:
+    """A goal's value in a unit that reads well, half its interval, and whether it is met."""
     if goal["value"] is None:
         return "– ✗"
     mark = "✓" if goal["met"] else "✗"
@@ -93,15 +122,19 @@ def _number(value: float | None) -> str:
 
 def _headroom(headroom: Document) -> Text:
     more = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
-    return Text(f"\nIt bears {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}.")
+    return Text(f"\nMax load: {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}.")
 
 
 def _changes(changes: list[Document]) -> RenderableType:
-    shown = table("change", "", "chance", "")
+    shown = table("change", "", "sure", "hours", "")
     shown.columns[-1].justify = "left"
     for each in changes:
         shown.add_row(
-            each["change"], "✓" if each["meets"] else "✗", f"{100 * each['probability']:.0f} %", each["reason"]
+            each["change"],
+            "✓" if each["meets"] else "✗",
+            percent(each["sure"]),
+            percent(each["probability"]),
+            each["reason"],
         )
     return shown
 
@@ -116,11 +149,12 @@ def _nearest(document: Document) -> list[RenderableType]:
 
 
 def ledger_lines(document: Document) -> list[str]:
-    """Counts of candidates by their status, with the most frequent reason of each kind."""
+    """Counts of candidates by their status, with the most frequent reason of each kind, and what was not tried."""
     entries = document["ledger"]
-    lines = []
+    evaluated = document["evaluated"]
+    lines = [f"{len(entries):,} candidates: {evaluated:,} evaluated by simulation, {len(entries) - evaluated:,} pruned"]
     for status, count in Counter(each["status"] for each in entries).most_common():
         reasons = Counter(each["reason"] for each in entries if each["status"] == status and each["reason"])
         common = reasons.most_common(1)
         lines.append(f"{count} {status}" + (f"; for example: {common[0][0]}" if common else ""))
-    return lines
+    return [*lines, *document.get("notes", ())]  # none in runs of earlier versions

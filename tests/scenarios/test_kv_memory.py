@@ -52,3 +52,12 @@ def test_memory_that_nobody_states_is_refused(engine: dict[str, Any], step_time:
     with pytest.raises(BadInput) as caught:
         blocks(engine, step_time)
     assert message in str(caught.value)
+
+
+def test_weights_in_a_stated_memory_take_the_bytes_that_are_published() -> None:
+    """gpt-oss-120b takes 65.2 GB of the 72 GB that may be used; in 16 bits it would take 234."""
+    memory = {"memory": 8e10, "model": "gpt-oss-120b"}
+    kept = (0.9 * 8e10 - 65.17e9) / (2 * 8 * 64 * 2.0 * 36 * 16)
+    assert blocks({"kv_memory": memory}, LINEAR) == pytest.approx(kept, rel=1e-3)
+    with pytest.raises(BadInput, match=r"kv_memory.memory: .*expected more than weights and activations take"):
+        blocks({"kv_memory": memory | {"weight_bytes": 2.0}}, LINEAR)

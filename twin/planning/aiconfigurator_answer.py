@@ -1,9 +1,10 @@
 """The answer of AIConfigurator to the same question, as candidates of a plan.
 
-`aiconfigurator cli default --save-dir DIR` leaves `agg/best_config_topn.csv` and `disagg/best_config_topn.csv`, the
-best first, with the columns of `pareto.csv`. A row is one replica: `tp`, `pp`, `dp`, `moe_tp`, `moe_ep` of a worker,
-its batch `bs`, and of prefill and decode workers the same with `(p)` and `(d)` before them. There are as many replicas
-as bear the question's rate at the row's `seq/s`.
+`aiconfigurator cli default --save-dir DIR` leaves `best_config_topn.csv`, the best first, in a folder for each mode: in
+0.12 `DIR/OWNER/MODEL_SYSTEM_…/agg` and `…/disagg`, earlier `DIR/MODEL…/agg`. A row is one replica: `tp`, `pp`, `dp`,
+`moe_tp`, `moe_ep` of a worker, its batch `bs` of each attention rank, and of prefill and decode workers the same with
+`(p)` and `(d)` before them. There are as many replicas as bear the question's rate at the row's `seq/s`. The first row
+is taken whose experts are split or spread, not both, which step times do not know.
 
 Only the choice is taken over. Its latencies are simulated with the question's own step times where `plan.engines` has
 an engine of the same GPUs and tensor parallelism, else with those of data sheets.
@@ -16,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from latency_models.io.builtin_files import builtin_names
+from latency_models.io.builtin_files import builtin_name, builtin_names
 from latency_models.io.tables import Columns, read_columns
-from latency_models.origin import plain_name
+from scenarios.engine import EngineSpec
 from scenarios.planning import EngineKindSpec
 from twin.planning.given import given_candidate
 from twin.planning.question import Question
@@ -28,6 +29,11 @@ from workloads.errors import BadInput
 Document = dict[str, Any]
 
 BEST = "best_config_topn.csv"
+DEPTHS = ("", "*/", "*/*/", "*/*/*/")
+"""Folders in which it may be."""
+
+SYSTEMS = {"rtx_pro_6000_server": "rtx-pro-6000"}
+"""Hardware files of systems whose names are others."""
 
 WEIGHTS = {
     "bfloat16": "bf16", "float16": "bf16", "fp8": "fp8", "fp8_static": "fp8", "fp8_block": "fp8", "fp8_ootb": "fp8",
@@ -51,22 +57,27 @@ def candidates_of_answer(path: Path, question: Question) -> list[Candidate]:
     """The best deployment of a table, or those of the tables in a folder that `--save-dir` named.
 
     Raises:
-        BadInput: no table, or a row that cannot be used.
+        BadInput: no table, or no row that can be used.
     """
-    files = sorted(path.rglob(BEST)) if path.is_dir() else [path]
-    files = [file for file in files if len(file.relative_to(path).parts) <= 3] if path.is_dir() else files
+    files = [path] if path.is_file() else sorted(file for depth in DEPTHS for file in path.glob(depth + BEST))
     if not files:
-        raise BadInput(f"expected agg/{BEST} or disagg/{BEST} in it", file=path)
+        raise BadInput(
+            f"expected agg/{BEST} or disagg/{BEST} in it, as aiconfigurator --save-dir leaves them", file=path
+        )
     return [_candidate(file, path.stem, question) for file in files]
 
 
 def _candidate(file: Path, name: str, question: Question) -> Candidate:
-    """The deployment of the first row, the best."""
+    """The deployment of the first row that can be used, the best."""
     table = read_columns(file)
     if not len(table):
         raise BadInput("expected a row: AIConfigurator found no deployment", file=file)
-    row = Row(table, file)
     apart = "(p)tp" in table.names
+    rows = [Row(table, index) for index in range(len(table))]
+    prefixes = ("(p)", "(d)") if apart else ("",)
+    row = next((row for row in rows if not any(row.mixes_experts(prefix) for prefix in prefixes)), None)
+    if row is None:
+        raise rows[0].fault("expected experts that are split or spread, not both", f"{prefixes[0]}moe_ep")
     replicas = _replicas(row, question)
     roles = (("(p)", "prefill"), ("(d)", "decode")) if apart else (("", "both"),)
     pools = [_pool(row, prefix, role, replicas, question) for prefix, role in roles]
@@ -81,43 +92,49 @@ def _candidate(file: Path, name: str, question: Question) -> Candidate:
 
 
 class Row:
-    """The first row of a table; errors name file, line and column."""
+    """One row of a table; errors name file, line and column."""
 
-    def __init__(self, table: Columns, file: Path) -> None:
-        self.table, self.file = table, file
+    def __init__(self, table: Columns, index: int) -> None:
+        self.table, self.index = table, index
 
     def whole(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1; tables may write it as 8.0."""
         if name not in self.table.names and default is not None:
             return default
-        value = self.table.numbers(name, above=0)[0]
+        value = self.number(name)
         if value != int(value):
-            raise self.table.fault("expected a whole number", 0, name)
+            raise self.fault("expected a whole number", name)
         return int(value)
 
     def number(self, name: str) -> float:
         """A number above 0."""
-        return self.table.numbers(name, above=0)[0]
+        return self.table.numbers(name, above=0)[self.index]
 
     def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
-        """The value of a column; the default where the table lacks the column or says nothing."""
-        text = self.table.text(name)[0] if name in self.table.names else ""
+        """The format that a name stands for; the default where the table lacks the column or says nothing."""
+        text = self.table.text(name)[self.index] if name in self.table.names else ""
         if not text:
             return default
         if text not in known:
-            raise self.table.fault(f"expected one of {', '.join(known)}", 0, name)
+            raise self.fault(f"expected one of {', '.join(known)}", name)
         return known[text]
 
-    def known(self, name: str, folder: Literal["hardware", "models"]) -> str:
-        """The built-in file of a model or system, by the last part of its name."""
-        text = self.table.text(name)[0]
-        plain = plain_name(text.rsplit("/", 1)[-1])
-        for prefix in ("meta", ""):
-            for known in builtin_names(folder):
-                if plain_name(known) == plain.removeprefix(prefix).removesuffix("instruct"):
-                    return known
-        expected = f"expected one of {', '.join(builtin_names(folder))}, or an engine of as many GPUs in plan.engines"
-        raise self.table.fault(expected, 0, name)
+    def known(self, name: str, kind: Literal["hardware", "models"]) -> str:
+        """The name of a built-in model or device."""
+        text = self.table.text(name)[self.index]
+        for each in (SYSTEMS.get(text, text), text.rpartition("/")[2]):  # the latter of a local path
+            if builtin_name(kind, each) is not None:
+                return each if kind == "models" else str(builtin_name(kind, each))
+        expected = f"expected one of {', '.join(builtin_names(kind))}, or an engine of as many GPUs in plan.engines"
+        raise self.fault(expected, name)
+
+    def mixes_experts(self, prefix: str) -> bool:
+        """True if each expert is split over some devices, and the experts are spread over several such groups."""
+        return min(self.whole(f"{prefix}{name}", 1) for name in ("moe_tp", "moe_ep")) > 1
+
+    def fault(self, expected: str, name: str) -> BadInput:
+        """The error about a column of this row."""
+        return self.table.fault(expected, self.index, name)
 
 
 def _replicas(row: Row, question: Question) -> int:
@@ -128,9 +145,7 @@ def _replicas(row: Row, question: Question) -> int:
 def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -> Document:
     """The workers of one role."""
     tp, pp, dp = (row.whole(f"{prefix}{name}", 1) for name in ("tp", "pp", "dp"))
-    split, spread = row.whole(f"{prefix}moe_tp", 1), row.whole(f"{prefix}moe_ep", 1)
-    if split > 1 and spread > 1:
-        raise row.table.fault("expected experts that are split or spread, not both", 0, f"{prefix}moe_ep")
+    spread = row.whole(f"{prefix}moe_ep", 1)
     batch, workers = row.whole(f"{prefix}bs"), row.whole(f"{prefix}workers", 1)
     engine = dict(question.document.get("engine") or {})
     engine |= {"max_num_seqs": batch} | ({"data_parallel_size": dp} if dp > 1 else {})
@@ -138,6 +153,9 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
         engine["max_num_batched_tokens"] = batch * row.whole(f"{prefix}isl", row.whole("isl"))
     elif role == "both" and "ctx_tokens" in row.table.names:
         engine["max_num_batched_tokens"] = row.whole("ctx_tokens") + batch
+    else:
+        usual = int(EngineSpec.model_fields["max_num_batched_tokens"].default)
+        engine["max_num_batched_tokens"] = max(engine.get("max_num_batched_tokens", usual), batch)
     kind = _same_engine(question.spec.engines, tp, tp * pp * dp)
     if kind is not None:
         memory = {key: value for key, value in kind.engine.items() if key in MEMORY}

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import ExpertFFN, LatentAttention
 from scenarios.goals import Goal
 from twin.planning.judging import Horizon, Verdict, in_unit
 from twin.planning.load import Load
@@ -18,17 +20,18 @@ from twin.serving.uncertainty import combine
 SCHEMA = "twin.plan/1"
 NOTE = "Simulated (discrete events, no hardware)."
 HOURS = 100
-"""Spans that a confidence is stated for."""
+"""Spans that a reliability is stated for."""
 
 
-def row(question: Question, verdict: Verdict) -> Document:
-    """One deployment: what it costs, what it does, and how its goals stand."""
+def row(question: Question, verdict: Verdict, role: str = "recommended") -> Document:
+    """One deployment: what it costs, what it does, and how its goals stand; `role`: the reason why it is shown."""
     candidate, goals = verdict.candidate, question.goals
     summary = verdict.summary
     output = summary.get("output_throughput")
     tpot = (summary.get("tpot") or {}).get("mean")
     return {
         **identity(candidate),
+        "role": role,
         "devices": candidate.devices,
         "cost_per_million_output_tokens": _per_million(candidate.cost, output),
         "output_throughput": output,
@@ -36,6 +39,7 @@ def row(question: Question, verdict: Verdict) -> Document:
         "tokens_per_second_per_user": None if not tpot else 1 / tpot,
         "goals": [_goal(goal, i, verdict) for i, goal in enumerate(goals)],
         "probability": verdict.probability,
+        "sure": verdict.sure,
         "meets": verdict.meets,
         "saturated": verdict.saturated,
         "reason": verdict.reason,
@@ -113,25 +117,56 @@ def ledger(search: Search, prospects: Sequence[Prospect], refused: Sequence[Refu
     return entries
 
 
-def sentence(question: Question, best: Document | None, headroom: Document | None) -> str:
-    """The recommendation in a sentence."""
-    goals = ", ".join(
+def goals_in_words(question: Question) -> str:
+    """The goals with their limits."""
+    return ", ".join(
         f"{goal.name} {'≤' if goal.at_most else '≥'} {in_unit(goal, goal.limit)}" for goal in question.goals
     )
+
+
+def arrivals(question: Question) -> str:
+    """The process of arrivals in words."""
+    section = question.document["workload"].get("arrivals") or {}
+    process = section.get("process") or "replayed"
+    varied = " of a rate that changes" if section.get("profile") or section.get("bursts") else ""
+    return f"{'Poisson' if process == 'poisson' else str(process).replace('_', ' ')} arrivals{varied}"
+
+
+def certainty(question: Question, best: Document) -> str:
+    """The confidence that a deployment meets its goals, and apart from it in how many spans it does."""
+    count = min(math.floor(HOURS * best["probability"]), HOURS)
+    span = "hours" if question.spec.span == 3600 else f"spans of {question.spec.span:g} s"
+    spans = f"in {count} of {HOURS} {span} like this one"
+    if best["sure"] is None:
+        return f"meets {goals_in_words(question)} {spans}, if its step times are right"
+    sure = f"{100 * best['sure']:.0f} % sure that it meets {goals_in_words(question)}"
+    return f"{sure}, and {spans} if its step times are as estimated"
+
+
+def sentence(question: Question, best: Document | None, headroom: Document | None, miss: Document | None) -> str:
+    """The recommendation in a sentence."""
     if best is None:
-        return f"No candidate meets {goals}."
+        none = f"No candidate meets {goals_in_words(question)}"
+        if miss is None or miss["sure"] is None:
+            return f"{none}."
+        least = f"{none} with a confidence of {100 * question.spec.confidence:g} %"
+        sure, why = f"{100 * miss['sure']:.0f} % sure", miss["reason"]
+        closest = f"{miss['gpus']} GPUs ({miss['devices']}; {miss['parallelism']}), {sure}: {why}"
+        return f"{least}; closest: {closest}."
     how = {"colocated": "", "afd": ", decode on AFD bundles"}.get(best["layout"], ", prefill and decode apart")
     where = best["parallelism"] + how
     varied = "".join(f", {key} {value}" for key, value in best["settings"].items())
     price = "" if best["cost_per_hour"] is None else f", {best['cost_per_hour']:.4g} an hour"
-    count = min(math.floor(HOURS * best["probability"]), HOURS)
-    span = "hours" if question.spec.span == 3600 else f"spans of {question.spec.span:g} s"
-    sure = f"meets {goals} in {count} of {HOURS} {span} like this one"
+    varied += f", router {best['routing']}" if sum(best["sizes"]) > len(best["sizes"]) else ""
+    load = arrivals(question)
+    load = load if question.rate is None else f"{question.rate:g} requests/s, {load}"
     more = ""
     if headroom is not None and headroom["factor"] is not None:
         binds = f" before {headroom['binds']} binds" if headroom["binds"] else " before a queue grows"
-        more = f"; it bears {100 * (headroom['factor'] - 1):.0f} % more load{binds}"
-    return f"Take {best['gpus']} GPUs ({best['devices']}; {where}{varied}){price}: {sure}{more}."
+        estimated = "" if best["sure"] is None else "by the best estimate "
+        more = f"; {estimated}it bears {100 * (headroom['factor'] - 1):.0f} % more load{binds}"
+    take = f"Take {best['gpus']} GPUs ({best['devices']}; {where}{varied}){price}, for {load}"
+    return f"{take}: {certainty(question, best)}{more}."
 
 
 def price_of_error(by_estimate: Document | None, best: Document | None) -> str:
@@ -149,8 +184,29 @@ def price_of_error(by_estimate: Document | None, best: Document | None) -> str:
     return f"{told}; most for: {unknown['about']}. Measure: {unknown['measure']}." if unknown else f"{told}."
 
 
-def nearest_miss(search: Search, goals: Sequence[Goal]) -> Verdict | None:
-    """The candidate that failed in simulation, but exceeds its worst goal least."""
+def untried(question: Question) -> list[str]:
+    """Lines on engines that the question leaves out although they matter for its models."""
+    sections = [kind.step_time or question.document.get("step_time") or {} for kind in question.spec.engines]
+    rooflines = [each for each in sections if each.get("source") == "roofline" and each.get("tensor_parallel", 1) > 1]
+    spread = {section["model"] for section in rooflines if section.get("data_parallel", 1) > 1}
+    lines = []
+    for name in dict.fromkeys(section["model"] for section in rooflines if section["model"] not in spread):
+        model = any_model(name, question.path.parent)
+        if isinstance(model.ffn, ExpertFFN):
+            latent = isinstance(model.attention, LatentAttention)
+            why = ", of which each has a whole copy of its latent KV cache" if latent else ""
+            line = (
+                f"Engines with data-parallel attention and spread experts were not tried: {model.name} was split over"
+            )
+            lines.append(f"{line} GPUs by tensor parallelism alone{why}.")
+    return lines
+
+
+def nearest_miss(search: Search, shown: Sequence[Verdict], goals: Sequence[Goal]) -> Verdict | None:
+    """The deployment of which it is surest that it meets the goals; else that which exceeds its worst goal least."""
+    drawn = [each for each in shown if each.sure is not None]
+    if drawn:
+        return max(drawn, key=lambda each: (each.sure, -each.worst(goals)[0]))
     failed = [each for each in search.ledger.verdicts.values() if each.windows and not each.meets]
     return min(failed, key=lambda each: (each.saturated, each.worst(goals)[0]), default=None)
 
@@ -162,6 +218,8 @@ def describe_question(question: Question, found: Horizon) -> Document:
         "objective": question.spec.aim,
         "rate": question.rate,
         "confidence": question.spec.confidence,
+        "reliability": question.spec.reliability,
+        "arrivals": arrivals(question),
         "span": question.spec.span,
         "limits": question.spec.limits.model_dump(),
         "workload": question.document["workload"],

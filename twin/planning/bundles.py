@@ -98,7 +98,7 @@ class Bundles:
         gpu = Path(spec.hardware).stem
         device = DeviceSpec(type=spec.device or gpu, count=x + y * gpus, price_per_hour=spec.price_per_hour)
         name = f"{x}A{y}F" + (f"x{gpus}" if gpus > 1 else "")
-        name = "-".join([gpu, name, spec.weights]) if self.many else name
+        name = "-".join([gpu, name, *([spec.weights] if spec.weights else [])]) if self.many else name
         return EngineKindSpec(name=name, device=device, engine=engine, step_time=section, roles=["decode"])
 
     @cached_property
@@ -139,8 +139,9 @@ class Bundles:
     def _section(self, gpus: int) -> Document:
         spec = self.spec
         section: Document = {"source": "afd_bundle", "model": spec.model, "hardware": spec.hardware, "ffn_gpus": gpus}
-        section |= {"microbatches": spec.microbatches, "weights": spec.weights, "cache": spec.cache}
-        return section | ({"link": spec.link} if spec.link else {})
+        section |= {"microbatches": spec.microbatches, "cache": spec.cache}
+        stated = {"weights": spec.weights, "link": spec.link}
+        return section | {name: value for name, value in stated.items() if value is not None}
 
     def _model(self, gpus: int) -> BundleStepTime:
         made = checked(AfdBundleSpec, self._section(gpus), None).build(self.base)

@@ -7,13 +7,14 @@ weights and cache. What cannot be (memory, heads that do not divide) is found wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import builtin_names, is_path
+from latency_models.io.builtin_files import is_path, name_on_command_line
+from scenarios.overrides import Settings
 from workloads.errors import BadInput
 
 Document = dict[str, Any]
@@ -28,10 +29,11 @@ class CatalogueQuestion:
     """A question in place of a file.
 
     Attributes:
-        model: a name, a model file or a config.json. gpus: names, or parts of names, of the hardware catalogue.
+        model: a name, a model file or a config.json. gpus: names of the hardware catalogue, or hardware files.
         goals: as in `plan.goals`. rate: requests per second. trace: file of the lengths; or
         prompt_tokens, answer_tokens: their means, log-normal with a coefficient of variation of 1.
-        degrees: tensor parallelism. stages: pipeline parallelism. weights, cache: formats.
+        degrees: tensor parallelism. stages: pipeline parallelism.
+        weights: formats; None: as the model is published. cache: its format.
         chunks: values of `max_num_batched_tokens`.
         prices: of a GPU per hour, by its name as given.
     """
@@ -46,7 +48,7 @@ class CatalogueQuestion:
     degrees: Sequence[int] = (1, 2, 4, 8)
     stages: Sequence[int] = (1,)
     layouts: Sequence[str] = ("colocated", "disaggregated")
-    weights: Sequence[str] = ("bf16",)
+    weights: Sequence[str | None] = (None,)
     cache: str = "bf16"
     chunks: Sequence[int] = (512, 1024, 2048, 4096, 8192)
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -60,8 +62,10 @@ def scenario_of(asked: CatalogueQuestion) -> Document:
     Raises:
         BadInput: a model or a GPU that is not known, or no lengths.
     """
-    model = any_model(asked.model, Path())
-    found = [(name, *find_hardware(name)) for name in asked.gpus]
+    asked = replace(asked, model=name_on_command_line("models", "--model", asked.model))
+    model = any_model(asked.model)
+    keys = [name_on_command_line("hardware", "--gpu", name) for name in asked.gpus]
+    found = [(name, key, load_hardware(key)) for name, key in zip(asked.gpus, keys, strict=True)]
     prices = {key: _price_of(name, key, asked.prices) for name, key, _ in found}
     for name in asked.prices:
         if name not in {given for given, _, _ in found} | prices.keys():
@@ -100,20 +104,15 @@ def scenario_of(asked: CatalogueQuestion) -> Document:
     }
 
 
-def find_hardware(name: str) -> tuple[str, Hardware]:
-    """The hardware of a name, of the beginning of exactly one name, or of a file.
-
-    Raises:
-        BadInput: there is none, or there are several.
-    """
-    names = builtin_names("hardware")
-    if not is_path(name) and name not in names:
-        starting = [known for known in names if known.startswith(name.lower())]
-        if len(starting) != 1:
-            among = starting or names
-            raise BadInput(f"expected one of {', '.join(among)}, or a file", field="--gpu", value=name)
-        name = starting[0]
-    return (str(Path(name).absolute()) if is_path(name) else name), load_hardware(name)
+def of_every_engine(settings: Settings, document: Document) -> Settings:
+    """Settings of which those of `step_time` are set for every kind of engine, since each has step times of its own."""
+    names = [kind["name"] for kind in document["plan"]["engines"]]
+    changed: Settings = {}
+    for key, value in settings.items():
+        section, _, field = key.partition(".")
+        fields = [f"plan.engines.{name}.{key}" for name in names] if section == "step_time" and field else [key]
+        changed |= dict.fromkeys(fields, value)
+    return changed
 
 
 def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
@@ -121,11 +120,18 @@ def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
 
 
 def _kind(
-    asked: CatalogueQuestion, key: str, hardware: Hardware, degree: int, stages: int, weights: str, *, several: bool
+    asked: CatalogueQuestion,
+    key: str,
+    hardware: Hardware,
+    degree: int,
+    stages: int,
+    weights: str | None,
+    *,
+    several: bool,
 ) -> Document:
     """A kind of engine: `tp4`, with stages, the GPU and the weights in its name where there are several."""
     parts = [*([hardware.name] if several else []), f"tp{degree}", *([f"pp{stages}"] if stages > 1 else [])]
-    parts += [weights] if len(asked.weights) > 1 else []
+    parts += [weights] if weights is not None and len(asked.weights) > 1 else []
     pipeline = {"pipeline_parallel_size": stages, "async_scheduling": False}
     return {
         "name": "-".join(parts),
@@ -133,24 +139,20 @@ def _kind(
         **({"engine": pipeline} if stages > 1 else {}),
         "step_time": {
             "source": "roofline",
-            "model": str(Path(asked.model).absolute()) if is_path(asked.model) else asked.model,
+            "model": asked.model,
             "hardware": key,
             "tensor_parallel": degree,
             **({"pipeline_parallel": stages} if stages > 1 else {}),
-            "weights": weights,
+            **({} if weights is None else {"weights": weights}),
             "cache": asked.cache,
         },
     }
 
 
-def _bundle(asked: CatalogueQuestion, key: str, weights: str) -> Document:
+def _bundle(asked: CatalogueQuestion, key: str, weights: str | None) -> Document:
     """AFD bundles of a GPU; their ratios and sizes are the plan's defaults."""
-    return {
-        "model": str(Path(asked.model).absolute()) if is_path(asked.model) else asked.model,
-        "hardware": key,
-        "weights": weights,
-        "cache": asked.cache,
-    }
+    stated = {} if weights is None else {"weights": weights}
+    return {"model": asked.model, "hardware": key, "cache": asked.cache, **stated}
 
 
 def _workload(asked: CatalogueQuestion) -> Document:

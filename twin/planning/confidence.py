@@ -4,8 +4,11 @@ A goal becomes an excess, a sum over the requests of a window: for "P99 at most 
 all. The goal is met over a span exactly when the excesses of its windows sum to at most 0, so windows that are shorter
 than the span suffice. A span has m windows; of R simulated ones the excesses have mean e and covariance S. The mean of
 one more span then differs from e with covariance S·(1/m + 1/R), as Student's t with R - 1 degrees of freedom, since S
-is itself estimated. Errors of the step-time model are no noise between windows: each draw of the model shifts all
-windows of a span together, and the probability is the mean over draws.
+is itself estimated.
+
+Errors of the step-time model are no luck of some spans: a wrong step time is wrong in all of them. A draw of the model
+shifts the mean excess, and the goals hold under it if they do in the long run. How sure a plan is is the share of the
+draws under which they do.
 """
 
 from __future__ import annotations
@@ -19,12 +22,22 @@ SAMPLES = 4096
 """Random spans of several goals."""
 
 
+def held(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
+    """True for each draw of the step-time model under which all goals are met in the long run, shape (draws,).
+
+    Args:
+        excess: shape (R, goals). shifts: shape (draws, goals): by how much each draw moves the mean excess.
+    """
+    met: NDArray[np.bool_] = (excess.mean(axis=0) + shifts <= 0).all(axis=1)
+    return met
+
+
 def probability(excess: Floats, windows: float, shifts: Floats | None = None) -> float:
-    """Probability that a span meets all goals.
+    """Probability that a span meets all goals, a mean over draws of the step-time model where there are some.
 
     Args:
         excess: shape (R, goals). windows: in a span, m.
-        shifts: shape (draws, goals): by how much each draw of the step-time model moves the mean excess.
+        shifts: as of `held`.
     """
     mean = excess.mean(axis=0)
     means = mean[None, :] if shifts is None else mean[None, :] + shifts

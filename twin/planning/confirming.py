@@ -38,8 +38,9 @@ class Confirmer:
     def confirm(self, verdict: Verdict) -> Verdict:
         """The verdict of new windows on a candidate.
 
-        Its probability is that of a span, times that of windows which are not this good by luck (`adjusted_luck`).
-        It is confirmed if that reaches the plan's confidence. Where nothing is random, the verdict stands.
+        It is confirmed if the probability of a span, times that of windows which are not this good by luck
+        (`adjusted_luck`), reaches the plan's reliability, and if goals hold under enough new draws of the step times.
+        Where nothing is random, the verdict stands.
         """
         candidate, spec = verdict.candidate, self.judge.question.spec
         if not self.judge.random([candidate]):
@@ -48,16 +49,16 @@ class Confirmer:
         for look in range(LOOKS):
             (verdict,) = self.judge.look([candidate], spec.replications * 2**look)
             no_luck = 1 - self._luck(verdict)
-            if verdict.probability * no_luck >= spec.confidence:
+            if verdict.probability * no_luck >= spec.reliability:
                 verdict = self.judge.with_draws(replace(verdict, meets=True, reason=""))
                 break
             if verdict.probability < PROMISING:
                 break
         claim = verdict.probability * no_luck
-        meets = claim >= spec.confidence
+        meets = claim >= spec.reliability and (verdict.sure is None or verdict.meets)
         reason = "" if meets else self._refuted(verdict)
         seed = self.judge.question.seed
-        return replace(verdict, probability=claim, decided=True, meets=meets, reason=reason, seed=seed)
+        return replace(verdict, decided=True, meets=meets, reason=reason, seed=seed)
 
     def _luck(self, verdict: Verdict) -> float:
         """`adjusted_luck` of a verdict's windows; all of it for a system whose queue grows."""

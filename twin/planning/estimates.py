@@ -4,6 +4,9 @@ The steady state of an engine is a fixed point: a step that takes T seconds deco
 λ·P·T prompt tokens, at λ requests a second of P prompt and O answer tokens on average, and T is the time of that step.
 The number of running sequences of an engine that is not full is about Poisson (M/G/∞), which gives the percentiles of
 steps. Estimates order the search; only bounds, and an engine far beyond its capacity, end it for a candidate.
+
+P counts the tokens that a prefix cache is not expected to supply. A capacity that ends the search for a candidate is
+that of an engine whose cache supplies all that any cache could (`ceiling`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from latency_models.stages import Stages
@@ -62,25 +68,77 @@ class EngineEstimate:
         role: `both`, `prefill` (answers of one token) or `decode` (no prompts).
         stages: of a pipeline. A step is then the time from one token of a sequence to its next: batches in flight take
             turns in the slowest stage, or each passes all stages, whichever is longer.
+        supplied: share of the prompt tokens which a prefix cache could supply that it does; None: as expected of one
+            with this memory.
+
+    Attributes:
+        prompts: tokens of each prompt that are computed. cached: mean tokens that are not.
     """
 
     def __init__(
-        self, config: EngineConfig, step_time: StepTime, lengths: Lengths, role: str, stages: Stages | None = None
+        self,
+        config: EngineConfig,
+        step_time: StepTime,
+        lengths: Lengths,
+        role: str,
+        stages: Stages | None = None,
+        supplied: float | None = None,
     ) -> None:
         self.stages = stages
         self._most_tokens = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
         self.config, self.step_time, self.lengths, self.role = config, step_time, lengths, role
-        self.prompt = 0.0 if role == "decode" else float(lengths.prompts.mean())
+        self.supplied = self._supplied(supplied)
+        cached: NDArray[Any] = np.zeros(1) if lengths.hits is None else self.supplied * lengths.hits.most
+        self.prompts, self.cached = lengths.prompts - cached, float(cached.mean())
+        self.prompt = 0.0 if role == "decode" else float(self.prompts.mean())
         self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
         self.context = max(lengths.context, 1.0)
         tokens = config.num_gpu_blocks * config.block_size
         self._steady: dict[float, Steady | None] = {}
-        self.most_decodes = min(float(config.max_num_seqs), tokens / self.context)
+        own = max(self.context - self.cached, 1.0)  # tokens of a sequence in blocks that no other one holds, at least
+        self.most_decodes = min(float(config.max_num_seqs), tokens / own)
         self.capacity = self._capacity()
 
     def under(self, scores: Mapping[str, float]) -> EngineEstimate:
         """The same engine at these scores of the unknowns of its step times."""
-        return EngineEstimate(self.config, self.step_time.vary(scores), self.lengths, self.role, self.stages)
+        step_time = self.step_time.vary(scores)
+        return EngineEstimate(self.config, step_time, self.lengths, self.role, self.stages, self.supplied)
+
+    @cached_property
+    def ceiling(self) -> EngineEstimate:
+        """The same engine if its prefix cache supplied all that a cache of any size can."""
+        return self._with(1.0)
+
+    @cached_property
+    def floor(self) -> EngineEstimate:
+        """The same engine if its prefix cache supplied nothing."""
+        return self._with(0.0)
+
+    def _with(self, supplied: float) -> EngineEstimate:
+        if not self._caches or supplied == self.supplied:
+            return self
+        return EngineEstimate(self.config, self.step_time, self.lengths, self.role, self.stages, supplied)
+
+    @property
+    def _caches(self) -> bool:
+        return self.config.enable_prefix_caching and self.lengths.hits is not None
+
+    def _supplied(self, stated: float | None) -> float:
+        if not self._caches or self.lengths.hits is None:
+            return 0.0
+        return self.lengths.hits.share(self.cache_blocks) if stated is None else stated
+
+    @property
+    def cache_blocks(self) -> float:
+        """Blocks of prefixes that the engine's memory and its lower tiers hold, if nothing else is in them."""
+        tiers = self.config.kv_offloading.tiers if self.config.kv_offloading is not None else ()
+        own = self.config.num_gpu_blocks * self.config.block_size / self.config.prefix_id_tokens
+        return own + sum(tier.capacity for tier in tiers)
+
+    @property
+    def requests_until_warm(self) -> float:
+        """Requests of this engine until its prefix cache, empty at first, supplies what it does in the long run."""
+        return self.lengths.hits.settled(self.cache_blocks) if self._caches and self.lengths.hits is not None else 0.0
 
     def step(self, decodes: int, prompt_tokens: int) -> float:
         """Seconds of a step of so many decodes of mean context, and prompt tokens of one mean prompt."""
@@ -89,9 +147,13 @@ class EngineEstimate:
         kv = round(decodes * self.context)
         if not prompt_tokens:
             return self.step_time.decode_seconds(decodes, kv, round(self.context), 1)[0] if decodes else 0.0
-        before = max(round((self.prompt - prompt_tokens) / 2), 0)
+        before = self._before(prompt_tokens)
         chunk = Chunk(_SEQUENCE, prompt_tokens, before, before == 0)
         return self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
+
+    def _before(self, prompt_tokens: int) -> int:
+        """Tokens of a mean prompt that are there before a chunk in the middle of it."""
+        return round(self.cached + max((self.prompt - prompt_tokens) / 2, 0.0))
 
     def _pipelined_step(self, decodes: int, prompt_tokens: int, stages: Stages) -> float:
         """The same of a pipeline, over whose batches decodes and prompt tokens are spread evenly."""
@@ -101,9 +163,9 @@ class EngineEstimate:
         passed, slowest = self._pass(math.ceil(decodes / batches), math.ceil(prompt_tokens / batches))
         return max(passed, batches * slowest)
 
-    def _pass(self, decodes: int, prompt_tokens: int, before: int | None = None) -> tuple[float, float]:
+    def _pass(self, decodes: int, prompt_tokens: int) -> tuple[float, float]:
         """Seconds in which a batch passes the engine, and those that its slowest stage or link takes."""
-        parts = self._parts(decodes, prompt_tokens, max(round((self.prompt - prompt_tokens) / 2), 0))
+        parts = self._parts(decodes, prompt_tokens, self._before(prompt_tokens))
         return sum(parts), max(parts)
 
     def _parts(self, decodes: int, prompt_tokens: int, before: int) -> list[float]:
@@ -176,7 +238,7 @@ class EngineEstimate:
         steady = self.steady(rate)
         if steady is None:
             return math.inf
-        prompts = self.lengths.prompts
+        prompts = self.prompts
         prompt = float(prompts.mean() if quantile is None else np.quantile(prompts, quantile))
         decodes = round(steady.decodes)
         mean = self.prompt_seconds(max(self.prompt, 1.0), decodes) - steady.alone
@@ -186,25 +248,28 @@ class EngineEstimate:
         factor = 1.0 if quantile is None else max(-math.log(1 - min(quantile, 0.9999)), 1.0)
         return self.prompt_seconds(prompt, decodes) + steady.seconds / 2 + wait * factor
 
-    def prompt_seconds(self, prompt: float, decodes: int = 0) -> float:
-        """Seconds of a prompt that has an engine's steps to itself, beside some decodes.
+    def prompt_seconds(self, prompt: float, decodes: int = 0, cached: float | None = None) -> float:
+        """Seconds of so many prompt tokens that have an engine's steps to themselves, beside some decodes.
+
+        They come after those of the prompt that are `cached`; None: as many as on average.
 
         Chunks in a pipeline follow each other, one for each stage at a time.
         """
         budget = max(self.config.max_num_batched_tokens - decodes, 1)
-        done, seconds, kv = 0, 0.0, round(decodes * self.context)
+        done, seconds, kv = round(self.cached if cached is None else cached), 0.0, round(decodes * self.context)
+        prompt = done + math.ceil(prompt)
         if self.stages is not None:
             free = [0.0] * (2 * len(self.stages.layers) - 1)
             ends = [0.0] * len(self.stages.layers)
             while done < prompt:
-                tokens = min(budget, math.ceil(prompt) - done)
+                tokens = min(budget, prompt - done)
                 seconds, done = ends[-len(self.stages.layers)], done + tokens
                 for i, part in enumerate(self._parts(decodes, tokens, done - tokens)):
                     seconds = free[i] = max(seconds, free[i]) + part
                 ends.append(seconds)
             return seconds
         while done < prompt:
-            tokens = min(budget, math.ceil(prompt) - done)
+            tokens = min(budget, prompt - done)
             chunk = Chunk(_SEQUENCE, tokens, done, done + tokens >= prompt)
             seconds += self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
             done += tokens
@@ -231,9 +296,10 @@ def bound(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate) -> float 
     if goal.metric in ("tpot", "itl"):
         shortest = int(decode.lengths.prompts.min()) + 1
         return decode.step_time.decode_seconds(1, shortest, shortest, 1)[0]
-    prompts = prefill.lengths.prompts
+    prefill = prefill.ceiling
+    prompts = prefill.prompts
     least = float(prompts.min()) if goal.quantile is None else float(np.quantile(prompts, goal.quantile))
-    return prefill.prompt_seconds(least)
+    return prefill.prompt_seconds(least, cached=0.0)
 
 
 def estimate(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate, rates: tuple[float, float]) -> float:

@@ -10,7 +10,7 @@ from scenarios.planning import EngineKindSpec, Layout
 from scenarios.pools import DeviceSpec, PoolSpec
 from scenarios.routing import router_name
 from scenarios.serving import ServingScenario, check_scenario
-from twin.planning.paths import absolute
+from twin.planning.paths import moved
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family, Given, candidate
 from workloads.errors import BadInput
@@ -42,7 +42,8 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
     layout: Layout = "colocated" if len(pools) == 1 else "disaggregated"
     shared = len(pools) == 2 and pools[1].models == "all"
     routing = router_name(scenario.system.routing)
-    family = Family(layout, kinds, (), routing, shared, scenario.workload.models.count, Given(name, sections))
+    settings = tuple((field, _setting(pools, field)) for field in question.spec.vary)
+    family = Family(layout, kinds, settings, routing, shared, scenario.workload.models.count, Given(name, sections))
     return candidate(question.spec, family, tuple(pool.replicas for pool in pools))
 
 
@@ -59,6 +60,17 @@ def plan_of_given(document: Document, goals: Mapping[str, float | str]) -> Docum
 _OF_A_SPACE = ("engines", "layouts", "vary", "routing", "limits", "objective", "decode", "link")
 
 
+def _setting(pools: list[PoolSpec], field: str) -> object:
+    """The value of a field of `engine` that the plan varies, for its column of the table; text where pools differ."""
+    values: list[object] = []
+    for pool in pools:
+        value: object = pool.engine.model_dump(mode="json")
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        values.append(value)
+    return values[0] if values.count(values[0]) == len(values) else " + ".join(map(str, values))
+
+
 def _serves_evenly(pool: PoolSpec) -> bool:
     return pool.models == "each" or (pool.models == "all" and pool.role == "decode")
 
@@ -71,5 +83,5 @@ def _sections(scenario: ServingScenario, path: Path) -> Document:
     if scenario.system.kv_link is not None:
         system["link"] = scenario.system.kv_link.model_dump(mode="json")
     sections = {"engine": pools[0]["engine"], "step_time": pools[0]["step_time"], "system": system}
-    absolutes: Document = absolute(sections, path.parent.absolute())
+    absolutes: Document = moved(sections, path.parent)
     return absolutes

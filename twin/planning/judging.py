@@ -17,7 +17,7 @@ from latency_models.unknowns import Unknown
 from reports.records.run_directory import fingerprint
 from scenarios.goals import Goal
 from twin.executors.executor import Executor
-from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, probability
+from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, held, probability
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, document
 from twin.planning.windows import Window, describe_overload, needs_detail, run_window
@@ -55,7 +55,9 @@ class Verdict:
     """The verdict of simulation on a candidate.
 
     Attributes:
-        probability: that a span meets all goals; 0 for a saturated system. windows: of the long kind, or 1 short one.
+        probability: that a span meets all goals at the best estimate of the step times; 0 for a saturated system.
+        sure: share of the draws of the step times under which goals hold, if they were drawn; those that were not tried
+            are taken to. windows: of the long kind, or 1 short one.
         decided: no further windows would be made. meets: the verdict so far.
         reason: why not; empty for a candidate that meets its goals.
         seed: of the windows, where they are new ones that confirm it; None: the question's.
@@ -73,6 +75,7 @@ class Verdict:
     summary: Document = field(default_factory=dict)
     intervals: Document = field(default_factory=dict)
     seed: int | None = None
+    sure: float | None = None
 
     def value(self, goal: int) -> float | None:
         """The mean over windows of a goal's metric; None where no request counts."""
@@ -147,18 +150,20 @@ class Judge:
         """True if windows of some candidate differ from one another."""
         return any(self._plan(each, self.horizon.long).random for each in candidates)
 
-    def with_draws(self, verdict: Verdict, most: int = DRAWS) -> Verdict:
-        """The verdict with the error of the step-time model in its probability, where the model has any.
+    def with_draws(self, verdict: Verdict, most: int = DRAWS, *, every: bool = False) -> Verdict:
+        """The verdict under the error of the step-time model, where the model has any.
 
         Args:
             most: draws to try, the worst; the candidate is taken to meet its goals under the others.
+            every: try all of them, also where some suffice to refuse it.
         """
-        return self._with_draws(verdict, most) if self.can_draw(verdict.candidate) else verdict
+        drawable = bool(verdict.windows) and not verdict.saturated and self.can_draw(verdict.candidate)
+        return self._with_draws(verdict, most, every=every) if drawable else verdict
 
     def whole(self, candidate: Candidate) -> tuple[Verdict, float]:
         """The verdict from all windows and draws of the plan, and the probability that goals are met in the long run.
 
-        A short window decides where it is clear.
+        That probability is over luck and draws. A short window decides where it is clear.
         """
         (screened,) = self.screen([candidate])
         if screened.decided:
@@ -169,10 +174,11 @@ class Judge:
         excess = np.array([window["excess"] for window in verdict.windows])
         draws = DRAWS if self.can_draw(candidate) else 0
         shifts = np.array(self._moves(verdict, range(draws))) if draws else None
-        chance, always = (probability(excess, span, shifts) for span in (self.span_of(verdict.windows), math.inf))
-        meets = chance >= self.question.spec.confidence
-        reason = "" if meets else verdict.reason or self._uncertain(chance)
-        return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=draws), always
+        always, spec = probability(excess, math.inf, shifts), self.question.spec
+        sure = None if shifts is None else float(held(excess, shifts).mean())
+        meets = verdict.probability >= spec.reliability and (sure is None or sure >= spec.confidence - 1e-9)
+        reason = "" if meets else verdict.reason or self._unsure(sure)
+        return replace(verdict, sure=sure, meets=meets, decided=True, reason=reason, draws=draws), always
 
     def can_draw(self, candidate: Candidate) -> bool:
         """True if the error of a candidate's step times is known, so that they can be drawn."""
@@ -233,7 +239,7 @@ class Judge:
     @staticmethod
     def _doubted(candidate: Candidate, failed: int) -> Verdict:
         reason = f"misses its goals under {failed} of the {DRAWS} draws of the step times, at least"
-        return Verdict(candidate, (DRAWS - failed) / DRAWS, [], True, True, False, reason, draws=failed)
+        return Verdict(candidate, 0.5, [], True, True, False, reason, draws=failed, sure=(DRAWS - failed) / DRAWS)
 
     def hardship(self, candidate: Candidate) -> float:
         """The distance beyond its goals of a candidate under the worst draws, in short windows that were made."""
@@ -322,8 +328,8 @@ class Judge:
         # What is in doubt with the estimates of the step times is out with their error.
         most = LONG_WINDOWS if plan.can_draw else spec.replications
         last = replications >= most or not plan.random
-        sure = (1 + spec.confidence) / 2
-        meets = chance >= (spec.confidence if last else sure)
+        clear = (1 + spec.reliability) / 2
+        meets = chance >= (spec.reliability if last else clear)
         summary, intervals = combine([window["summary"] for window in windows])
         reason = ""
         if not meets:
@@ -331,7 +337,7 @@ class Judge:
             scale = [math.sqrt(sum(window["variance"][i] for window in windows)) or 1.0 for i in range(len(self.goals))]
             worst = max(range(len(self.goals)), key=lambda i: totals[i] / scale[i])
             reason = self._missed(windows, self.goals[worst])
-            reason += f" (meets its goals with probability {chance:.2g})" if chance >= HOPELESS else ""
+            reason += f" (met in {100 * chance:.2g} % of spans)" if chance >= HOPELESS else ""
         decided = last or meets or chance < HOPELESS
         return Verdict(candidate, chance, windows, False, decided, meets, reason, False, 0, summary, intervals)
 
@@ -347,34 +353,27 @@ class Judge:
         summary, intervals = combine([window["summary"] for window in windows])
         return Verdict(candidate, 0.0, windows, False, True, False, reason, True, 0, summary, intervals)
 
-    def _with_draws(self, verdict: Verdict, most: int) -> Verdict:
-        """The verdict with the error of the step-time model in its probability.
+    def _with_draws(self, verdict: Verdict, most: int, *, every: bool) -> Verdict:
+        """The verdict with its share of the draws of the step-time model under which goals hold.
 
         Draws come in batches, the worst first and each twice as large as the one before, which end as soon as too many
         of them speak against the candidate.
         """
         spec = self.question.spec
         excess = np.array([window["excess"] for window in verdict.windows])
-        span = self.span_of(verdict.windows)
         moved: list[list[float]] = []
-        in_order = self._draws()
-        while len(moved) < most:
+        in_order, sure = self._draws(), 1.0
+        while len(moved) < most and (every or sure >= spec.confidence - 1e-9):
             some = in_order[len(moved) : min(max(2 * len(moved), len(self.worst)), most)]
             moved += self._moves(verdict, some)
-            chance = probability(excess, span, np.array(moved))
-            at_best = (chance * len(moved) + DRAWS - len(moved)) / DRAWS
-            if at_best < spec.confidence:
-                chance = min(chance, at_best)
-                break
-        else:
-            chance = at_best
-        meets = chance >= spec.confidence
-        reason = "" if meets else self._uncertain(chance)
-        return replace(verdict, probability=chance, meets=meets, decided=True, reason=reason, draws=len(moved))
+            sure = (DRAWS - int((~held(excess, np.array(moved))).sum())) / DRAWS
+        meets = verdict.meets and sure >= spec.confidence - 1e-9
+        reason = "" if meets else verdict.reason or self._unsure(sure)
+        return replace(verdict, sure=sure, meets=meets, decided=True, reason=reason, draws=len(moved))
 
     @staticmethod
-    def _uncertain(chance: float) -> str:
-        return f"meets its goals with probability {chance:.2g}, given the error of the step times"
+    def _unsure(sure: float | None) -> str:
+        return "" if sure is None else f"its goals hold under at most {100 * sure:.0f} % of the draws of the step times"
 
     def _moves(self, verdict: Verdict, draws: Iterable[int]) -> list[list[float]]:
         """By how much draws of the step-time model move the excesses of a verdict's windows: a window for each draw."""

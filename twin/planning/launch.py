@@ -3,27 +3,67 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latency_models.deployment.formats import Formats
+from latency_models.deployment.hardware import load_hardware
+from latency_models.deployment.hugging_face import any_model
+from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text
-from twin.planning.paths import absolute
+from scenarios.engine import EngineSpec
+from twin.planning.paths import moved
 
 if TYPE_CHECKING:
+    from latency_models.deployment.models import Model
     from twin.planning.judging import Verdict
     from twin.planning.planner import Planner
 
 Document = dict[str, Any]
 
-CONNECTOR = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
-"""vLLM's transfer of caches between prefill and decode instances."""
+WRITTEN_FOR = """\
+#!/bin/sh
+# For vLLM 0.32. vLLM 0.19 to 0.31 have all of its flags, but may know --quantization fp8 in place of fp8_per_tensor.
+# Earlier ones lack --scheduler-reserve-full-isl, and before 0.14 async scheduling is off unless it is asked for.
+cd "$(dirname "$0")" || exit 1
+"""
+
+CONNECTOR = '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail"}'
+"""vLLM's transfer of caches between prefill and decode instances. The proxy says which of them an instance is."""
+
+PROXY = """\
+# In front is a proxy that sends a prompt to a prefill engine, then to a decode engine, each in turn. This one is of
+# vLLM's source code: tests/v1/kv_connector/nixl_integration/toy_proxy_server.py.
+"""
+
+FIRST_PORT, FIRST_SIDE_PORT = 8100, 5600
+"""Ports of engines, and of NIXL's handshakes, which take one for each data-parallel rank."""
+
+USUAL_MACHINE = 8
+"""GPUs of a machine of which no data sheet says it."""
+
+USUAL_POOL: Document = {"role": "both", "replicas": 1, "device": {"type": "device", "count": 1}}
+"""Fields of a pool that a file may leave out."""
+
+MODEL_VARIABLE = '"${MODEL:?expected a Hugging Face id or folder}"'
+
+TRANSLATED = frozenset(
+    {
+        "num_gpu_blocks", "kv_memory", "block_size", "max_num_batched_tokens", "max_num_seqs", "enable_prefix_caching",
+        "scheduling_policy", "kv_reservation", "data_parallel_size", "pipeline_parallel_size", "async_scheduling",
+        "lora_config",
+    }
+)  # fmt: skip
+"""Fields of `engine` that the command of an engine has flags for."""
 
 
 def write_deployment(planner: Planner, folder: Path) -> None:
-    """Write `scenario.yaml`, `launch.sh` with vLLM's command for each pool, and `serve_live.sh` into a folder.
+    """Write `scenario.yaml`, `launch.sh` with vLLM's command for each engine, and `serve_live.sh` into a folder.
 
-    The folder is made.
+    The folder is made. Paths in these files start from it.
 
     Raises:
         OSError: it cannot be written.
@@ -32,18 +72,18 @@ def write_deployment(planner: Planner, folder: Path) -> None:
     assert best is not None
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    scenario = simulated(planner, best)
+    scenario = simulated(planner, best, folder)
     write_text(folder / "scenario.yaml", _header(best) + write_yaml(scenario))
-    write_text(folder / "launch.sh", launch_commands(scenario["system"]))
+    write_text(folder / "launch.sh", launch_commands(scenario["system"], folder))
     write_text(folder / "serve_live.sh", serve_live_commands(scenario["system"]))
 
 
-def simulated(planner: Planner, verdict: Verdict) -> Document:
-    """The scenario of a deployment, with absolute paths."""
+def simulated(planner: Planner, verdict: Verdict, folder: Path) -> Document:
+    """The scenario of a deployment, for a file in a folder."""
     question = planner.question if verdict.seed is None else planner.question.at_seed(verdict.seed)
-    made = planner.judge(question).scenario(verdict.candidate, planner.horizon.long)
-    made_absolute: Document = absolute(made, planner.question.path.parent.absolute())
-    return made_absolute
+    document = planner.judge(question).scenario(verdict.candidate, planner.horizon.long)
+    scenario: Document = moved(document, planner.question.path.parent, folder)
+    return scenario
 
 
 def _header(verdict: Verdict) -> str:
@@ -53,22 +93,204 @@ def _header(verdict: Verdict) -> str:
     )
 
 
-def launch_commands(system: Document) -> str:
-    """A shell script with the command of one engine of each pool, and how many of them there are."""
-    apart = any(pool["role"] != "both" for pool in system["pools"])
-    lines = [
-        "#!/bin/sh",
-        "# One line for each pool; start it once for each engine, with its own port and devices.",
-    ]
-    if apart:
-        lines.append(
-            "# In front of both pools is a proxy that sends a prompt to a prefill engine, then to a decode engine"
-        )
-        lines.append("# (vLLM: examples/online_serving/disaggregated_serving).")
-    for pool in system["pools"]:
-        role = "" if pool["role"] == "both" else f" ({pool['role']})"
-        lines += ["", f"# pool {pool['name']}{role}: {pool['replicas']} engines", _vllm(pool, apart=apart)]
-    return "\n".join(lines) + "\n"
+def launch_commands(system: Document, base: Path) -> str:
+    """A shell script that starts every engine of a machine, and on the first one the proxy that a deployment needs.
+
+    Args:
+        base: the script's folder, where relative paths in `system` start.
+    """
+    pools = [USUAL_POOL | pool for pool in system["pools"]]
+    apart = any(pool["role"] != "both" for pool in pools)
+    engines = list(_placed(pools, base))
+    machines = max((engine.machine for engine in engines), default=1)
+    parts = [WRITTEN_FOR]
+    if machines > 1:
+        parts.append(f': "${{MACHINE:?expected the number of this machine, from 1 to {machines}}}"\n')
+    if machines > 1 and apart:
+        parts += [f': "${{HOST_{i + 1}:?expected the address of machine {i + 1}}}"\n' for i in range(machines)]
+    parts += ["\n" + _pool_commands(pool, base, apart=apart) for pool in pools]
+    lines = [_start(engine, several=machines > 1, apart=apart) for engine in engines]
+    behind = "" if apart or len(engines) < 2 else f"# A router in front spreads requests: {_routing(system)}.\n"
+    parts.append("\n# Pool, GPUs, port" + (", address, port of handshakes.\n" if apart else ".\n") + behind)
+    parts.append("".join(f"{line} &\n" for line in lines))
+    if apart and {engine.role for engine in engines} == {"prefill", "decode"}:
+        parts.append("\n" + PROXY + _proxy(engines, several=machines > 1) + " &\n")
+    return "".join(parts) + "wait\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """An engine's place: its machine, from 1 up, and GPUs there."""
+
+    pool: str
+    role: str
+    machine: int
+    gpus: list[int]
+    port: int
+    side_port: int
+
+    def host(self, *, several: bool) -> str:
+        return f'"$HOST_{self.machine}"' if several else "localhost"
+
+
+def _placed(pools: list[Document], base: Path) -> Iterator[_Engine]:
+    """The engines one after the other on machines with as many GPUs as the data sheet says; bundles are left out."""
+    machine, used, device = 1, 0, None
+    port, side_port = FIRST_PORT, FIRST_SIDE_PORT
+    for pool in pools:
+        if pool["step_time"].get("source") == "afd_bundle":
+            continue
+        count, ranks = pool["device"]["count"], pool["engine"].get("data_parallel_size", 1)
+        size = max(_machine(pool, base), count)
+        for _ in range(pool["replicas"]):
+            if used and (used + count > size or pool["device"]["type"] != device):
+                machine, used = machine + 1, 0
+            device = pool["device"]["type"]
+            yield _Engine(pool["name"], pool["role"], machine, list(range(used, used + count)), port, side_port)
+            used, port, side_port = used + count, port + 1, side_port + ranks
+
+
+def _machine(pool: Document, base: Path) -> int:
+    """GPUs of a machine."""
+    hardware = pool["step_time"].get("hardware")
+    return USUAL_MACHINE if hardware is None else load_hardware(hardware, base).devices_per_node
+
+
+def _start(engine: _Engine, *, several: bool, apart: bool) -> str:
+    """The line that starts an engine."""
+    here = f'[ "$MACHINE" = {engine.machine} ] && ' if several else ""
+    gpus = ",".join(map(str, engine.gpus))
+    more = f" {engine.host(several=several)} {engine.side_port}" if apart else ""
+    return f"{here}{_function(engine.pool)} {gpus} {engine.port}{more}"
+
+
+def _function(pool: str) -> str:
+    return "start_" + "".join(character if character.isalnum() else "_" for character in pool)
+
+
+def _proxy(engines: list[_Engine], *, several: bool) -> str:
+    words = ['[ "$MACHINE" = 1 ] && ' if several else "", 'python "${PROXY:-toy_proxy_server.py}" --port 8000']
+    for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):
+        own = [engine for engine in engines if engine.role == role]
+        hosts = " ".join(engine.host(several=several) for engine in own)
+        words.append(f" --{flag}-hosts {hosts} --{flag}-ports {' '.join(str(engine.port) for engine in own)}")
+    return "".join(words)
+
+
+def _routing(system: Document) -> str:
+    routing = system.get("routing", "least_loaded")
+    return str(routing.get("policy", routing) if isinstance(routing, dict) else routing)
+
+
+def _pool_commands(pool: Document, base: Path, *, apart: bool) -> str:
+    """A function that starts an engine of a pool."""
+    role = "" if pool["role"] == "both" else f" ({pool['role']})"
+    title = f"# Pool {pool['name']}{role}: {pool['replicas']} engine{'s' if pool['replicas'] > 1 else ''}.\n"
+    step_time = pool["step_time"]
+    if step_time.get("source") == "afd_bundle":
+        attention, ffn = (step_time.get(f"{side}_instances", 1) for side in ("attention", "ffn"))
+        return f"{title}# vLLM has no command for a bundle of {attention} attention and {ffn} FFN instances.\n"
+    name = (pool["engine"].get("kv_memory") or {}).get("model") or step_time.get("model")
+    shapes = None if name is None else any_model(name, base)
+    formats = None if shapes is None else _formats(shapes, pool)
+    model, note = _model_words(name, shapes, formats, base)
+    notes = [note] if note else []
+    if pool["device"]["count"] > _machine(pool, base):
+        notes.append("An engine spans machines: add --nnodes, --node-rank and --master-addr on each of them.")
+    left_out = _untranslated(pool["engine"])
+    if left_out:
+        notes.append(f"vLLM has no flag, or another form, for {', '.join(left_out)}.")
+    flags = shlex.join(_flags(pool, formats) + (["--kv-transfer-config", CONNECTOR] if apart else []))
+    sides = 'VLLM_NIXL_SIDE_CHANNEL_HOST="$3" VLLM_NIXL_SIDE_CHANNEL_PORT="$4" ' if apart else ""
+    body = f'    CUDA_VISIBLE_DEVICES="$1" {sides}vllm serve {model} {flags} --port "$2"\n'
+    return title + "".join(f"# {each}\n" for each in notes) + f"{_function(pool['name'])}() {{\n{body}}}\n"
+
+
+def _model_words(name: str | None, model: Model | None, formats: Formats | None, base: Path) -> tuple[str, str]:
+    """The model of a pool's command with its quantisation, and a note on it.
+
+    Weights that are published in the planned format are named. Those in bf16 are quantised to FP8 as they load. Of
+    others, and of models of no known name, the script asks for a folder.
+    """
+    if name is None or model is None:
+        return MODEL_VARIABLE, "MODEL: the weights of the model that was planned with."
+    checkpoint, folder = None if formats is None else model.checkpoint(formats), _weights_folder(name, base)
+    if checkpoint is not None:
+        return str(checkpoint.repository), ""
+    if folder is not None and formats == model.published_formats:
+        return shlex.quote(folder), ""
+    original = model.checkpoint(Formats("bf16", "bf16"))
+    if str(formats) == "fp8" and original is not None:
+        return f"{original.repository} --quantization fp8_per_tensor", ""
+    return MODEL_VARIABLE, f"MODEL: the weights of {model.name} in {formats}."
+
+
+def _weights_folder(name: str, base: Path) -> str | None:
+    """The folder of weights beside a config.json, as `name` leads to it; None if there is none."""
+    folder = Path(name) if (base / name).is_dir() else Path(name).parent
+    return str(folder) if is_path(name) and any((base / folder).glob("*.safetensors")) else None
+
+
+def _formats(model: Model, pool: Document) -> Formats | None:
+    """The formats of weights that a pool was planned with; None if those of the model are not known here."""
+    memory, step_time = pool["engine"].get("kv_memory") or {}, pool["step_time"]
+    if step_time.get("source") == "roofline":
+        return model.formats(step_time.get("weights"), step_time.get("experts"))
+    stated = memory.get("weight_bytes")
+    return model.published_formats if stated is None else model.formats("fp8" if stated == 1 else "bf16")
+
+
+def _flags(pool: Document, formats: Formats | None) -> list[str]:
+    """The flags of an engine: those that the plan chose, and those whose defaults differ from the scenario's.
+
+    Weights in few bits may come with scales of an FP8 cache, which vLLM uses unless the format is stated.
+    """
+    engine, step_time = pool["engine"], pool["step_time"]
+    memory = engine.get("kv_memory") or {}
+    ranks, stages = engine.get("data_parallel_size", 1), engine.get("pipeline_parallel_size", 1)
+    degree = memory.get("tensor_parallel_size") or step_time.get("tensor_parallel")
+    words = ["--tensor-parallel-size", str(degree or max(pool["device"]["count"] // (ranks * stages), 1))]
+    words += ["--pipeline-parallel-size", str(stages)] if stages > 1 else []
+    words += ["--data-parallel-size", str(ranks)] if ranks > 1 else []
+    words += ["--enable-expert-parallel"] if step_time.get("expert_parallel") not in (None, False, 1) else []
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        words += [f"--{name.replace('_', '-')}", str(engine.get(name, EngineSpec.model_fields[name].default))]
+    if engine.get("num_gpu_blocks") is not None:
+        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks"])]
+    else:
+        words += ["--gpu-memory-utilization", str(memory.get("gpu_memory_utilization", 0.9))]
+    eight_bits = memory.get("cache_bytes") == 1 or step_time.get("cache") == "fp8"
+    usual = "auto" if str(formats) == "bf16" else "bfloat16"
+    words += ["--kv-cache-dtype", "fp8" if eight_bits else usual]
+    words += ["--scheduling-policy", "priority"] if engine.get("scheduling_policy") == "priority" else []
+    words.append(_switch("enable-prefix-caching", engine.get("enable_prefix_caching", True)))
+    words.append(_switch("async-scheduling", engine.get("async_scheduling", False)))
+    words.append(_switch("scheduler-reserve-full-isl", engine.get("kv_reservation", "chunk") != "chunk"))
+    return words + _lora(engine.get("lora_config"))
+
+
+def _switch(name: str, on: bool) -> str:
+    return f"--{name}" if on else f"--no-{name}"
+
+
+def _lora(section: Document | None) -> list[str]:
+    if section is None:
+        return []
+    words = ["--enable-lora", "--max-loras", str(section.get("max_loras", 1))]
+    words += ["--max-lora-rank", str(section.get("max_lora_rank", 16))]
+    return words + (["--max-cpu-loras", str(section["max_cpu_loras"])] if section.get("max_cpu_loras") else [])
+
+
+def _untranslated(engine: Document) -> list[str]:
+    """Fields of `engine` that differ from their defaults and have no flag."""
+    fields = EngineSpec.model_fields
+    changed = [name for name, value in engine.items() if name in fields and value not in (None, fields[name].default)]
+    partly = []
+    if engine.get("kv_reservation") == "max_tokens":
+        partly.append("kv_reservation: max_tokens")
+    if engine.get("scheduling_policy", "fcfs") not in ("fcfs", "priority"):
+        partly.append("scheduling_policy")
+    return [name for name in changed if name not in TRANSLATED] + partly
 
 
 def serve_live_commands(system: Document) -> str:
@@ -95,33 +317,3 @@ def serve_live_commands(system: Document) -> str:
 def _serve_live(port: int) -> str:
     """The command of one server; `$@` has further options, such as --device cuda."""
     return f'twin serve-live --model "$MODEL" --scenario scenario.yaml --port {port} "$@"'
-
-
-def _vllm(pool: Document, *, apart: bool) -> str:
-    """The command of one engine."""
-    engine, memory = pool["engine"], pool["engine"].get("kv_memory") or {}
-    step_time = pool["step_time"]
-    if step_time.get("source") == "afd_bundle":
-        attention, ffn = (step_time.get(f"{side}_instances", 1) for side in ("attention", "ffn"))
-        return f"# vLLM has no command for a bundle of {attention} attention and {ffn} FFN instances."
-    degree = memory.get("tensor_parallel_size") or step_time.get("tensor_parallel") or pool["device"]["count"]
-    ranks, stages = engine.get("data_parallel_size", 1), engine.get("pipeline_parallel_size", 1)
-    words = ["vllm", "serve", str(memory.get("model") or step_time.get("model") or "MODEL")]
-    words += ["--tensor-parallel-size", str(degree)]
-    words += ["--pipeline-parallel-size", str(stages)] if stages > 1 else []
-    words += ["--data-parallel-size", str(ranks)] if ranks > 1 else []
-    words += ["--enable-expert-parallel"] if step_time.get("expert_parallel") not in (None, False, 1) else []
-    words += ["--max-num-seqs", str(engine.get("max_num_seqs", 128))]
-    words += ["--max-num-batched-tokens", str(engine.get("max_num_batched_tokens", 2048))]
-    words += ["--block-size", str(engine.get("block_size", 16))]
-    if "gpu_memory_utilization" in memory:
-        words += ["--gpu-memory-utilization", str(memory["gpu_memory_utilization"])]
-    if engine.get("num_gpu_blocks") is not None:
-        words += ["--num-gpu-blocks-override", str(engine["num_gpu_blocks"])]
-    words += ["--enable-prefix-caching" if engine.get("enable_prefix_caching", True) else "--no-enable-prefix-caching"]
-    words += ["--scheduling-policy", "priority"] if engine.get("scheduling_policy") == "priority" else []
-    words += ["--async-scheduling"] if engine.get("async_scheduling") else []
-    words += ["--quantization", "fp8"] if memory.get("weight_bytes") == 1 else []
-    words += ["--kv-cache-dtype", "fp8"] if memory.get("cache_bytes") == 1 else []
-    words += ["--kv-transfer-config", CONNECTOR] if apart else []
-    return shlex.join(words)

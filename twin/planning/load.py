@@ -103,7 +103,11 @@ def _at(judge_of: NewJudge, question: Question, deployment: Candidate, rate: flo
 
 
 def changes(judge_of: NewJudge, question: Question, deployment: Candidate) -> list[Document]:
-    """Verdicts on the recommended deployment where something is other than assumed."""
+    """Verdicts on the recommended deployment where something is other than assumed.
+
+    Args:
+        judge_of: by the windows and draws that confirmed it, so that a change is never surer by luck.
+    """
     found = []
     if question.rate is not None:
         for factor in (0.8, 1.2):
@@ -118,7 +122,16 @@ def changes(judge_of: NewJudge, question: Question, deployment: Candidate) -> li
         sizes = tuple(size - (index == pool) for index, size in enumerate(deployment.sizes))
         what = f"one {role} lost"
         if sizes[pool] == 0:
-            found.append({"change": what, "meets": False, "probability": 0.0, "reason": "none is left", "values": None})
+            found.append(
+                {
+                    "change": what,
+                    "meets": False,
+                    "probability": 0.0,
+                    "sure": None,
+                    "reason": "none is left",
+                    "values": None,
+                }
+            )
             continue
         smaller = candidate(question.spec, deployment.family, sizes)
         found.append(_change(judge_of(question), smaller, what))
@@ -140,10 +153,13 @@ def _prefix_changes(judge_of: NewJudge, question: Question, deployment: Candidat
 
 def _change(judge: Judge, deployment: Candidate, what: str) -> Document:
     (verdict,) = judge.settle([deployment])
+    if verdict.meets:
+        verdict = judge.with_draws(verdict, every=True)
     return {
         "change": what,
         "meets": verdict.meets,
         "probability": verdict.probability,
+        "sure": verdict.sure,
         "reason": verdict.reason,
         "values": {goal.name: verdict.value(i) for i, goal in enumerate(judge.goals)} if verdict.windows else None,
     }

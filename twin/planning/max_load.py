@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twin.executors.executor import Executor
-from twin.planning.answer import NOTE, describe_question, row
-from twin.planning.judging import Judge, Verdict, in_unit
+from twin.planning.answer import NOTE, arrivals, certainty, describe_question, goals_in_words, row
+from twin.planning.judging import Judge, Verdict
 from twin.planning.load import Load, binding, estimated_rate, rounded
 from twin.planning.prospects import horizon, prospects
 from twin.planning.question import Document, Question
@@ -83,7 +83,7 @@ class MaxLoad:
                 known[rate] = self.judge(self.question.at_rate(rate)).whole(self.deployment)
             return known[rate]
 
-        span = _crossing(lambda rate: at(rate)[0].probability >= self.question.spec.confidence, start)
+        span = _crossing(lambda rate: at(rate)[0].meets, start)
         low = _crossing(lambda rate: at(rate)[1] >= 1 - TAIL, start if span is None else span[0])
         if span is None or low is None:
             return None, None
@@ -115,16 +115,13 @@ class MaxLoad:
         return fields
 
     def _sentence(self, load: Load | None, interval: list[float] | None, reason: str) -> str:
-        goals = ", ".join(
-            f"{goal.name} {'≤' if goal.at_most else '≥'} {in_unit(goal, goal.limit)}" for goal in self.question.goals
-        )
         what = self.deployment.devices
         if load is None or interval is None:
-            return f"{what} meets {goals} at no rate: {reason}."
-        count = min(int(100 * load.verdict.probability), 100)
+            return f"{what} meets {goals_in_words(self.question)} at no rate: {reason}."
         low, high = interval
+        sure = certainty(self.question, row(self.question, load.verdict))
         return (
-            f"{what} bears {load.rate:.4g} requests/s: it meets {goals} in {count} of 100 hours like this one. "
+            f"{what} bears {load.rate:.4g} requests/s, {arrivals(self.question)}: {sure}. "
             f"It just meets them in the long run at {low:.4g} to {high:.4g} requests/s."
         )
 

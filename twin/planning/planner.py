@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twin.executors.executor import Executor
 from twin.planning.answer import (
@@ -16,9 +16,10 @@ from twin.planning.answer import (
     price_of_error,
     row,
     sentence,
+    untried,
 )
-from twin.planning.confirming import OTHER_SEED, Confirmer
-from twin.planning.judging import Judge, Verdict
+from twin.planning.confirming import LOOKS, OTHER_SEED, Confirmer
+from twin.planning.judging import DRAWS, Judge, Verdict
 from twin.planning.load import Load, MostThroughput, changes, confirmed, highest_rate
 from twin.planning.prospects import horizon, prospects
 from twin.planning.question import Document, Question
@@ -26,8 +27,11 @@ from twin.planning.search import Search
 from twin.planning.space import Candidate
 from workloads.errors import BadInput
 
-ALTERNATIVES = 8
-"""Rows of the table: the recommendation, and the best of other layouts and kinds of engines."""
+ALTERNATIVES, CLOSEST = 8, 3
+"""Rows of the table: the recommendation, and the best of other layouts and kinds of engines; those without any."""
+
+AFTERWARDS = 24
+"""Verdicts after the search, at most: on rates between which the highest is, and on changes."""
 
 
 @dataclass
@@ -83,13 +87,24 @@ class Planner:
         """The recommendation; None if no candidate meets the goals."""
         return self.search.best
 
+    def windows_left(self) -> int:
+        """Windows that are still to come, at most: of candidates, of the confirmation, and of what follows it."""
+        long = self.question.spec.replications
+        confirming = (long << (LOOKS - 1)) + DRAWS
+        following = 0 if self.brief else AFTERWARDS * (1 + long + DRAWS)
+        return self.search.undecided() * (1 + long + 2 * DRAWS) + confirming + ALTERNATIVES * (long + DRAWS) + following
+
     def judge(self, question: Question) -> Judge:
         made = Judge(question, self.horizon, self.done, self.keep, self.executor, self.advance)
         self.judges.append(made)
         return made
 
+    def _confirming(self, question: Question) -> Judge:
+        """A judge by the windows and draws that confirm a recommendation."""
+        return self.judge(question.at_seed(question.seed + OTHER_SEED))
+
     def _confirmer(self, question: Question, tried: int = 0) -> Confirmer:
-        return Confirmer(self.judge(question.at_seed(question.seed + OTHER_SEED)), tried)
+        return Confirmer(self._confirming(question), tried)
 
     def _most_throughput(self) -> Load | None:
         if self.question.rate is None:
@@ -108,43 +123,69 @@ class Planner:
         self.search.ledger.add(load.verdict)
         return load
 
-    def _by_estimate(self) -> Document | None:
+    def _evaluated(self, verdict: Verdict) -> Verdict:
+        """The verdict on a rival by the windows and draws that confirm a recommendation, so that rows compare."""
+        judge, candidate = self.search.confirmer.judge, verdict.candidate
+        alone = judge.settle if candidate.family.given is not None else judge.look
+        (looked,) = alone([candidate])
+        drawn = replace(judge.with_draws(looked, every=True), seed=judge.question.seed)
+        status, why = self.search.ledger.statuses.get(candidate.name, ("", ""))
+        refused = drawn.meets and status == "infeasible"  # by more windows than these
+        return replace(drawn, meets=False, reason=why) if refused else drawn
+
+    def _shown(self) -> list[tuple[str, Verdict]]:
+        """Deployments of the table by their roles."""
+        search, best = self.search, self.search.best
+        shown = [] if best is None else [("recommended", best)]
+        if self.question.spec.aim == "throughput" or not any(each.candidates for each in self.prospects):
+            return shown
+        if search.by_estimate is not None and (best is None or search.by_estimate.candidate is not best.candidate):
+            shown.append(("best estimate", self._evaluated(search.by_estimate)))
+        names = {each.candidate.name for _, each in shown}
+        for verdict in search.alternatives(ALTERNATIVES - len(shown) if best is not None else CLOSEST):
+            if verdict.candidate.name not in names:
+                role = "alternative" if verdict.candidate.family.given is None else "given"
+                shown.append((role, self._evaluated(verdict)))
+        return [(role, verdict) for role, verdict in shown if verdict.windows]
+
+    def _by_estimate(self, shown: list[tuple[str, Verdict]]) -> Document | None:
         """The cheapest deployment at the best estimate of the step times, and what to measure to know more."""
-        verdict, judge = self.search.by_estimate, self.search.judge
-        if verdict is None:
+        estimated, judge = self.search.by_estimate, self.search.judge
+        if estimated is None:
             return None
+        verdict = next((each for _, each in shown if each.candidate is estimated.candidate), estimated)
         unknown = judge.costliest_unknown(verdict.candidate)
         costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
-        return {**row(self.question, verdict), "costliest_unknown": costliest}
+        return {**row(self.question, verdict, "best estimate"), "costliest_unknown": costliest}
 
     def _document(self, load: Load | None) -> Document:
         question, search, best = self.question, self.search, self.search.best
-        alternatives: list[Verdict] = []
-        if question.spec.aim == "throughput":
-            alternatives = [] if best is None else [best]
-        elif any(each.candidates for each in self.prospects):
-            alternatives = search.alternatives(ALTERNATIVES)
-        rows = [row(question, each) for each in alternatives if each.windows]
+        shown = self._shown()
+        rows = [row(question, each, role) for role, each in shown]
         recommendation = row(question, best) if best is not None else None
         headroom = describe_load(load, question.rate)
-        miss = nearest_miss(search, question.goals) if best is None else None
-        what_if = [] if best is None or self.brief else changes(self.judge, question, best.candidate)
-        by_estimate = self._by_estimate()
+        missed = nearest_miss(search, [each for _, each in shown], question.goals) if best is None else None
+        miss = None if missed is None else row(question, missed, "nearest miss")
+        what_if = [] if best is None or self.brief else changes(self._confirming, question, best.candidate)
+        by_estimate = self._by_estimate(shown)
         told = price_of_error(by_estimate, recommendation)
+        entries = ledger(search, self.prospects, self.refused)
         return {
             "schema": SCHEMA,
             "name": str(question.document.get("name", "plan")),
             "simulated": True,
             "note": NOTE,
             "question": describe_question(question, self.horizon),
-            "answer": " ".join(filter(None, [sentence(question, recommendation, headroom), told])),
+            "answer": " ".join(filter(None, [sentence(question, recommendation, headroom, miss), told])),
             "feasible": best is not None,
             "recommendation": recommendation,
             "by_best_estimate": by_estimate,
-            "nearest_miss": None if miss is None else row(question, miss),
+            "nearest_miss": miss,
             "rows": rows,
             "headroom": headroom,
             "changes": what_if,
-            "ledger": ledger(search, self.prospects, self.refused),
+            "notes": untried(question),
+            "evaluated": len(search.ledger.verdicts),
+            "ledger": entries,
             "simulated_requests": sum(judge.simulated for judge in self.judges),
         }

@@ -19,6 +19,10 @@ from workloads.errors import BadInput
 ROOM = 2.5
 """Pools of up to so many times the estimated need are tried, where the plan has no limit."""
 
+TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Multiples of the engines that the load alone takes, of which the goals are estimated to need the first that meets
+them, or the last."""
+
 BUSY = 0.7
 """Share of an engine's capacity at which windows are measured out."""
 
@@ -27,6 +31,9 @@ WARM, SHORT, LONG = 0.95, 6.0, 20.0
 
 LEAST_SHORT, LEAST_LONG, MOST = 800, 3000, 200_000
 """Requests of a window."""
+
+COLD = 0.25
+"""Largest part of `MOST`, or of the rows of a trace, in which prefix caches may become warm before a window counts."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,9 @@ class Prospect:
         for side, engine, each in zip(
             ("", "decode "), (self.prefill, self.decode), self.rates(candidate, rate), strict=True
         ):
-            if each > BEYOND * engine.capacity:
-                return (
-                    f"saturated: {each:.3g} requests/s at each {side}engine, which is estimated to bear "
-                    f"{engine.capacity:.3g}"
-                )
+            most = engine.ceiling.capacity
+            if each > BEYOND * most:
+                return f"saturated: {each:.3g} requests/s at each {side}engine, which is estimated to bear {most:.3g}"
         return None
 
 
@@ -101,7 +106,7 @@ def prospects(question: Question, given: Sequence[Candidate] = ()) -> tuple[list
         if problem is not None:
             refused.append(Refused(family.name, family, *problem))
             continue
-        own = [only] if only else candidates(question, family, _largest(engines, question.rate))
+        own = [only] if only else candidates(question, family, _largest(engines, question))
         found.append(Prospect(family, engines[0], engines[-1], own))
     return found, refused
 
@@ -126,11 +131,23 @@ def horizon(question: Question, found: Sequence[Prospect]) -> Horizon:
     steps = [_busy_times(prospect) for prospect in found]
     step, prompt = (float(np.median(column)) for column in zip(*steps, strict=True))
     warmup = float(np.quantile(found[0].decode.lengths.answers, WARM)) * step + prompt
-    warmup = float(f"{warmup:.2g}")
-    long = spec.window or _requests(question.rate * LONG * warmup, LEAST_LONG)
+    rows = MOST
     if question.trace is not None and question.trace.prefix_blocks is not None:
-        long = min(long, len(question.trace))  # its rows come once
-    return Horizon(min(_requests(question.rate * SHORT * warmup, LEAST_SHORT), long), long, warmup, spec.span)
+        rows = len(question.trace)  # which come once
+    # The queue that cold caches leave behind drains afterwards, in the warm-up that every system has.
+    cold = min(max(_until_warm(prospect, question.rate) for prospect in found), COLD * rows / question.rate)
+    cold = float(f"{cold:.2g}")
+    more = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
+    warmup = float(f"{warmup:.2g}")
+    long = min((spec.window or _requests(question.rate * LONG * warmup, LEAST_LONG)) + more, rows)
+    short = min(_requests(question.rate * SHORT * warmup, LEAST_SHORT) + more, long)
+    return Horizon(short, long, warmup + cold, spec.span)
+
+
+def _until_warm(prospect: Prospect, rate: float) -> float:
+    """Seconds until the prefix caches of a busy deployment, empty at first, supply what they do in the long run."""
+    engines = (prospect.prefill, prospect.decode)
+    return max(each.requests_until_warm * math.ceil(rate / (BUSY * each.capacity)) / rate for each in engines)
 
 
 def _busy_times(prospect: Prospect) -> tuple[float, float]:
@@ -173,7 +190,18 @@ def _unreachable(goals: Sequence[Goal], prefill: EngineEstimate, decode: EngineE
     return None
 
 
-def _largest(engines: list[EngineEstimate], rate: float | None) -> tuple[int, ...]:
+def _largest(engines: list[EngineEstimate], question: Question) -> tuple[int, ...]:
+    """The largest pools that are tried: `ROOM` times what the load and then the goals are estimated to need."""
+    rate = question.rate
     if rate is None:
         return (64,) * len(engines)
-    return tuple(max(math.ceil(ROOM * rate / engine.capacity), 2) + 2 for engine in engines)
+    loads = [rate / engine.floor.capacity for engine in engines]
+    prefill, decode = engines[0].floor, engines[-1].floor
+
+    def misses(times: float) -> bool:
+        sizes = [max(times * load, 1.0) for load in loads]
+        rates = rate / sizes[0], rate / sizes[-1]
+        return any(estimate(goal, prefill, decode, rates) > 1.0 for goal in question.goals)
+
+    times = next((each for each in TIMES if not misses(each)), TIMES[-1])
+    return tuple(max(math.ceil(ROOM * times * load), 2) + 2 for load in loads)

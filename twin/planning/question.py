@@ -18,24 +18,28 @@ from scenarios.planning import PlanSpec
 from scenarios.plugins import load_plugins
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import OpenLoopSpec
+from twin.planning.prefix_hits import PrefixHits, prefix_hits
 from twin.serving.plan import ServingPlan, StepTimes, make_plan
 from twin.serving.simulation import realisation
 from workloads.errors import BadInput
+from workloads.generator import Workload
 from workloads.rates import peak_of
+from workloads.request import Request
 from workloads.traces import Trace
 
 Document = dict[str, Any]
 
-SAMPLE = 4000
-"""Requests drawn for estimates."""
+SAMPLE, REUSE_SAMPLE = 4000, 40_000
+"""Requests drawn for estimates; of a trace with prefixes, whose reuse is rare at its begin."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompts and answers, tokens, of a sample of the requests."""
+    """Prompts and answers, tokens, of a sample of the requests, and the reuse of blocks of their prompts, if any."""
 
     prompts: NDArray[np.int64]
     answers: NDArray[np.int64]
+    hits: PrefixHits | None = None
 
     @property
     def context(self) -> float:
@@ -130,20 +134,36 @@ class Question:
         return recorded or bool(workload.get("prefixes") or workload.get("sessions"))
 
     def with_prefixes(self, factor: float) -> Question | None:
-        """The same question with longer or shorter shared beginnings of the prompts; None where a trace has them."""
+        """The same question with longer or shorter shared beginnings of the prompts.
+
+        None where a trace has them, or where they would be longer than the prompts.
+        """
         workload = self.document["workload"]
         if not workload.get("prefixes"):
             return None
         prefixes = workload["prefixes"] | {"tokens": max(round(factor * workload["prefixes"]["tokens"]), 1)}
-        return self._with_workload({**workload, "prefixes": prefixes}, f"prefixes x {factor:g}")
+        changed = self._with_workload({**workload, "prefixes": prefixes}, f"prefixes x {factor:g}")
+        try:
+            _workload(changed.document, self.path).build(self.trace)
+        except BadInput:
+            return None
+        return changed
 
     def sample(self, plan: ServingPlan) -> Lengths:
         """Lengths of some requests of a candidate's workload."""
-        shorter = replace(plan, requests=min(SAMPLE, plan.requests))
+        recorded = self.trace is not None and self.trace.prefix_blocks is not None
+        most = REUSE_SAMPLE if recorded else SAMPLE
+        shorter = replace(plan, requests=min(most, plan.requests))
         made = realisation(shorter, 0)
         prompts = np.array([request.prompt_tokens for request, _ in made], dtype=np.int64)
         answers = np.array([min(answer, request.max_tokens) for request, answer in made], dtype=np.int64)
-        return Lengths(prompts, answers)
+        return Lengths(prompts, answers, self._hits([request for request, _ in made], plan))
+
+    def _hits(self, requests: list[Request], plan: ServingPlan) -> PrefixHits | None:
+        if not self.shares_prefixes:
+            return None
+        assert isinstance(plan.workload, Workload)
+        return prefix_hits(requests, plan.scheduler.config.prefix_id_tokens, plan.workload.prefixes)
 
     def _with_workload(self, workload: Document, change: str) -> Question:
         return replace(self, document={**self.document, "workload": workload}, change=change)
@@ -177,6 +197,7 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
         kept = {name: value for name, value in (document.get("workload") or {}).items() if name not in lengths}
         kept["trace"] = {**(kept.get("trace") or {}), "path": str(trace.absolute())}
         document = {**document, "workload": kept}
+    _refuse_unused(settings, spec, path)
     base = {name: value for name, value in document.items() if name not in ("plan", "system", "failures", "measured")}
     workload = _workload(document, path)
     if "requests" not in base["workload"] and workload.trace is None:
@@ -197,6 +218,19 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
         spec = with_bundles(spec, drawn.prompts, drawn.answers, base.get("engine") or {}, path)
         return replace(question, spec=spec)
     return question
+
+
+def _refuse_unused(settings: Settings, spec: PlanSpec, path: Path) -> None:
+    """Refuse a changed `step_time` of the scenario where every kind of engine has its own.
+
+    Raises:
+        BadInput: it would change nothing.
+    """
+    own = [kind.name for kind in spec.engines if kind.step_time is not None]
+    unused = next((key for key in settings if key.partition(".")[0] == "step_time"), None)
+    if unused is not None and own and len(own) == len(spec.engines):
+        expected = f"expected plan.engines.{own[0]}.{unused}, since every kind of engine has step times of its own"
+        raise BadInput(expected, field="--set", value=unused, file=path)
 
 
 def _workload(document: Document, path: Path) -> Any:

@@ -12,6 +12,7 @@ them than the plan's confidence allows is out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,12 +26,12 @@ SEEDS = 4
 """Candidates of the first look: the cheapest of those estimated to meet the goals."""
 
 FINALISTS = 4
-"""Equally good candidates that are settled; the one with the most room to its goals is the first to be confirmed."""
+"""Equally good candidates that are settled; the simplest one is the first to be confirmed."""
 
 TRIED = 12
 """Candidates of one layout and kind that are tried for the table, when all that are cheap enough have failed."""
 
-Key = tuple[float, float]
+Key = tuple[float, ...]
 
 
 @dataclass
@@ -105,11 +106,17 @@ class Search:
         return self.best
 
     def key(self, candidate: Candidate) -> Key:
-        """The objective, to be small, and then the number of devices or the price."""
+        """The objective, to be small, then the number of devices or the price, and then how simple it is."""
         cost = float("inf") if candidate.cost is None else candidate.cost
         if self.question.spec.aim == "gpus":
-            return candidate.gpus, 0.0 if candidate.cost is None else cost
-        return cost, candidate.gpus
+            return candidate.gpus, 0.0 if candidate.cost is None else cost, *candidate.complexity
+        return cost, candidate.gpus, *candidate.complexity
+
+    def undecided(self) -> int:
+        """Candidates that have no final status yet."""
+        statuses, undecided = self.ledger.statuses, ("", "feasible")
+        every = (each.name for prospect in self._prospects.values() for each in prospect.candidates)
+        return sum(statuses.get(name, ("",))[0] in undecided for name in every)
 
     # -- the phases --------------------------------------------------------------------------------------------------
 
@@ -199,17 +206,17 @@ class Search:
                 if doubted := self.judge.doubt(level):
                     self._record_all(doubted)
                     continue
-                level = sorted(level, key=self.judge.hardship)[:FINALISTS]
+                level = sorted(level, key=lambda each: (each.complexity, self.judge.hardship(each)))[:FINALISTS]
                 if doubted := self.judge.doubt(level, long=True):
                     self._record_all(doubted)
                     continue
             looked = self.judge.look(level)
             self._record_all(looked)
             looked = [verdict for verdict in looked if verdict.meets or not verdict.decided]
-            settled = self.judge.settle([each.candidate for each in self._by_room(looked)[:FINALISTS]])
+            settled = self.judge.settle([each.candidate for each in self._simplest(looked)[:FINALISTS]])
             self._record_all(settled)
             promising = [verdict for verdict in settled if verdict.meets or verdict.probability >= PROMISING]
-            for verdict in self._by_room(promising):
+            for verdict in self._simplest(promising):
                 last = self._with_draws(verdict)
                 if last.meets or not last.draws:
                     last = self.confirmer.confirm(last)
@@ -233,10 +240,10 @@ class Search:
             self.judge.with_draws(verdict, RACED) if self.judge.random([candidate]) else self.judge.with_draws(verdict)
         )
 
-    def _by_room(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Those with the most room to their goals first."""
+    def _simplest(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Those that meet their goals first, of these the simplest, and of equally simple ones that with most room."""
         goals = self.question.goals
-        return sorted(verdicts, key=lambda verdict: (-round(verdict.probability, 2), verdict.worst(goals)[0]))
+        return sorted(verdicts, key=lambda each: (not each.meets, each.candidate.complexity, each.worst(goals)[0]))
 
     def _begin_drawing(self) -> None:
         """Take up all that is not ruled out, for the second search."""
@@ -303,25 +310,39 @@ class Search:
             self._recommend(verdict)
 
     def alternatives(self, most: int) -> list[Verdict]:
-        """The recommendation, the best candidates of other layouts and kinds of engines, and given deployments.
+        """The best candidates of other layouts and kinds of engines than the recommendation's; then given deployments.
 
-        From some long windows each; given deployments from as many as a verdict needs.
+        Without a recommendation, those of all groups that come closest to their goals, the closest first. Verdicts are
+        those of the search, on whatever windows it had use for.
         """
         groups: dict[tuple[str, ...], list[Candidate]] = {}
         for prospect in self._prospects.values():
             groups.setdefault(_group(prospect.family), []).extend(prospect.candidates)
-        best = [] if self.best is None else [self.best]
         if self.best is not None:
             del groups[_group(self.best.candidate.family)]
-        given = [each for candidates in groups.values() for each in candidates if each.family.given is not None]
-        found = []
+        own, given = [], []
         for candidates in groups.values():
-            if candidates and candidates[0].family.given is None:
-                verdict = self._known(candidates) or self._next_likely(candidates)
-                found += [] if verdict is None else [verdict]
-        found.sort(key=lambda verdict: (verdict.decided and not verdict.meets, self.key(verdict.candidate)))
-        rivals = [verdict.candidate for verdict in found[: most - len(best)]]
-        return best + self.judge.look(rivals) + self.judge.settle(given)
+            if candidates and candidates[0].family.given is not None:
+                given += [Verdict(each, 0.0, [], True, False, False, "") for each in candidates]
+            elif candidates:
+                verdict = self._known(candidates) or self._next_likely(candidates) or self._closest(candidates)
+                own += [] if verdict is None else [verdict]
+        if self.best is None:
+            own.sort(key=self.distance)
+        else:
+            own.sort(key=lambda verdict: (verdict.decided and not verdict.meets, self.key(verdict.candidate)))
+        return own[:most] + given
+
+    def distance(self, verdict: Verdict) -> tuple[float, ...]:
+        """The ratio of the worst goal to its limit; in the second search an estimate of it under a bad draw."""
+        worst = verdict.worst(self.question.goals)[0] if verdict.windows else math.inf
+        by = round(self._ratio(verdict.candidate), 2) if self._drawing else worst
+        return float(verdict.saturated), by, *self.key(verdict.candidate)
+
+    def _closest(self, candidates: Sequence[Candidate]) -> Verdict | None:
+        """The candidate that was simulated and comes closest to its goals."""
+        verdicts = [verdict for each in candidates if (verdict := self.ledger.verdicts.get(each.name)) is not None]
+        return min(verdicts, key=self.distance, default=None)
 
     def _known(self, candidates: Sequence[Candidate]) -> Verdict | None:
         """The cheapest of some candidates whose simulations do not speak against it."""

@@ -90,6 +90,12 @@ class Candidate:
         return f"{self.family.name} {'+'.join(map(str, self.sizes))}"
 
     @property
+    def complexity(self) -> tuple[int, int, int]:
+        """Small for few pools, then for none whose only engine takes the others down, then for small engines."""
+        alone = sum(count == 1 for count in self.family.engines(self.sizes)) if len(self.sizes) > 1 else 0
+        return len(self.sizes), alone, max((kind.device.count for kind in self.family.kinds), default=0)
+
+    @property
     def devices(self) -> str:
         """The devices in words: `10 = 3×2 P + 2×2 D`, and with an AFD bundle `16 = 2×2 P + (8A+1×4F) D`."""
         kinds, engines = self.family.kinds, self.family.engines(self.sizes)

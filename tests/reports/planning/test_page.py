@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+from rich.console import Console
+
 from reports.planning.page import plan_page
+from reports.planning.table import plan_table
 from tests.reports.pages.page_contents import Tables, columns, models
 from tests.reports.serving.documents import spread
 
@@ -16,7 +20,8 @@ def row(name: str, layout: str, gpus: int, user: float, meets: bool) -> dict[str
         "name": name, "layout": layout, "parallelism": "TP 2", "settings": {"max_num_batched_tokens": 512 * gpus},
         "gpus": gpus, "devices": f"{gpus} = {gpus}×1", "cost_per_hour": None, "cost_per_million_output_tokens": None,
         "output_throughput": 100.0 * gpus, "tokens_per_second_per_gpu": 100.0, "tokens_per_second_per_user": user,
-        "goals": [goal], "probability": 0.97 if meets else 0.1, "meets": meets, "summary": {"ttft": spread(0.16)},
+        "goals": [goal], "probability": 0.97 if meets else 0.1, "sure": 0.95 if meets else None, "meets": meets,
+        "role": "recommended" if meets else "alternative", "routing": "least_loaded", "summary": {"ttft": spread(0.16)},
     }  # fmt: skip
 
 
@@ -32,11 +37,12 @@ def plan(**changes: Any) -> dict[str, Any]:
     ledger = [candidate("a", "feasible", ""), candidate("c", "saturated", "5 requests/s <arrive>")]
     return {
         "schema": "twin.plan/1", "name": "chat", "note": "Simulated.", "answer": "Take 2 GPUs.", "feasible": True,
-        "question": {"goals": {"ttft_p99": 0.5}, "window": {"requests": 1500, "warmup": 1.4}},
+        "question": {"goals": {"ttft_p99": 0.5}, "arrivals": "Poisson arrivals",
+                     "window": {"requests": 1500, "warmup": 1.4}},
         "recommendation": rows[0], "nearest_miss": None, "rows": rows,
         "headroom": {"rate": 12.0, "factor": 1.2, "binds": "ttft_p99", "beyond": "ttft_p99 is 600 ms"},
-        "changes": [{"change": "rate +20 %", "meets": False, "probability": 0.2, "reason": "slow"}],
-        "ledger": ledger, **changes,
+        "changes": [{"change": "rate +20 %", "meets": False, "probability": 0.2, "sure": None, "reason": "slow"}],
+        "evaluated": 1, "ledger": ledger, **changes,
     }  # fmt: skip
 
 
@@ -45,9 +51,32 @@ def test_a_plan_has_its_answer_its_goals_and_what_would_change_it() -> None:
     tables = Tables(page)
     assert tables.loaded == []
     assert "Take 2 GPUs." in page
-    assert ["2 = 2×1", "TP 2", "1024", "0.4 ±0.05 ✓", "97 %"] in tables.rows
-    assert ["rate +20 %", "✗", "20 %", "slow"] in tables.rows
-    assert "It bears 12 requests/s (+20 %). A little above: ttft_p99 is 600 ms." in page
+    assert ["2 = 2×1", "TP 2", "1024", "400 ±50 ms ✓", "95 %", "97 %"] in tables.rows
+    assert ["rate +20 %", "✗", "–", "20 %", "slow"] in tables.rows
+    assert "Max load: 12 requests/s (+20 %). A little above: ttft_p99 is 600 ms." in page
+
+
+def test_prices_are_shown() -> None:
+    rows = [each | {"cost_per_hour": 5.2} for each in plan()["rows"]]
+    assert ["2 = 2×1", "TP 2", "1024", "400 ±50 ms ✓", "5.2", "95 %", "97 %"] in Tables(
+        plan_page(plan(rows=rows), {})
+    ).rows
+
+
+def test_80_columns_keep_the_price_and_the_chosen_settings() -> None:
+    goals = [{"name": name, "limit": 0.5, "value": 0.0154, "interval": [0.0150, 0.0158], "met": True}
+             for name in ("ttft_p99", "itl_p95")]  # fmt: skip
+    priced = {"cost_per_hour": 32.4, "cost_per_million_output_tokens": 0.123, "goals": goals, "devices": "8 = 2×4"}
+    rows = [each | priced for each in plan()["rows"]]
+    question = plan()["question"] | {"goals": {"ttft_p99": 0.5, "itl_p95": 0.5}, "arrivals": "Poisson"}
+    text = io.StringIO()
+    Console(file=text, width=80).print(plan_table(plan(rows=rows, question=question)))
+    (left_out,) = (line for line in text.getvalue().splitlines() if line.startswith("Left out"))
+    assert "$/M tokens" in left_out
+    assert "$/h" not in left_out
+    assert "max_num_batched_tokens" not in left_out
+    for shown in ("$/h", "32.4", "1024", "15.4 ±0.4 ms ✓"):
+        assert shown in text.getvalue()
 
 
 def test_deployments_are_compared_by_throughput_and_interactivity() -> None:

@@ -1,4 +1,4 @@
-"""AIConfigurator's answer as a candidate. The tables here are written after its documented columns, not by the tool."""
+"""AIConfigurator's answer as a candidate. The tables have the columns and names that 0.12 writes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,26 @@ from twin.planning.aiconfigurator_answer import candidates_of_answer
 from workloads.errors import BadInput
 
 AGG: dict[str, Any] = {
-    "model": "Qwen/Qwen3-32B", "isl": 200, "osl": 16, "concurrency": 32, "bs": 16, "ttft": 210.0, "tpot": 22.0,
-    "seq/s": 15.0, "tokens/s": 240.0, "num_total_gpus": 2, "tp": 2, "pp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1,
-    "parallel": "tp2pp1", "gemm": "fp8_block", "kvcache": "fp8", "moe": "bfloat16", "ctx_tokens": 512,
-    "backend": "vllm", "version": "0.24.0", "system": "h200_sxm",
+    "model": "Qwen/Qwen3-32B", "isl": 200, "osl": 16, "prefix": 0, "concurrency": 16, "request_rate": 15.0, "bs": 16,
+    "global_bs": 16, "ttft": 210.0, "tpot": 22.0, "request_latency": 540.0, "encoder_latency": 0,
+    "encoder_memory": 0.0, "seq/s": 15.0, "seq/s/gpu": 7.5, "tokens/s": 240.0, "tokens/s/gpu": 120.0,
+    "tokens/s/user": 45.4, "num_total_gpus": 2, "tp": 2, "pp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1, "cp": 1,
+    "parallel": "tp2pp1dp1etp1ep1", "gemm": "fp8_block", "kvcache": "fp8", "fmha": "bfloat16", "moe": "bfloat16",
+    "comm": "half", "memory": 43.0, "balance_score": 0.076, "num_ctx_reqs": 3.0, "num_gen_reqs": 13.0,
+    "num_tokens": 525.0, "ctx_tokens": 512, "gen_tokens": 13.0, "backend": "vllm", "version": "0.24.0",
+    "system": "h200_sxm", "power_w": 0.0, "tokens/s/gpu_cluster": 120.0,
+}  # fmt: skip
+WORKER: dict[str, Any] = {
+    "pp": 1, "dp": 1, "moe_tp": 1, "moe_ep": 1, "parallel": "tp1pp1dp1etp1ep1", "gemm": "fp8_block", "kvcache": "fp8",
+    "fmha": "bfloat16", "moe": "fp8_block", "comm": "half", "memory": 40.0, "backend": "vllm", "version": "0.24.0",
+    "system": "h200_sxm",
 }  # fmt: skip
 DISAGG: dict[str, Any] = {
-    "model": "Qwen/Qwen3-32B", "isl": 200, "osl": 16, "seq/s": 25.0, "num_total_gpus": 4, "ttft": 90.0, "tpot": 15.0,
-    **{f"(p){key}": value for key, value in (("tp", 1), ("bs", 2), ("workers", 2), ("system", "h200_sxm"))},
-    **{f"(d){key}": value for key, value in (("tp", 2), ("bs", 64), ("workers", 1), ("system", "h200_sxm"))},
+    "model": "Qwen/Qwen3-32B", "isl": 200, "osl": 16, "prefix": 0, "concurrency": 64, "request_rate": 25.0,
+    "seq/s": 25.0, "num_total_gpus": 4, "ttft": 90.0, "tpot": 15.0,
+    **{f"(p){key}": value for key, value in {**WORKER, "tp": 1, "bs": 2, "global_bs": 2, "workers": 2}.items()},
+    **{f"(d){key}": value for key, value in {**WORKER, "tp": 2, "bs": 64, "global_bs": 64, "workers": 1}.items()},
+    "(e)workers": 0, "(e)tp": 0, "power_w": 0.0,
 }  # fmt: skip
 
 
@@ -34,9 +45,10 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_folder_has_a_candidate_of_each_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-32B_h200_sxm_vllm_isl200_osl16_ttft300_tpot40_735296", "Qwen3-32B", ""])
+def test_a_folder_has_a_candidate_of_each_table(name: str, tmp_path: Path) -> None:
     asked = question(document())  # 40 requests a second
-    folder = tmp_path / "Qwen3-32B_isl200_osl16"
+    folder = tmp_path / name
     write(folder / "agg" / "best_config_topn.csv", AGG, {**AGG, "tp": 8})
     write(folder / "disagg" / "best_config_topn.csv", DISAGG)
     write(folder / "agg" / "pareto.csv", AGG)
@@ -54,23 +66,77 @@ def test_a_folder_has_a_candidate_of_each_table(tmp_path: Path) -> None:
     assert decode["engine"]["max_num_seqs"] == 64
 
 
-def test_engines_that_the_plan_lacks_get_step_times_of_data_sheets(tmp_path: Path) -> None:
-    made = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5})
+def without_engines(**plan: Any) -> dict[str, Any]:
+    """A question whose engines have other numbers of GPUs than the answer."""
+    made = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5}, **plan)
     made["engine"] = {key: value for key, value in made["engine"].items() if key != "num_gpu_blocks"}
     made["plan"]["engines"][0]["engine"] = {"num_gpu_blocks": 2000}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (
+            {"model": "openai/gpt-oss-120b", "tp": 1, "dp": 4, "moe_tp": 4, "gemm": "bfloat16", "moe": "w4a16_mxfp4"},
+            {"data_parallel": 4, "expert_parallel": False, "weights": "bf16", "experts": "mxfp4"},
+        ),
+        (
+            {"model": "deepseek-ai/DeepSeek-V3", "tp": 1, "dp": 16, "moe_ep": 16, "moe": "fp8_block"},
+            {"data_parallel": 16, "expert_parallel": True, "weights": "fp8", "experts": "fp8"},
+        ),
+        (
+            {"model": "nvidia/Llama-3.1-70B-Instruct-FP8", "gemm": "fp8_static", "moe": "fp8"},
+            {"data_parallel": 1, "expert_parallel": False, "weights": "fp8", "experts": "fp8"},
+        ),
+        (
+            {"model": "/models/Qwen3-235B-A22B", "tp": 4, "moe_tp": 4, "gemm": "fp8_block", "moe": "fp8_block",
+             "system": "gb200"},
+            {"data_parallel": 1, "expert_parallel": False, "weights": "fp8", "hardware": "gb200"},
+        ),
+    ],
+)  # fmt: skip
+def test_its_model_ids_systems_and_formats_are_known(
+    row: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    file = write(tmp_path / "best_config_topn.csv", AGG | row)
+    (found,) = candidates_of_answer(file, question(without_engines()))
+    assert found.family.given is not None
+    (pool,) = found.family.given.sections["system"]["pools"]
+    assert {key: pool["step_time"][key] for key in expected} == expected
+    assert pool["device"]["count"] == (row.get("tp", 2) * row.get("dp", 1))
+
+
+def test_a_row_whose_experts_are_both_split_and_spread_is_passed_over(tmp_path: Path) -> None:
+    mixed = AGG | {"model": "deepseek-ai/DeepSeek-V3", "tp": 1, "dp": 8, "moe_tp": 2, "moe_ep": 4, "moe": "fp8_block"}
+    file = write(tmp_path / "best_config_topn.csv", mixed, mixed | {"moe_tp": 1, "moe_ep": 8, "bs": 9})
+    (found,) = candidates_of_answer(file, question(without_engines()))
+    assert found.family.given is not None
+    assert found.family.given.sections["engine"]["max_num_seqs"] == 9
+
+
+def test_a_large_batch_of_decodes_has_as_many_tokens_a_step(tmp_path: Path) -> None:
+    file = write(tmp_path / "best_config_topn.csv", DISAGG | {"(d)bs": 3000})
+    (found,) = candidates_of_answer(file, question(document()))
+    assert found.family.given is not None
+    decode = found.family.given.sections["system"]["pools"][1]["engine"]
+    assert (decode["max_num_seqs"], decode["max_num_batched_tokens"]) == (3000, 3000)
+
+
+def test_engines_that_the_plan_lacks_get_step_times_of_data_sheets(tmp_path: Path) -> None:
+    made = without_engines()
     (found,) = candidates_of_answer(write(tmp_path / "best_config_topn.csv", AGG), question(made))
     assert found.family.given is not None
     (pool,) = found.family.given.sections["system"]["pools"]
     step_time = pool["step_time"]
-    assert (step_time["source"], step_time["model"], step_time["hardware"]) == ("roofline", "qwen3-32b", "h200-sxm")
+    assert step_time["source"] == "roofline"
+    assert (step_time["model"], step_time["hardware"]) == ("Qwen/Qwen3-32B", "h200-sxm")
     assert (step_time["weights"], step_time["cache"], step_time["tensor_parallel"]) == ("fp8", "fp8", 2)
     assert found.cost == 6 * 3.5
 
 
 def test_stages_of_the_answer_are_stages_of_the_engine(tmp_path: Path) -> None:
-    made = document(engines=[kind("one", 1, 2.0, 1.0)], prices={"h200-sxm": 3.5})
-    made["engine"] = {key: value for key, value in made["engine"].items() if key != "num_gpu_blocks"}
-    made["plan"]["engines"][0]["engine"] = {"num_gpu_blocks": 2000}
+    made = without_engines()
     row = {**AGG, "pp": 2, "num_total_gpus": 4}
     (found,) = candidates_of_answer(write(tmp_path / "best_config_topn.csv", row), question(made))
     assert found.family.given is not None

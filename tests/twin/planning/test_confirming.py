@@ -32,7 +32,7 @@ class DrawnWindows:
     drawn: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.question = SimpleNamespace(seed=OTHER_SEED, spec=SimpleNamespace(confidence=0.95, replications=20))
+        self.question = SimpleNamespace(seed=OTHER_SEED, spec=SimpleNamespace(reliability=0.95, replications=20))
 
     def random(self, candidates: list[Candidate]) -> bool:
         return True

@@ -71,7 +71,7 @@ def test_the_rate_that_one_server_bears_is_that_of_queueing_theory() -> None:
 
 
 def test_without_a_goal_that_binds_a_queue_ends_the_load() -> None:
-    answer = borne(server({"ttft_p50": 1000.0}))
+    answer = borne(server({"ttft_p50": "1000s"}))
     assert answer["binds"] is None
     assert "saturated" in answer["beyond"]
     assert 0.85 / SERVICE < answer["rate"] < 1.15 / SERVICE  # a growing queue must outgrow chance in 600 requests
@@ -128,6 +128,25 @@ def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
 
+def test_its_row_has_its_own_values_of_what_the_plan_varies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document(layouts=["colocated"], limits={"engines": 3})))
+    engine = SMALL["engine"] | {"max_num_batched_tokens": 4096}
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({**deployment(layout="colocated", replicas=2), "engine": engine})
+    )
+    apart = deployment(**APART) | {"engine": engine}
+    (tmp_path / "apart.yaml").write_text(yaml.safe_dump(apart))
+    command = ["plan", "plan.yaml", "--candidate", "mine.yaml", "--candidate", "apart.yaml", "--brief", "--jobs", "1"]
+    assert run(command) == 0  # with the table and the page, which have a column for each varied field
+    lines = capsys.readouterr().out.splitlines()
+    assert any("given: mine" in line and " 4096 " in line for line in lines)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "given: mine" in (folder / "report.html").read_text()
+
+
 def test_other_pools_than_one_of_each_role_are_refused() -> None:
     pools = [{"name": "a", "role": "both"}, {"name": "b", "role": "both"}]
     made = deployment(layout="pools", pools=pools)
@@ -136,10 +155,10 @@ def test_other_pools_than_one_of_each_role_are_refused() -> None:
 
 
 def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
-    """Prompts of which nine tenths are shared: without hits the engine has many times the work."""
+    """Prompts of which four fifths are shared: without hits the engine has many times the work."""
     made = document(layouts=["colocated"], engines=[kind("one", 1, 2.0, 1.0)], vary={}, limits={"engines": 2})
     workload = {**SMALL["workload"], "prefill": {"distribution": "fixed", "mean": 2000}}
-    prefixes = {"groups": 4, "tokens": 1800}
+    prefixes = {"groups": 4, "tokens": 1600}
     made |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
     plan = planner(made | {"workload": made["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
     plan.run()
@@ -152,3 +171,4 @@ def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
     )
     assert base is not None
     assert less <= base < more < none
+    assert plan.question.with_prefixes(1.3) is None  # 2,080 of 2,000 tokens

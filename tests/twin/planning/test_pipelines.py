@@ -67,6 +67,6 @@ def test_kinds_with_stages_and_their_command() -> None:
     assert kind["device"]["count"] == 8
     assert kind["step_time"]["pipeline_parallel"] == kind["engine"]["pipeline_parallel_size"] == 4
     pool = {**kind, "role": "both", "replicas": 2}
-    words = launch_commands({"pools": [pool]})
+    words = launch_commands({"pools": [pool]}, Path())
     assert "--tensor-parallel-size 2 --pipeline-parallel-size 4" in words
-    assert "--async-scheduling" not in words
+    assert "--no-async-scheduling" in words

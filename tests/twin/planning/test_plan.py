@@ -169,6 +169,16 @@ def test_headroom_and_changes() -> None:
     assert not verdict.meets
 
 
+def test_no_more_windows_come_than_the_bound_says() -> None:
+    made = planner(busy(limits={"engines": 2}))
+    bounds: list[int] = []
+    made.advance = lambda key: bounds.append(made.windows_left())
+    made.run()
+    assert len(bounds) > 20
+    assert all(1 + index + left >= len(bounds) for index, left in enumerate(bounds))
+    assert bounds[-1] < bounds[0]
+
+
 def test_the_most_throughput_on_given_devices() -> None:
     made = busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"])
     answer = planner(made).run()

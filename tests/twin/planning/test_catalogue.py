@@ -1,0 +1,118 @@
+"""Questions without a file: names, formats as published, and settings that take effect or are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reports.planning.table import ledger_lines
+from tests.twin.planning.scenarios import document
+from twin.cli import run
+from twin.planning.answer import untried
+from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
+from twin.planning.question import read_question
+from twin.planning.space import document as candidate_document
+from twin.planning.space import families
+from workloads.errors import BadInput
+
+GOALS = {"ttft_p99": 2.0, "tpot_mean": 0.06}
+
+
+def scenario(model: str, gpu: str = "h100", **fields: Any) -> dict[str, Any]:
+    asked = CatalogueQuestion(
+        model, [gpu], GOALS, 1.0, prompt_tokens=500, answer_tokens=50, layouts=("colocated",), **fields
+    )
+    return scenario_of(asked)
+
+
+def weights_on_each(made: dict[str, Any], settings: dict[str, Any] | None = None) -> dict[str, float]:
+    """Bytes of weights on a device of each kind of engine that can be had."""
+    question = read_question(made, of_every_engine(settings or {}, made), Path("plan"))
+    found = {}
+    for family in families(question):
+        try:
+            plan = question.plan(candidate_document(question, family, (1,)))
+        except BadInput:
+            continue
+        known = plan.step_time.measured_deployment()
+        assert known is not None
+        assert known.weights is not None
+        found[family.kinds[0].name] = known.weights
+    return found
+
+
+@pytest.mark.parametrize("weights", [None, "mxfp4"])
+def test_gpt_oss_fits_on_one_gpu_as_it_is_published(weights: str | None) -> None:
+    for model in ("gpt-oss-120b", "openai/gpt-oss-120b"):
+        found = weights_on_each(scenario(model, weights=(weights,)))
+        assert found["tp1"] == pytest.approx(65.2e9, rel=0.01)
+        assert found.keys() == {"tp1", "tp2", "tp4", "tp8"}
+    assert weights_on_each(scenario("gpt-oss-120b", weights=("bf16",))).keys() == {"tp4", "tp8"}
+
+
+def test_deepseek_r1_fits_on_eight_h200() -> None:
+    assert weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200")).keys() == {"tp8"}
+    assert not weights_on_each(scenario("deepseek-ai/DeepSeek-R1", "h200", weights=("bf16",)))
+
+
+def test_a_setting_of_the_step_times_is_one_of_every_engine() -> None:
+    bf16 = scenario("gpt-oss-120b", weights=("bf16",))
+    assert "tp1" in weights_on_each(bf16, {"step_time.experts": "mxfp4"})
+
+
+def test_a_setting_that_no_engine_reads_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
+    assert run(["plan", "plan.yaml", "--set", "step_time.overhead=1", "--jobs", "1"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert "--set: got 'step_time.overhead', expected plan.engines.one.step_time.overhead" in told
+
+
+@pytest.mark.parametrize("flag", ["--weights", "--cache", "--tensor-parallel", "--layout", "--chunk", "--gpu"])
+def test_flags_of_a_question_without_a_file_are_refused_beside_one(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(document()))
+    assert run(["plan", "plan.yaml", flag, "1", "--jobs", "1"]) == 2
+    assert f"{flag}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "told"),
+    [
+        ("llama-3.4-70b", "h200", r"--model: got 'llama-3.4-70b', expected .*\(did you mean llama-3.3-70b\?\)"),
+        ("llama-3.3-70b", "h20", r"--gpu: got 'h20', expected .*\(did you mean h200-sxm\?\)"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(model: str, gpu: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        scenario(model, gpu)
+
+
+def test_a_price_goes_by_the_name_that_was_given_or_meant() -> None:
+    for name in ("h200", "h200-sxm"):
+        assert scenario("qwen3-4b", "h200", prices={name: 3.5})["plan"]["prices"] == {"h200-sxm": 3.5}
+
+
+def test_engines_that_were_not_tried_are_said_where_they_matter() -> None:
+    def told(model: str, settings: dict[str, Any] | None = None) -> list[str]:
+        return untried(read_question(scenario(model, "h200"), settings or {}, Path("plan")))
+
+    (latent,) = told("deepseek-v3")
+    assert latent.startswith("Engines with data-parallel attention and spread experts were not tried: deepseek-v3")
+    assert latent.endswith("each has a whole copy of its latent KV cache.")
+    (sparse,) = told("qwen3-30b-a3b")
+    assert "latent" not in sparse
+    assert told("llama-3.3-70b") == []
+    spread = {"plan.engines.tp2.step_time.data_parallel": 4, "plan.engines.tp2.engine.data_parallel_size": 4}
+    assert told("deepseek-v3", spread) == []
+    alone = read_question(scenario("gpt-oss-20b", degrees=(1,)), {}, Path("plan"))
+    assert untried(alone) == []  # nothing is split
+    ended = {"ledger": [{"status": "infeasible", "reason": "slow"}], "evaluated": 1, "notes": [latent]}
+    assert ledger_lines(ended)[1:] == ["1 infeasible; for example: slow", latent]
