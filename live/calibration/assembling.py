@@ -32,6 +32,8 @@ from live.calibration.operations import via
 from live.device import device_name, versions
 from reports.records.checkout import commit
 from schedulers.batches import Batch, Chunk
+from schedulers.sequence import Sequence as EngineSequence
+from workloads.request import Request
 
 CLOSE, CLOSE_IN_NOISE = 0.05, 0.1
 """Allowed median held-out error; the second applies if rounds differ by more than the first."""
@@ -237,7 +239,7 @@ def attention_seconds(
 
 def step_batch(chunk: int, before: int, decodes: int, context: int) -> Batch:
     """A batch of these sizes for latency models, which do not look at its sequences."""
-    sequence = cast(Any, None)
+    sequence = EngineSequence(Request(0, 0.0, chunk, 1), 0, one_shot=False)
     chunks = [Chunk(sequence, chunk, before, last=True)] if chunk else []
     return Batch(chunks, [sequence] * decodes, decodes * context, context if decodes else 0)
 

@@ -39,7 +39,7 @@ def serve_live(
     Prints one line when it accepts requests. On SIGTERM or Ctrl-C, running requests finish, new ones are refused, and
     the exit code is 0. A second signal ends the server at once, with code 1 if requests were cut off.
     """
-    from workloads.errors import BadInput
+    from workloads.errors import missing_extra
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported, which reads it then
     try:
@@ -50,7 +50,7 @@ def serve_live(
         from live.server.loading import build_text
         from live.server.topology import is_topology, refuse, serve_scenario
     except ImportError as error:
-        raise BadInput(f"expected the extra [live] to be installed ({error})") from None
+        raise missing_extra("live", error) from None
     use_threads(model.threads, "--threads")
     config = _server_config(model.name, server)
     dtype = model.dtype or DEFAULT_DTYPE[model.device]

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from reports.layout import bullets, percent, sections, table
+from reports.validation.verdict import contention_line, verdict_line
 
 Document = dict[str, Any]
 
@@ -31,6 +32,7 @@ def bundle_table(document: Document) -> Group:
     titled.append(("Best ratio", _best(document)))
     missed = document["missed"]
     titled.append(("Goals that the prediction misses", bullets(missed) if missed else Text("none")))
+    titled.append(("", Text(verdict_line(document))))
     return sections(titled)
 
 
@@ -43,6 +45,7 @@ def headline(document: Document) -> list[str]:
         f"B = {system['batch_size']}, {system['microbatches']} microbatches, {scenario['requests']} requests a"
         f" repeat, {scenario['repeats']} repeats",
         f"clock: {document['clock']} (CPU time of each role's own computation). {document['note']}",
+        *contention_line(document),
     ]
 
 

@@ -9,6 +9,7 @@ from reports.pages.charts import Curve, curves, distribution
 from reports.pages.fields import LATENCIES
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 from reports.validation.table import arriving, clock_of
+from reports.validation.verdict import verdict_parts
 
 if TYPE_CHECKING:
     from reports.pages.frame import Part
@@ -20,8 +21,8 @@ SIDES = {"live": ("measured", MEASURED), "twin": ("forecast", PREDICTED)}
 
 
 def validation_charts(document: Document) -> list[Part]:
-    """Latency distributions of each load, and requests in the system and the machine's slowdown over time."""
-    parts: list[Part] = []
+    """The verdict; latency distributions of each load, requests in the system, the machine's slowdown over time."""
+    parts = verdict_parts(document)
     for load in document["loads"]:
         rate = f"{load['rate']:.1f} {arriving(document)}/s"
         parts.append(f"<h2>Load {load['load']:g}: {rate}; clock: {clock_of(document)}</h2>")
@@ -30,7 +31,7 @@ def validation_charts(document: Document) -> list[Part]:
 
 
 def bundle_charts(document: Document) -> list[Part]:
-    """Throughput, TPOT and idle shares over the ratio, and tokens over time at the measured optimum."""
+    """The verdict; throughput, TPOT and idle shares over the ratio, and tokens over time at the measured optimum."""
     entries = document["ratios"]
     theories = [
         Curve(label, _ratios(entries), [entry["theory"][name] for entry in entries], colour, "dashed")
@@ -48,7 +49,7 @@ def bundle_charts(document: Document) -> list[Part]:
     line = document["timelines"][str(best)]
     found = [Curve(label, line["time"], line[side], colour) for side, (label, colour) in SIDES.items()]
     charts.append(curves(f"Tokens over time, {best}A-1F", found, "time, s", "tokens"))
-    return [f"<p class='note'>Clock: {document['clock']}.</p>", charts]
+    return [*verdict_parts(document), f"<p class='note'>Clock: {document['clock']}.</p>", charts]
 
 
 def _latencies(load: Document) -> list[Any]:

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from reports.layout import bullets, milliseconds, percent, sections, table
+from reports.validation.verdict import contention_line, verdict_line
 
 Document = dict[str, Any]
 
@@ -44,6 +45,7 @@ def validation_table(document: Document) -> Group:
         titled.append(("Coverage", Text(coverage(document))))
     missed = document["missed"]
     titled.append(("Goals that the forecast misses", bullets(missed) if missed else Text("none")))
+    titled.append(("", Text(verdict_line(document))))
     return sections(titled)
 
 
@@ -72,6 +74,7 @@ def headline(document: Document) -> list[str]:
         f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
         f"clock: {CLOCKS[clock_of(document)]}",
         *_machine_speed(document),
+        *contention_line(document),
     ]
 
 

@@ -12,7 +12,7 @@ independent witnesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,10 @@ class Observations:
     begin: Floats
     end: Floats
     floor: Floats
+
+    def where(self, rows: NDArray[np.bool_]) -> Observations:
+        """The durations that a mask of shape (m,) selects."""
+        return Observations(**{name: column[rows] for name, column in vars(self).items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +122,12 @@ def estimate(observed: Observations, linearise: Linearise, count: int) -> Poster
         scores = np.mean(path[-AVERAGED:], axis=0)
     found = _solve(observed, *linearise(scores), scores, alike)
     return Posterior(scores, found.covariance, found.information, found.noise, rounds)
+
+
+def unlearned(found: Posterior) -> Posterior:
+    """The scores before the run, with what it would have told."""
+    count = len(found.estimate)
+    return replace(found, estimate=np.zeros(count), covariance=np.eye(count))
 
 
 def _solve(observed: Observations, predicted: Floats, jacobian: Floats, scores: Floats, alike: Floats) -> Posterior:

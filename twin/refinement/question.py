@@ -116,10 +116,14 @@ def chosen_unknowns(step_time: StepTime, factors: Sequence[str]) -> list[Unknown
     return [unknown for unknown in unknowns if not factors or unknown.name in factors]
 
 
-def require_information(found: Posterior, names: Sequence[str], question: Question) -> None:
-    """Refuse a run that shows nothing, and chosen factors that it does not tell apart."""
+def require_information(found: Posterior, names: Sequence[str], question: Question, doubt: str = "") -> None:
+    """Refuse a run that shows nothing, and chosen factors that it does not tell apart.
+
+    `doubt`: why it may show nothing; such as steps that take less time than the scenario's GPU needs at its peaks.
+    """
     if float(np.linalg.eigvalsh(found.information)[-1]) < NOTHING:
-        expected = "expected a run that shows some of the factors; it changes none of their deviations by half"
+        why = doubt or "it changes none of their deviations by half"
+        expected = f"expected a run that shows some of the factors; {why}"
         raise BadInput(expected, field="--run", value=str(question.run))
     if not question.factors:
         return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latency_models.origin import same_model
 from latency_models.sources.refined.step_time import RefinedStepTime
 from scenarios.overrides import Settings
 from scenarios.serving import ServingScenario, check_scenario
@@ -18,7 +20,7 @@ from twin.recording.scrapes import is_scrapes
 from twin.refinement import request_times, step_times
 from twin.refinement.by_means import refine_by_means
 from twin.refinement.measured_run import MeasuredRun, read_measured_run
-from twin.refinement.posterior import estimate
+from twin.refinement.posterior import estimate, unlearned
 from twin.refinement.question import (
     Advance,
     Question,
@@ -45,8 +47,18 @@ SHARE = 0.2
 """The first requests of a run that are fitted, unless stated; a tenth of a log of steps."""
 SHARE_OF_STEPS = 0.1
 
+WARM_UP = 10
+"""First requests of a run that are not compared, at most a quarter of the fitted ones: an engine's first steps are
+slower."""
+
 DRAWS = 12
 """Draws of the refined model for its intervals of the held-out requests."""
+
+FAR = 2.0
+"""A factor between measured and predicted times that no error of a right scenario's step times explains."""
+
+DEPLOYMENT = ("hardware", "model", "weights", "tensor_parallel", "path")
+"""Fields of `step_time` that say what was measured, in most sources."""
 
 DRIFT = 0.005
 """Least deviation of a refined engine from itself an hour later."""
@@ -63,10 +75,30 @@ def refine(question: Question, advance: Advance = lambda text: None) -> Refineme
             that shows none of them.
     """
     if _is_step_log(question.run):
-        return _refine_by_steps(question, advance)
-    if is_scrapes(question.run):
-        return refine_by_means(question, advance)
-    return _refine_by_requests(question, advance)
+        found = _refine_by_steps(question, advance)
+    elif is_scrapes(question.run):
+        found = refine_by_means(question, advance)
+    else:
+        found = _refine_by_requests(question, advance)
+    doubt = _other_deployment(found.document, found.file["step_time"])
+    return replace(found, notes=[*found.notes, doubt]) if doubt else found
+
+
+def _other_deployment(document: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    """A note where the run is so far from the scenario that it is likely of another GPU, model or split; else empty."""
+    rows = document.get("fit") or document["rest"] or {}
+    name, error = next(
+        ((name, rows[name]["before_error"]) for name in ("tpot.mean", "itl.mean", "step") if name in rows), ("", 0.0)
+    )
+    times = 1 / (1 + error)
+    if 1 / FAR < times < FAR:
+        return ""
+    fields = [f"step_time.{each} ({section[each]})" for each in DEPLOYMENT if section.get(each) is not None]
+    what = "step time" if name == "step" else name.removesuffix(".mean").upper()
+    return (
+        f"measured {what} is {times:.2g} times the predicted one: the run is likely of another GPU, model or split "
+        f"than the scenario; check {', '.join(fields) or 'step_time'}"
+    )
 
 
 def _is_step_log(run: Path) -> bool:
@@ -85,7 +117,10 @@ def _refine_by_requests(question: Question, advance: Advance) -> Refinement:
     unknowns = chosen_unknowns(step_time, question.factors)
     names = [unknown.name for unknown in unknowns]
     simulated = request_times.requests_before(run, fitted)
-    observed = request_times.observe(run, fitted)
+    warm_up = min(WARM_UP, fitted // 4)
+    compared = request_times.compared(run, fitted, warm_up)
+    observed = request_times.observe(run, fitted).where(compared)
+    notes.append(f"the first {warm_up} requests are left out as the engine's warm-up")
     if len(observed.measured) > MOST_FITTED:
         expected = f"expected fewer requests to fit: {len(observed.measured)} durations, at most {MOST_FITTED}"
         raise BadInput(expected, field="--first", value=fitted)
@@ -94,18 +129,26 @@ def _refine_by_requests(question: Question, advance: Advance) -> Refinement:
         advance("simulating")
         steps = StepDerivatives(plan, names, named_scores(names, scores))
         there = simulate_requests(plan, named_scores(names, scores), simulated, steps.watch)
-        return request_times.predicted(there, run, fitted), request_times.derivatives(there, steps, run, fitted)
+        jacobian = request_times.derivatives(there, steps, run, fitted)
+        return request_times.predicted(there, run, fitted)[compared], jacobian[compared]
 
-    found = estimate(observed, linearise, len(names))
-    require_information(found, names, question)
-    refined = refined_model(step_time, names, found, DRIFT)
-    results = _request_errors(plan, refined, run, fitted, advance)
+    learned = found = estimate(observed, linearise, len(names))
+    parts = slice(warm_up, fitted), slice(fitted, None)
+    results = _request_errors(plan, refined_model(step_time, names, found, DRIFT), run, parts, advance)
+    if _off(results["fit"], "after") > _off(results["fit"], "before"):
+        notes.append(
+            "the fit is further from the means of its own requests than before: step times are left as they were"
+        )
+        found = unlearned(found)
+        results = _request_errors(plan, refined_model(step_time, names, found, DRIFT), run, parts, advance)
     rest = results["rest"] or {}
     drift = max(DRIFT, abs(math.log1p(rest["tpot.mean"]["after_error"])) if "tpot.mean" in rest else 0.01)
     document = refinement_document(question, "requests", unknowns, found) | {
-        "fitted": fitted, "held_out": len(run) - fitted, "settings": read, **results,
+        "fitted": fitted, "warm_up": warm_up, "held_out": len(run) - fitted, "settings": read, **results,
     }  # fmt: skip
-    return Refinement(document, refined_file(plan.scenario, names, found, drift, document), notes)
+    file = refined_file(plan.scenario, names, found, drift, document)
+    require_information(learned, names, question, _other_deployment(document, file["step_time"]))
+    return Refinement(document, file, notes)
 
 
 def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
@@ -115,6 +158,11 @@ def _refine_by_steps(question: Question, advance: Advance) -> Refinement:
     plan = make_plan(scenario, question.path.parent, scenario.workload.read_trace(question.path.parent))
     step_time = one_step_time(plan)
     log = read_step_log(question.run).executed()
+    known = step_time.measured_deployment()
+    name = "" if known is None else known.model.name if known.model is not None else known.origin.model
+    if not same_model(name, log.origin.model):
+        expected = f"expected a log of {name}, as the scenario's step_time is for"
+        raise BadInput(expected, field="model", value=log.origin.model, file=question.run)
     early = _early(log.run, question.first)
     fitted = int(early.sum())
     if not 2 <= fitted <= MOST_FITTED:
@@ -192,9 +240,9 @@ def _own_trace(scenario: ServingScenario, base: Path, run: MeasuredRun) -> Trace
 
 
 def _request_errors(
-    plan: ServingPlan, refined: RefinedStepTime, run: MeasuredRun, fitted: int, advance: Advance
+    plan: ServingPlan, refined: RefinedStepTime, run: MeasuredRun, slices: tuple[slice, slice], advance: Advance
 ) -> dict[str, Any]:
-    """Mean latencies of the fitted requests and of the rest, before and after, with 95 % intervals after."""
+    """Mean latencies of the compared requests and of the rest, before and after, with 95 % intervals after."""
     after_plan = plan.with_step_time(refined)
     before, after = (simulate_requests(each, {}, len(run)) for each in (plan, after_plan))
     draws = []
@@ -202,8 +250,15 @@ def _request_errors(
         advance("drawing")
         model = refined.draw(np.random.default_rng([plan.scenario.seed, i, 2]))
         draws.append(simulate_requests(plan.with_step_time(model), {}, len(run)))
-    parts: dict[str, Any] = {"fit": slice(0, fitted), "rest": slice(fitted, None) if fitted < len(run) else None}
+    fit, rest = slices
+    parts: dict[str, Any] = {"fit": fit, "rest": rest if rest.start < len(run) else None}
     return {name: None if part is None else _errors(run, part, before, after, draws) for name, part in parts.items()}
+
+
+def _off(errors: dict[str, Any], when: str) -> float:
+    """The mean distance of predicted from measured means of TTFT and TPOT, as logarithms."""
+    known = [errors[name] for name in ("ttft.mean", "tpot.mean") if name in errors]
+    return sum(abs(math.log1p(row[f"{when}_error"])) for row in known) / len(known)
 
 
 def _errors(

@@ -117,6 +117,12 @@ def observe(run: MeasuredRun, first: int) -> Observations:
     )
 
 
+def compared(run: MeasuredRun, first: int, warm_up: int) -> NDArray[np.bool_]:
+    """Mask of the durations that `observe` lists: those of requests after the first `warm_up`."""
+    several = np.flatnonzero((run.answers[:first] > 1) & (run.decoding[:first] > 0))
+    return np.asarray(np.concatenate([np.arange(first), several]) >= warm_up)
+
+
 def predicted(times: RequestTimes, run: MeasuredRun, first: int) -> Floats:
     """Logarithms of the simulated durations that `observe` lists."""
     several = np.flatnonzero((run.answers[:first] > 1) & (run.decoding[:first] > 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +35,7 @@ def batches(log: StepLog) -> list[Batch]:
 
 def _batch(decodes: int, kv: int, prompts: int, prompt_tokens: int) -> Batch:
     # Latency models count sequences and look at none.
-    running = cast("Sequence[Running]", range(decodes))
+    running = [Running(Request(0, 0.0, 1, 1), 0, one_shot=False)] * decodes
     tokens = max(kv - prompt_tokens, decodes) if decodes else 0
     longest = -(-tokens // decodes) if decodes else 0
     if not prompt_tokens:

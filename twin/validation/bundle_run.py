@@ -25,6 +25,7 @@ from twin.afd.role_times import Part, RecordedWork, RoleTimes, SampledWork, Time
 from twin.validation.bundle_compare import compare_ratios
 from twin.validation.bundle_recordings import read_stretches, read_times, write_stretches, write_times
 from twin.validation.bundle_theory import theory_curves
+from twin.validation.contention import ContentionMeter
 from twin.validation.run import blamed_on
 
 SCHEMA = "twin.bundle-validation/1"
@@ -125,7 +126,7 @@ class BundleValidation:
             return read_stretches(profiling), read_times(live)
         self.note(f"profiling and running {x}A-1F, repeat {repeat + 1} of {self.scenario.repeats}")
         supplies = workload_supply(self.scenario, x, repeat), profiling_supply(self.scenario, x, repeat)
-        with blamed_on("workload"):
+        with blamed_on("workload"), ContentionMeter() as meter:
             measured, profiled = self.backend.run_in_turns(
                 x, [(each.prefill, each.decode, each.completions or 0) for each in supplies]
             )
@@ -133,7 +134,8 @@ class BundleValidation:
         RoleBundle(self._config(x), replace(supplies[1], completions=len(profiled.times.ids)), recorded).run()
         write_stretches(profiling, recorded.timed)
         write_times(live, measured.times)
-        self.run.add_point(name, {"stretches": len(recorded.timed), "requests": len(measured.times.ids)})
+        counts = {"stretches": len(recorded.timed), "requests": len(measured.times.ids)}
+        self.run.add_point(name, {**counts, "contention": meter.document})
         return recorded.timed, measured.times
 
     def _predict(self, times: RoleTimes, x: int, repeat: int) -> tuple[BundleMetrics, BundleTimes]:

@@ -24,6 +24,7 @@ from latency_models.sources.engine_regression.step_time import EngineRegression
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.validation.backend import Backend, ProfiledRounds
+from twin.validation.contention import ContentionMeter
 from twin.validation.machine_speed import normalised_steps, reference_seconds
 from twin.validation.recordings import ProfilingRecording
 
@@ -75,11 +76,13 @@ class ProfiledStepModel:
         rounds = self._rounds[number - 1]
         self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
         spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
-        profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED + number - 1)
+        with ContentionMeter() as meter:
+            profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED + number - 1)
         part = ProfilingRecording(profiled.rounds, profiled.readings, profiled.frontend)
         part.write(folder)
         steps = sum(map(len, part.rounds))
-        self._run.add_point(name, {"rounds": rounds, "steps": steps, "frontend": dict(part.frontend)})
+        point = {"rounds": rounds, "steps": steps, "frontend": dict(part.frontend), "contention": meter.document}
+        self._run.add_point(name, point)
         self._parts.append(part)
 
     def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:

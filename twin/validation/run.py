@@ -26,6 +26,7 @@ from twin.serving.timeseries import curve
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Requests
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary
+from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.drafting import measured_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
@@ -230,12 +231,13 @@ def _replay(
 ) -> Recording:
     """Replay one repeat, and keep it in the run folder."""
     scheduler = plan.scheduler
-    with blamed_on("workload"):
+    with blamed_on("workload"), ContentionMeter() as meter:
         replayed = backend.replay(scheduler, requests_of(plan, repeat))
     recording = Recording.of(replayed, scheduler.config.block_size)
     recording.write(run.path / "live" / name)
     model.keep_beside(name, replayed.profiled)
-    run.add_point(name, {"requests": plan.requests, "steps": len(recording.steps)})
+    point = {"requests": plan.requests, "steps": len(recording.steps), "contention": meter.document}
+    run.add_point(name, point)
     return recording
 
 

@@ -49,7 +49,7 @@ class RoutedEngine:
     Attributes:
         rank: the engine's. view: what it has told of its prefix cache.
         load: prompt tokens plus output limits of its unfinished requests. speed: 1, since all are on alike devices.
-        free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
+        num_running, free_blocks, preemptions, prefill_tokens, cached_tokens: as of its latest report.
         requests: its unfinished requests by id, each with its share of the load.
         outbox: requests with the mode in which it takes them. aborts, sends: ids, and ids with ranks, of its next WORK.
     """
@@ -59,7 +59,7 @@ class RoutedEngine:
         self.view = CacheView(config.prefix_id_tokens, delay)
         self.speed = 1.0
         self._clock = clock
-        self.load = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
+        self.load = self.num_running = self.preemptions = self.prefill_tokens = self.cached_tokens = 0
         self.requests: dict[int, int] = {}
         self.outbox: list[tuple[Generation, int]] = []
         self.aborts: list[int] = []
@@ -70,6 +70,11 @@ class RoutedEngine:
     def index(self) -> int:
         """The rank."""
         return self.rank
+
+    @property
+    def num_waiting(self) -> int:
+        """Unfinished requests that were not running at its latest report."""
+        return max(len(self.requests) - self.num_running, 0)
 
     def cached_prefix_tokens(self, request: Request) -> int:
         """Leading prompt tokens of a request that are in its prefix cache, as far as it has told."""
@@ -221,7 +226,12 @@ class Frontend(FrontRole):
     def _read(self, report: Message) -> Progress:
         """Take an engine's report; prompts that are complete go to a decode engine."""
         engine = self.engines[report.fields[0]]
-        _, engine.free_blocks, engine.preemptions, engine.prefill_tokens, engine.cached_tokens = report.fields
+        _, running, free_blocks, preemptions, prefill_tokens, cached_tokens = report.fields
+        engine.num_running = running
+        engine.free_blocks = free_blocks
+        engine.preemptions = preemptions
+        engine.prefill_tokens = prefill_tokens
+        engine.cached_tokens = cached_tokens
         now = self._transport.clock()
         advanced, finished = [], []
         for request_id, token, code in report.tensors[0].tolist():

@@ -12,7 +12,7 @@ from live.models.config import ModelConfig
 from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
-from schedulers.routing import CACHE_BLIND
+from schedulers.routing import reads_caches
 
 WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED, LOGPROBS = range(2, 10)
 """Kinds of messages.
@@ -20,7 +20,8 @@ WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED, LOGPROBS = range(2, 10)
 WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent, as
     far as it is computed and as more is. A request for a decode engine without its first token: blocks are to be
     reserved for its prompt, which is being computed.
-REPORT, engine to front: its rank, free KV blocks, preemptions, prompt tokens computed, and cached; new tokens.
+REPORT, engine to front: its rank, running requests, free KV blocks, preemptions, prompt tokens computed, and cached;
+    new tokens.
 SENT, engine to front: its rank, a request, and 1 if all of its KV is on its way, 0 if no more will be.
 BLOCKS, prefill to decode: a request id, and whether more will come (`MORE`, `LAST`, `GIVEN_UP`); KV blocks.
 EVENTS, engine to front: its rank; of each change of its prefix cache whether a block was cached, and its hash.
@@ -83,7 +84,7 @@ class PoolsLayout:
     @property
     def kv_events(self) -> bool:
         """True if engines report changes of their prefix caches to the front, because the router may look at them."""
-        return self.routing not in CACHE_BLIND
+        return reads_caches(self.routing)
 
     def senders(self, rank: int) -> tuple[int, ...]:
         """The ranks that send KV caches to a rank: the prefill engines of its models, if it is a decode engine."""
@@ -129,7 +130,7 @@ def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> 
                 Payload(torch.int64, IDS_AT_ONCE, (2,)),
             ),
         ),
-        REPORT: Form(5, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
+        REPORT: Form(6, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
         LOGPROBS: logprobs_form(sequences),
         SENT: Form(3),
         BEGUN: Form(2),

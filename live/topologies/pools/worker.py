@@ -130,7 +130,8 @@ class EngineWorker:
         self._departures.finish(generation.request.id for generation in result.finished)
         if self._events is not None:
             self._tell(self._events.take())
-        counts = core.kv_cache.num_free_blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
+        blocks = core.kv_cache.num_free_blocks
+        counts = core.num_running, blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
         advanced = result.progress.advanced
         if logprobs := pack_logprobs(advanced):
             self._transport.send(FRONT, Message(LOGPROBS, (), logprobs))

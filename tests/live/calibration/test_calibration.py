@@ -16,12 +16,14 @@ from latency_models.sources.calibration_file.file_format import MeasuredCalibrat
 from latency_models.sources.kernel_tables.links import note, resolve
 from latency_models.sources.kernel_tables.parallel import Communication
 from live.calibration import calibrate as calibration
+from live.calibration.assembling import step_batch
 from live.calibration.collectives import measure_link, rank_counts
 from live.calibration.grid import LINEAR
 from live.calibration.journal import Journal
 from live.calibration.measuring import Plan
 from live.calibration.messages import round_trips
 from schedulers.batches import Batch
+from schedulers.sequence import Sequence
 from twin.cli import run
 from workloads.errors import BadInput
 
@@ -190,8 +192,6 @@ def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
     def with_steps(case: Case) -> float:
         if case.operation != "whole_step":
             return made_up(case)
-        from live.calibration.assembling import step_batch
-
         sizes = case.sizes
         return OVERHEAD + 1.25 * bare.seconds(step_batch(sizes["chunk"], 0, sizes["decodes"], sizes["context"]))
 
@@ -202,6 +202,12 @@ def test_overhead_is_what_whole_steps_take_more(tmp_path: Path) -> None:
     assert made.step_time().seconds(Batch([], [None], 64, 64)) == pytest.approx(
         OVERHEAD + 1.25 * bare.seconds(Batch([], [None], 64, 64))
     )
+
+
+def test_batches_of_sizes_hold_sequences() -> None:
+    batch = step_batch(16, 32, 2, 64)
+    assert {type(sequence) for sequence in (batch.chunks[0].sequence, *batch.decodes)} == {Sequence}
+    assert (batch.tokens, batch.decode_kv, batch.chunks[0].context) == (18, 128, 32)
 
 
 def test_tables_of_compensated_layers(plan: Plan, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from reports.serving.sweep_table import sweep_table
 from reports.serving.table import change, footnote, headline, simulation_table, warnings
+from reports.settings import in_words, varying
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
 
 
@@ -204,7 +205,13 @@ def test_what_lies_outside_is_said_once() -> None:
     document = sweep()
     document["points"][0]["outside"] = {"kv_tokens": 70000.0}
     assert warnings(document["points"][0]) == [told]
-    assert shown(sweep_table(document)).count(told.split()) == 1
+    document["points"][1]["step_time"]["notes"] = ["assumed: LoRA"]
+    text = " ".join(printed(sweep_table(document)))
+    assert text.count(told) == 1
+    first, second, _, last = (in_words(each["settings"], varying([p["settings"] for p in document["points"]]))
+                     for each in document["points"])  # fmt: skip
+    assert f"{first}; {last}: {told}" in text
+    assert f"{second}: assumed: LoRA" in text
     assert warnings(simulation()) == []
     assert told.split() in shown(simulation_table(simulation(outside={"kv_tokens": 70000.0})))
 

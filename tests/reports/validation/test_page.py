@@ -21,7 +21,10 @@ def load(**changes: Any) -> dict[str, Any]:
 
 
 def test_both_sides_of_each_load_are_drawn() -> None:
-    page = whole_page("validation", validation_charts({"loads": [load(), load(machine_speed=None)]}), {})
+    page = whole_page(
+        "validation", validation_charts({"missed": ["TTFT"], "loads": [load(), load(machine_speed=None)]}), {}
+    )
+    assert page.index("<li>TTFT</li>") < page.index("<h2>Load")
     drawn = columns(page)
     pairs = [(each["x"], each["y"]) for each in drawn if "y" in each]
     assert pairs.count(([0.1, 0.2, 0.4], [0, 50, 100])) == 2
@@ -42,6 +45,7 @@ def test_bundles_are_drawn_over_their_ratios() -> None:
 
     document = {
         "clock": "direct",
+        "missed": [],
         "ratios": [entry(1), entry(2)],
         "best_ratio": {"measured": 2},
         "timelines": {"2": {"time": [0.0, 1.0], "live": [0, 50], "twin": [0, 60]}},

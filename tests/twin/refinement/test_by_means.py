@@ -15,7 +15,7 @@ from twin import cli
 from twin.serving.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
-TRUTH = {"whole_step": 0.9}
+TRUTH = {"whole_step": 1.2}
 SCENARIO: dict[str, Any] = {
     "schema": "twin.scenario/1",
     "kind": "serving",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.refined.spec import RefinedSpec
 from scenarios.kinds import read_scenario
 from twin import cli
+from twin.refinement.posterior import Posterior, estimate
 from twin.refinement.request_times import simulate_requests
 from twin.serving.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
@@ -84,6 +86,44 @@ def test_the_truth_is_found_and_the_rest_predicted(folder: Path, capsys: pytest.
     assert low < document["rest"]["tpot.mean"]["measured"] < high
 
 
+def late(folder: Path, name: str, seconds: float, requests: range) -> str:
+    """The run with tokens of some requests, in order of arrival, that came later."""
+    rows = [json.loads(line) for line in (folder / "run" / "requests.jsonl").read_text().splitlines()][::-1]
+    for i in requests:
+        for event in ("first_token_ts", "last_token_ts"):
+            rows[i][event] += seconds
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / name / "meta.json").write_text((folder / "run" / "meta.json").read_text())
+    return name
+
+
+def test_the_engines_warm_up_is_not_learned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refine(folder, "--first", "30", "--json", run=late(folder, "cold", 0.15, range(7))) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert "the first 7 requests are left out as the engine's warm-up" in printed.err
+    assert document["warm_up"] == 7
+    for name in ("ttft.mean", "tpot.mean"):
+        assert abs(document["rest"][name]["after_error"]) < 0.03, name
+
+
+def test_a_fit_further_from_its_own_means_than_before_is_dropped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(*given: Any) -> Posterior:
+        found = estimate(*given)
+        return replace(found, estimate=found.estimate * -5)
+
+    monkeypatch.setattr("twin.refinement.refine.estimate", wrong)
+    assert refine(folder, "--first", "30", "--json") == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert "further from the means of its own requests than before" in printed.err
+    assert {each["score"] for each in document["unknowns"]} == {0.0}
+    assert document["rest"]["tpot.mean"]["after_error"] == document["rest"]["tpot.mean"]["before_error"]
+
+
 def test_the_file_is_a_source_of_step_times_with_narrower_draws(folder: Path) -> None:
     assert refine(folder, "--first", "30") == 0
     scenario = folder / "scenario.yaml"
@@ -136,6 +176,10 @@ def test_a_log_of_steps_is_a_run(folder: Path, capsys: pytest.CaptureFixture[str
         seconds = model.decode_seconds(decodes, blocks * 16, 640, 1)[0]
         lines.append(f"a,b,{step},{1e6 * seconds},0,{decodes},0,{blocks / 20000},20000")
     (folder / "steps.csv").write_text("\n".join(lines) + "\n")
+    other = [f"{lines[0]},model", *(f"{line},qwen3-32b" for line in lines[1:])]
+    (folder / "other.csv").write_text("\n".join(other) + "\n")
+    assert refine(folder, "--first", "80", run="other.csv") == 2
+    assert "model: got 'qwen3-32b', expected a log of llama-3.1-8b, as the scenario's" in capsys.readouterr().err
     assert refine(folder, "--first", "80", "--json", run="steps.csv") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["kind"] == "steps"
@@ -198,3 +242,16 @@ def test_a_broken_file_is_one_line(tmp_path: Path, field: str, value: object, to
     assert read_yaml(tmp_path / "refined.yaml")
     with pytest.raises(BadInput, match=re.escape(told)):
         spec.build(tmp_path)
+
+
+def test_a_scenario_of_another_gpu_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = read_yaml(folder / "scenario.yaml")
+    other = {**scenario, "step_time": {**ROOFLINE, "hardware": "l40s", "model": "llama-3.1-8b"}}
+    (tmp_path / "scenario.yaml").write_text(write_yaml(other))
+    command = ["calibrate", "refine", str(tmp_path / "scenario.yaml"), "--run", str(folder / "run"), "--first", "10"]
+    assert cli.run([*command, "-o", str(tmp_path / "refined.yaml")]) == 2  # it is faster than an L40S can be
+    said = capsys.readouterr().err
+    assert "times the predicted one: the run is likely of another GPU, model or split than the scenario" in said
+    assert "check step_time.hardware (l40s), step_time.model (llama-3.1-8b)" in said
+    assert refine(folder, "--first", "10") == 0
+    assert "of another GPU" not in capsys.readouterr().err

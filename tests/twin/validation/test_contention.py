@@ -1,0 +1,79 @@
+"""Contention is measured, and leaves missed goals undecided."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import pytest
+
+from reports.validation.verdict import contention_line, verdict_line, verdict_parts
+from twin.validation.contention import SCHEDSTAT, ContentionMeter, contention, verdict
+
+QUIET = {
+    "cpu_seconds": 10.0, "wall_seconds": 10.1, "involuntary_switches": 30.0, "waited_seconds": 0.02,
+    "equal_work_seconds": 1e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"waited_seconds": 1.0}, "waited for a processor 4.9 %"),
+        ({"involuntary_switches": 900.0}, "interrupted 46 times a second"),
+        ({"equal_work_seconds": 1.08e-3}, "equal work differed by 8 %"),
+    ],
+)
+def test_missed_goals_are_undecided_on_a_contended_machine(change: dict[str, float], reason: str | None) -> None:
+    found = contention([{"contention": QUIET}, {}, {"contention": QUIET | change}])
+    assert found is not None
+    assert (found["parts"], found["contended"]) == (2, reason is not None)
+    assert verdict([], found) == "met"
+    assert verdict(["a goal"], found) == ("missed" if reason is None else "undecided")
+    document: dict[str, Any] = {"missed": ["TTFT < MEAN"], "contention": found, "verdict": verdict(["a goal"], found)}
+    said = verdict_line(document)
+    (line,) = contention_line(document)
+    page = "".join(str(part) for part in verdict_parts(document))
+    assert "<li>TTFT &lt; MEAN</li>" in page
+    if reason is None:
+        assert said == "Verdict: 1 goal missed."
+        assert line.endswith("(not contended)")
+    else:
+        assert reason in said
+        assert "undecided" in page
+        assert line.endswith("(contended)")
+
+
+def test_runs_of_earlier_versions_have_no_contention() -> None:
+    assert contention([{}, {"requests": 3}]) is None
+    assert verdict(["a goal"], None) == "missed"
+    assert contention_line({"missed": []}) == []
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the run queue's times are Linux's")
+def test_a_rival_on_the_same_processor_is_noticed() -> None:
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})  # children have it too
+    try:
+        rivals = [multiprocessing.get_context("fork").Process(target=spin, args=(0.6,)) for _ in range(2)]
+        for each in rivals:
+            each.start()
+        with ContentionMeter() as meter:
+            spin(0.4)
+        for each in rivals:
+            each.join()
+    finally:
+        os.sched_setaffinity(0, processors)
+    found = contention([{"contention": meter.document}])
+    assert found is not None
+    assert found["contended"]
+    assert found["waited_share"] > 0.3
