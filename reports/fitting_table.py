@@ -42,7 +42,7 @@ class FittingTable:
         while _width(kept, console, options) > options.max_width and (rank := max(each.rank for each in kept)):
             kept.remove([each for each in kept if each.rank == rank][-1])
         yield _table(kept)
-        left_out = [each.title for each in self.columns if each not in kept]
+        left_out = [each.title.replace("\n", "") for each in self.columns if each not in kept]
         if left_out:
             yield Text(f"Left out for lack of width: {', '.join(left_out)}.", style="dim")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from schedulers.load_tree import LoadTree
 from schedulers.registry import Registry
@@ -39,6 +39,16 @@ class EngineState(Protocol):
         ...
 
     @property
+    def num_running(self) -> int:
+        """Requests that are admitted and unfinished, as of the last step begun."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission."""
+        ...
+
+    @property
     def free_blocks(self) -> int:
         """KV blocks that no sequence holds, as of the last step begun."""
         ...
@@ -59,11 +69,26 @@ _BITS: Final = (1 << 64) - 1
 
 
 class Router(Protocol):
-    """Chooses an engine for each request."""
+    """Chooses an engine for each request.
+
+    A class may say by `DRAWS = False` that it never draws, so that replications which differ in nothing else are one
+    run, and by `READS_CACHES = False` that it never asks for `cached_prefix_tokens`, so that engines in other processes
+    need not send cache events. Both are true of a router that does not say (`draws`, `reads_caches`).
+    """
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
         """One of `engines`: those that are up, at least one, always in the same order."""
         ...
+
+
+def draws(name: str) -> bool:
+    """Tell whether the router of this name may draw random numbers."""
+    return bool(getattr(ROUTERS.select(name), "DRAWS", True))
+
+
+def reads_caches(name: str) -> bool:
+    """Tell whether the router of this name may ask for cached prefixes."""
+    return bool(getattr(ROUTERS.select(name), "READS_CACHES", True))
 
 
 def own_method(router: Router, name: str) -> Callable[..., Any] | None:
@@ -108,7 +133,10 @@ class TakesTurns(Router, Protocol):
 class RoundRobin:
     """Engines in turn."""
 
-    def __init__(self) -> None:
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
+
+    def __init__(self, draw: Draw | None = None) -> None:
         self._turn = 0
 
     def choose(self, request: Request, engines: Many[Engine]) -> Engine:
@@ -129,7 +157,10 @@ class RoundRobin:
 class LeastLoaded:
     """The engine with the smallest load. Engines take turns among equals, so that idle ones are used evenly."""
 
-    def __init__(self) -> None:
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
+
+    def __init__(self, draw: Draw | None = None) -> None:
         self._turn = 0
         self._loads: LoadTree | None = None
 
@@ -156,6 +187,9 @@ class LeastLoaded:
 class WeightedLeastLoaded:
     """The engine with the least load for its speed, for engines that differ. Engines take turns among equals."""
 
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
+
     def __init__(self, draw: Draw) -> None:
         self._turn = 0
 
@@ -174,6 +208,9 @@ class ShortestExpectedDelay:
     equals.
     """
 
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
+
     def __init__(self, draw: Draw) -> None:
         self._turn = 0
 
@@ -186,6 +223,8 @@ class ShortestExpectedDelay:
 
 class WeightedRandom:
     """An engine drawn at random, with a probability in proportion to its speed."""
+
+    READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
@@ -217,6 +256,8 @@ def _soonest(engines: Many[Engine], start: int, tokens: int) -> Engine:
 class PowerOfTwo:
     """The less loaded of two engines drawn at random (Mitzenmacher 2001)."""
 
+    READS_CACHES: ClassVar[bool] = False
+
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
 
@@ -236,6 +277,8 @@ class PrefixAware:
     load alone, a large one by the longest prefix. NVIDIA Dynamo's KV router has the same cost, in blocks. Engines take
     turns among equals.
     """
+
+    DRAWS: ClassVar[bool] = False
 
     def __init__(self, draw: Draw, weight: float = 1.0) -> None:
         if weight < 0:
@@ -264,6 +307,9 @@ class SessionAffinity:
     A session moves to the least loaded engine for good when its own is down, or has more than `load_factor` times the
     mean load. The `max_sessions` sessions that were heard of last are remembered.
     """
+
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw, load_factor: float = inf, max_sessions: int = 1_000_000) -> None:
         _check_load_factor(load_factor)
@@ -297,6 +343,9 @@ class ConsistentHashing:
     Otherwise the next one on the ring ("Consistent hashing with bounded loads", Mirrokni, Thorup, Zadimoghaddam 2018).
     Each engine has `virtual_nodes` places. The key is the session, else the first prefix block, else the request.
     """
+
+    DRAWS: ClassVar[bool] = False
+    READS_CACHES: ClassVar[bool] = False
 
     def __init__(self, draw: Draw, load_factor: float = 1.25, virtual_nodes: int = 128) -> None:
         _check_load_factor(load_factor)
@@ -366,9 +415,9 @@ def _check_load_factor(load_factor: float) -> None:
 
 
 ROUTERS: Registry[Callable[..., Router]] = Registry(
-    least_loaded=lambda draw: LeastLoaded(),
+    least_loaded=LeastLoaded,
     power_of_two=PowerOfTwo,
-    round_robin=lambda draw: RoundRobin(),
+    round_robin=RoundRobin,
     prefix_aware=PrefixAware,
     session_affinity=SessionAffinity,
     consistent_hashing=ConsistentHashing,
@@ -380,17 +429,3 @@ ROUTERS: Registry[Callable[..., Router]] = Registry(
 
 Each pool of engines has a router of its own.
 """
-
-CACHE_BLIND: Final = frozenset(
-    {
-        "least_loaded",
-        "power_of_two",
-        "round_robin",
-        "session_affinity",
-        "consistent_hashing",
-        "weighted_least_loaded",
-        "shortest_expected_delay",
-        "weighted_random",
-    }
-)
-"""Routers that do not look at prefix caches, so that engines in other processes need not tell of theirs."""

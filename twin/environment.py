@@ -73,7 +73,7 @@ class Alarm:
 class Environment(simpy.Environment):
     """A SimPy environment with events at absolute times.
 
-    This class alone touches SimPy's private fields, for exactness and for speed (docs/decisions/0028 and 0033):
+    This class alone touches SimPy's private fields, for exactness and for speed (docs/decisions/0003 and 0033):
 
     - SimPy schedules by delays, and `now + (when - now)` may differ from `when` in the last bit. Hence `at`.
     - Step ends and arrivals are alarms, `set` to a time. An engine passes over most of its own with `advance_to`.

@@ -35,6 +35,12 @@ class BadInput(TwinError, ValueError):
         self.file = None if file is None else str(file)
         super().__init__(self._one_line())
 
+    def in_file(self, file: str | Path | None) -> BadInput:
+        """The same error naming `file`; itself if it names one already, or there is none."""
+        if self.file is not None or file is None:
+            return self
+        return BadInput(self.expected, value=self.value, field=self.field, file=file, line=self.line)
+
     def _one_line(self) -> str:
         place = self.file or ""
         if self.line is not None:
@@ -43,6 +49,12 @@ class BadInput(TwinError, ValueError):
         found = "" if self.value is None else f"got {_short(self.value)}, "
         text = f"{where}: {found}{self.expected}" if where else f"{found}{self.expected}"
         return " ".join(text.split())
+
+
+def missing_extra(extra: str, error: ImportError, *, value: object = None, field: str | None = None) -> BadInput:
+    """The refusal of a command whose optional packages are missing, with the command that installs them."""
+    expected = f"expected the extra [{extra}] to be installed: pip install '.[{extra}]' in a checkout ({error})"
+    return BadInput(expected, value=value, field=field)
 
 
 def _short(value: object, limit: int = 80) -> str:

@@ -13,7 +13,8 @@ from workloads.errors import BadInput
 SMALLEST_CV = 1e-3
 """Smallest coefficient of variation of gamma-distributed times, as in `workloads.arrivals.Gamma`."""
 
-_LONGEST = 1e9
+LONGEST = 1e9
+"""Longest mean of a pause, seconds."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Pauses:
     cv: float = 0.0
 
     def __post_init__(self) -> None:
-        number(self.mean, "mean", low=0, high=_LONGEST, hint=" seconds")
+        number(self.mean, "mean", low=0, high=LONGEST, hint=" seconds")
         number(self.cv, "cv", low=0, high=100)
         if 0 < self.cv < SMALLEST_CV:
             raise BadInput(f"expected 0, or at least {SMALLEST_CV}", field="cv", value=self.cv)

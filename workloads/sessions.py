@@ -190,7 +190,7 @@ class DrawnSessions:
         first_id = 0 if self.prefixes is None else self.prefixes.groups * self.prefixes.shared_blocks
         index = 0
         while left:
-            drafts = _cut(draw.rounds(), left)
+            drafts = _cut(draw.rounds(left), left)
             left -= sum(len(draft.branches) for draft in drafts)
             rubric = draw.rubric(drafts[0].branches[0][0])
             yield Session(index, draw.arrival(), draw.model(), self._rounds(drafts, first_id, rubric))
@@ -247,8 +247,11 @@ class _Drawing:
     def rubric(self, prompt: int) -> tuple[int, ...]:
         return () if self._prefixes is None else next(iter(self._prefixes(np.array([prompt]))))
 
-    def rounds(self) -> list[_Draft]:
-        """The rounds of a session; it ends before a request that would exceed `max_model_len`."""
+    def rounds(self, requests: int) -> list[_Draft]:
+        """The rounds of a session, up to one with the last of `requests`.
+
+        It ends before a request that would exceed `max_model_len`.
+        """
         spec, most = self._spec, self._spec.max_model_len
         turns = int(spec.turns.sample(self._for_turns, 1)[0])
         drafts: list[_Draft] = []
@@ -259,6 +262,9 @@ class _Drawing:
                 break
             drafts.append(draft)
             said += sum(draft.branches[0])
+            requests -= len(draft.branches)
+            if requests <= 0:
+                break
         return drafts
 
     def _first_round(self) -> _Draft:

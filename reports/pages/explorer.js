@@ -47,10 +47,11 @@ const x = choices.x.value, y = choices.y.value, colour = choices.colour.value
 place("x", x, logX)
 place("y", y, logY)
 
-// Colours: a scale for numbers, a colour each for categories.
+// Colours: a scale for numbers, a colour each for categories, with a legend.
+const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;")
 const mapper = bar.color_mapper
-const longest = innerWidth < 600 ? 8 : 20
-bar.visible = colour !== ""
+bar.visible = colour !== "" && !fields[colour].categories
+let legend = ""
 if (colour === "") {
   data["#colour"] = new Float64Array(count).fill(NaN)
 } else {
@@ -63,15 +64,13 @@ if (colour === "") {
     mapper.palette = few ? categories.slice(0, texts.length) : texts.map((_, i) => palette[Math.round(i * step)])
     mapper.low = -0.5
     mapper.high = texts.length - 0.5
-    const every = Math.ceil(texts.length / 20)
-    bar.ticker.ticks = texts.map((_, i) => i).filter((i) => i % every === 0)
-    bar.major_label_overrides = new Map(texts.map((text, i) => [i, text.length > longest ? text.slice(0, longest - 1) + "…" : text]))
+    const entries = texts.map((text, i) => `<span style="color: ${mapper.palette[i]}">●</span> ${escape(text)}`)
+    legend = `${escape(field.label)}: ${entries.slice(0, 20).join(", ")}${texts.length > 20 ? ", …" : ""}. `
   } else {
     const known = Array.from(data["#colour"]).filter((value) => !Number.isNaN(value))
     mapper.palette = palette
     mapper.low = Math.min(...known)
     mapper.high = Math.max(...known, mapper.low + 1e-12)
-    bar.major_label_overrides = new Map()
     bar.ticker.ticks = [0, 1, 2, 3, 4].map((i) => mapper.low + (i * (mapper.high - mapper.low)) / 4)
   }
   bar.title = field.label
@@ -121,10 +120,9 @@ front.data = {x: front_x, y: front_y}
 source.change.emit()
 
 // What is shown, in words.
-const escape = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;")
 const notes = [x, y, ...(colour && colour !== x && colour !== y ? [colour] : [])]
   .filter((key) => fields[key].help)
   .map((key) => `<b>${escape(fields[key].label)}</b>: ${escape(fields[key].help)}.` +
     (fields[key].goal != null ? ` Goal: ${fields[key].goal}.` : ""))
 if (pareto && !(better[0] && better[1])) notes.push("A Pareto front needs two metrics of which it is known which way is better.")
-told.text = `${kept.filter(Boolean).length} of ${count} points. ` + notes.join(" ")
+told.text = `${legend}${kept.filter(Boolean).length} of ${count} points. ` + notes.join(" ")

@@ -51,7 +51,7 @@ def series_colours(count: int) -> list[str]:
 
 
 def scale(count: int) -> list[str]:
-    """`count` colours from low to high, none too dark for a dark background."""
-    from bokeh.palettes import Viridis256, interp_palette
+    """`count` colours from low to high, none too dark for a dark background or too light for a light one."""
+    from bokeh.palettes import interp_palette
 
-    return list(interp_palette(Viridis256[80:], count))
+    return list(interp_palette((SERIES[0], SERIES[3], SERIES[4], SERIES[1]), count))

@@ -16,6 +16,7 @@ from reports.pages.frame import whole_page
 from reports.pages.tables import sortable
 from reports.pages.theme import MEASURED, PREDICTED, SOFT, WAITING
 from reports.serving.scaling import scaling_parts
+from reports.serving.sweep_table import note_lines, warning_lines
 from reports.serving.table import (
     LATENCIES,
     MEANS,
@@ -31,7 +32,7 @@ from reports.serving.table import (
     sweep_footnote,
     warnings,
 )  # fmt: skip
-from reports.settings import axis_and_lines, fixed
+from reports.settings import axis_and_lines, fixed, varying
 
 if TYPE_CHECKING:
     from bokeh.models import UIElement
@@ -83,12 +84,13 @@ def sweep_page(document: Document, manifest: Document) -> str:
     points, infeasible = document["points"], document.get("infeasible") or []
     settings = [each["settings"] for each in [*points, *infeasible]]
     shared = fixed(settings)
-    warned = dict.fromkeys(text for point in points for text in warnings(point))
+    keys = varying(settings)
     parts: list[Part] = [
         f"<h1>{escape(document['name'])}: sweep</h1>",
         *([f"<p>All with {escape(shared)}.</p>"] if shared else []),
         f'<p class="note">{escape(sweep_footnote(points))}</p>',
-        *_warned(list(warned)),
+        *_warned(warning_lines(points, keys)),
+        *(f'<p class="note">{escape(line)}</p>' for line in note_lines(points, keys)),
         _explorer(points),
         *_infeasible(infeasible),
     ]

@@ -15,6 +15,9 @@ from reports.settings import fixed, in_words, short_names, varying
 
 Document = dict[str, Any]
 
+FEW = 4
+"""Configurations that a warning names."""
+
 
 MEANING = "user tok/s: 1 / mean TPOT. Δ: against the first row."
 INTERVALS = "±: half a 95 % interval of the mean, relative to it."
@@ -83,14 +86,40 @@ def sweep_table(document: Document) -> RenderableType:
     if infeasible:
         columns.append(Column("", [""] * len(points) + ["infeasible"] * len(infeasible)))
     columns += [Column(metric.title, _cells(metric, points) + empty, metric.rank) for metric in shown]
-    found = [text for point in points for text in warnings(point)]
-    notes = [Text(text, style="bold red") for text in dict.fromkeys(found)]
+    notes = [Text(line, style="bold red") for line in warning_lines(points, keys)]
+    notes += [Text(line) for line in note_lines(points, keys)]
     notes += [Text(text) for text in infeasible_lines(infeasible, keys)]
     title = Text(f"{document['name']} with {shared}" if shared else document["name"], style="bold")
     footnote = f"{sweep_footnote(points)} {MEANING}"
     if any(point["intervals"] for point in points):
         footnote += f" {INTERVALS}"
     return Group(title, FittingTable(columns), Text(footnote, style="dim"), *notes)
+
+
+def warning_lines(points: Sequence[Document], keys: Sequence[str]) -> list[str]:
+    """A line for each warning, with the configurations that it is about."""
+    return _by_text([(text, point) for point in points for text in warnings(point)], len(points), keys)
+
+
+def note_lines(points: Sequence[Document], keys: Sequence[str]) -> list[str]:
+    """A line for each note on step times, with the configurations that it is about."""
+    notes = [(text, point) for point in points for text in point["step_time"].get("notes", ())]
+    return _by_text(notes, len(points), keys)
+
+
+def _by_text(texts: Sequence[tuple[str, Document]], count: int, keys: Sequence[str]) -> list[str]:
+    """Each text once, after the settings of its configurations unless these are all."""
+    settings: dict[str, list[str]] = {}
+    for text, point in texts:
+        settings.setdefault(text, []).append(in_words(point["settings"], keys))
+    return [
+        text if len(named) == count else f"{'; '.join(named[:FEW])}{_more(len(named) - FEW)}: {text}"
+        for text, named in settings.items()
+    ]
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
 
 
 def infeasible_lines(infeasible: Sequence[Document], keys: Sequence[str]) -> list[str]:

@@ -48,7 +48,7 @@ def test_early_visits_change_no_record(
     limit: int | None, blocks: int, caching: bool, seed: int,
 ) -> None:  # fmt: skip
     uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
-    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (32, 16)] if fixed else uniform
+    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (48, 16)] if fixed else uniform
     document = scenario(
         seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
         workload={

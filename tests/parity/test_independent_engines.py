@@ -63,7 +63,7 @@ def test_apart_as_together(
     fast_forward: bool, limit: int | None, blocks: int, span: int, seed: int,
 ) -> None:  # fmt: skip
     uniform = [{"distribution": "uniform", "low": 1, "high": high} for high in (90, 60)]
-    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (32, 16)] if fixed else uniform
+    prefill, decode = [{"distribution": "fixed", "mean": mean} for mean in (48, 16)] if fixed else uniform
     document = scenario(
         seed=seed, fast_forward=fast_forward, system={"layout": "colocated", "replicas": replicas, "routing": routing},
         workload={

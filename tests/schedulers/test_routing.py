@@ -44,6 +44,14 @@ class Engine:
         return self._load
 
     @property
+    def num_running(self) -> int:
+        raise AssertionError("running requests do not matter here")
+
+    @property
+    def num_waiting(self) -> int:
+        raise AssertionError("waiting requests do not matter here")
+
+    @property
     def free_blocks(self) -> int:
         raise AssertionError("free blocks do not matter here")
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import twin
 from scenarios import limits
 from scenarios.overrides import combinations
 from tests.twin.conftest import SMALL
@@ -23,6 +24,16 @@ LINK = {"bandwidth": 1e9, "bytes_per_token": 1}
 
 def split(**fields: Any) -> dict[str, Any]:
     return {"layout": "disaggregated", "link": LINK, **fields}
+
+
+def ring(virtual_nodes: float, replicas: int = 2) -> dict[str, Any]:
+    routing = {"policy": "consistent_hashing", "virtual_nodes": virtual_nodes}
+    return {"layout": "colocated", "replicas": replicas, "routing": routing}
+
+
+def sessions(turns: int = 3, growth: int = 10, **fields: Any) -> dict[str, Any]:
+    lengths = {name: {"distribution": "fixed", "mean": mean} for name, mean in (("turns", turns), ("growth", growth))}
+    return {"source": "drawn", **lengths, **fields}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,20 @@ def split(**fields: Any) -> dict[str, Any]:
          "engine.kv_memory.memory: got 1e+300, expected at most 1,000,000,000 KV blocks, found room for "),
         ({"engine.block_size": 10**7}, "engine.block_size: got 10000000, expected at most 1,000,000 tokens a"),
         ({"engine.max_num_seqs": 10**7}, "engine.max_num_seqs: got 10000000, expected at most 1,000,000 sequences"),
+        ({"system": ring(10**6)}, "system.routing.virtual_nodes: got 1000000, expected at most 10,000 virtual nodes"),
+        ({"system": ring(1e300)}, "system.routing.virtual_nodes: got 1e+300, expected"),
+        ({"system": ring(10**4, replicas=10**4)}, "system.routing: got 100000000, expected at most 20,000,000 virtual"),
+        ({"workload.sessions": sessions(growth=10**9)}, "workload.sessions: expected at most 1,000,000 ids of prompt "
+         "blocks; the last of 3 turns has some 125,000,006 of 16 tokens"),
+        ({"workload.sessions": sessions(think={"mean": 1e12})},
+         "workload.sessions.think.mean: got 1000000000000.0, expected a number of at most 1e+09"),
+        ({"workload.arrivals": {"process": "closed_loop", "concurrency": 1, "think": 1e12}},
+         "workload.arrivals.think: got 1000000000000.0, expected a number of at most 1e+09"),
+        ({"workload.arrivals.rate": 1e300}, "workload.arrivals.rate: got 1e+300, expected a number from 1e-12 to"),
+        ({"workload.arrivals": {"process": "gamma", "rate": 1, "cv": 1e3}}, "workload.arrivals.cv: got 1000.0"),
+        ({"system": {"layout": "colocated", "autoscaling": {"engine": {
+            "policy": "queue_length", "target": 4, "max_replicas": 2, "sync_period": 1e-6}}}},
+         "system.autoscaling.engine.sync_period: got 1e-06, expected a number of at least 0.05"),
         ({"engine.max_num_batched_tokens": 10**9}, "engine.max_num_batched_tokens: got 1000000000, expected at most "
          "100,000,000 tokens a step"),
     ],
@@ -124,6 +149,7 @@ def test_requests_are_counted_over_all_attention_instances() -> None:
 def test_what_is_at_the_limit_is_accepted() -> None:
     settings = {
         "workload.requests": limits.REQUESTS.most,
+        "workload.prefill": {"distribution": "fixed", "mean": 9000},
         "workload.prefixes": {"groups": 10**7, "tokens": 9000, "block_tokens": 16},
         "engine.num_gpu_blocks": limits.KV_BLOCKS.most,
         "system": split(decode="shared", prefill_replicas=1, decode_replicas=limits.ENGINES.most - 1),
@@ -137,3 +163,41 @@ def test_a_refusal_is_one_line_with_exit_code_2(scenario: Path, capsys: pytest.C
     assert capsys.readouterr().err == (
         f"twin: {scenario}: microbatches: got 1001, expected at most 1,000 microbatches\n"
     )
+
+
+CLOSED = {"process": "closed_loop", "concurrency": 4, "think": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("settings", "enough"),
+    [
+        ({"workload.arrivals": CLOSED | {"concurrency": 10**6}}, {"workload.arrivals": CLOSED | {"concurrency": 60}}),
+        (
+            {"workload.arrivals": CLOSED | {"concurrency": 10**6}, "workload.sessions": sessions()},
+            {"workload.arrivals": CLOSED | {"concurrency": 60}, "workload.sessions": sessions()},
+        ),
+        (
+            {"workload.arrivals": CLOSED, "workload.sessions": sessions(turns=10**9)},
+            {"workload.arrivals": CLOSED, "workload.sessions": sessions(turns=60)},
+        ),
+    ],
+)
+def test_clients_and_turns_beyond_the_requests_cost_nothing(
+    tmp_path: Path, settings: dict[str, Any], enough: dict[str, Any]
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(scenario()))
+    many, few = (twin.simulate(file, each).document["summary"] for each in (settings, enough))
+    assert many == few
+
+
+@pytest.mark.parametrize("command", ["simulate", "sweep"])
+def test_a_request_that_fits_no_engine_names_the_file(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(yaml.safe_dump(scenario()))
+    setting = "workload.prefill={distribution: fixed, mean: 100000}"
+    assert run([command, str(file), "--set", setting, "--runs", str(tmp_path / "runs"), "--no-figures"]) == 2
+    told = capsys.readouterr().err
+    assert f"{file}: engine.num_gpu_blocks: request 0: expected at most 400 KV blocks" in told

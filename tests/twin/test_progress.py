@@ -49,7 +49,26 @@ def test_long_steps_get_a_line_every_half_minute(
         for _ in range(9):
             clock.now += 12
             advance("")
-    assert lines(capsys) == ["simulating [3/1000]", "simulating [6/1000]", "simulating [9/1000]"]
+    assert lines(capsys) == [
+        "simulating [3/1000, 3.3 h left]", "simulating [6/1000, 3.3 h left]", "simulating [9/1000, 3.3 h left]"
+    ]  # fmt: skip
+
+
+def test_work_of_unknown_length_says_a_bound_or_its_own_duration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, bounds = Clock(monkeypatch), [90, 20]
+    with console.progress("simulating", None, 0, left=lambda: bounds.pop(0)) as advance:
+        for _ in range(20):
+            clock.now += 3
+            advance("")
+    assert lines(capsys) == [
+        "simulating [10 of at most 100, at most 4 min left]", "simulating [20 of at most 40, at most 60 s left]"
+    ]  # fmt: skip
+    with console.progress("refining", None, 0, patience=2) as advance:
+        clock.now += 100
+        advance("drawing")
+    assert lines(capsys) == ["refining [1, 2 min] drawing"]
 
 
 def test_what_is_over_in_a_moment_is_not_shown(
@@ -65,7 +84,10 @@ def test_what_is_over_in_a_moment_is_not_shown(
         for _ in range(10):
             clock.now += 0.5
             advance("")
-    assert lines(capsys) == ["preparing [4/20]", "preparing [6/20]", "preparing [8/20]", "preparing [10/20]"]
+    assert lines(capsys) == [
+        "preparing [4/20, 8 s left]", "preparing [6/20, 7 s left]", "preparing [8/20, 6 s left]",
+        "preparing [10/20, 5 s left]",
+    ]  # fmt: skip
 
 
 def test_a_sweep_prepares_aloud_and_reads_its_step_times_once(

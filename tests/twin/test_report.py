@@ -118,12 +118,26 @@ def test_runs_that_are_not_finished(here: Path, capsys: pytest.CaptureFixture[st
     assert "(unknown); the command was: not said" in refused(folder, capsys)
 
 
+def enormous(value: Any) -> Any:
+    """The same with whole numbers that no float can hold in place of all numbers."""
+    if isinstance(value, dict):
+        return {key: enormous(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [enormous(each) for each in value]
+    return 10**309 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
         (lambda document: document.pop("engines"), "with the field 'engines'"),
         (lambda document: document["summary"].pop("ttft"), "with the field 'ttft'"),
         (lambda document: document.update(series=[1, 2]), "with other values"),
+        (lambda document: document.update(series=enormous(document["series"])), "with other values (int too large"),
+        (
+            lambda document: document["summary"].update(enormous(document["summary"])),
+            "with other values (int too large",
+        ),
         (lambda document: document.update(schema="twin.simulation/9"), "schema: got 'twin.simulation/9', expected"),
         (lambda document: document.update(schema="twin.reproduction-page/1"), "expected the schema of a run"),
         (lambda document: document.update(schema="twin.reproduction-os.path/1"), "expected the schema of a run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,11 @@ def test_one_folder_is_as_before(here: Path) -> None:
         (("data", "--system", "lab"), "--model: expected a model"),
         (("data", "--system", "lab", "--model", "./tiny.yaml", "--backend", "sglang"), "--backend: got 'sglang'"),
         (("lab_engine_1.0", "--system", "lab", "--model", "./tiny.yaml"), "--system: got 'lab', expected none"),
-        (("data", "--system", "lab", "--model", "gpt-oss-20b"), "expected a model without attention windows"),
+        (("data", "--system", "lab", "--model", "gpt-oss-20b"), "got 'gpt-oss-20b (bf16, experts in mxfp4)'"),
+        (
+            ("data", "--system", "lab", "--model", "gpt-oss-20b", "--weights", "float16"),
+            "expected a model without attention windows",
+        ),
         (("data", "--system", "lab", "--model", "./tiny.yaml", "--tensor-parallel", "4"), "expected one of"),
     ],
 )
@@ -89,9 +94,43 @@ def test_the_package_that_is_installed(here: Path, monkeypatch: pytest.MonkeyPat
     assert (here / "k.yaml").exists()
 
 
+def test_all_reduces_over_pcie_are_those_of_one_host(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = next((here / "lab_engine_1.0").glob("custom_allreduce_perf.txt*"))
+    rows = [row.split(",") for row in gzip.decompress(table.read_bytes()).decode().splitlines()]
+    latency = rows[0].index("latency")
+    slow = [rows[0], *([*row[:latency], str(100 * float(row[latency])), *row[latency + 1 :]] for row in rows[1:])]
+    table.write_bytes(gzip.compress("\n".join(map(",".join, slow)).encode()))
+    assert run("lab_engine_1.0", "--collectives", "-o", "mine.yaml") == 0
+    assert "a spread of 42 % is assumed, since other hosts of that GPU" in capsys.readouterr().err
+    assert "refine" in (note(resolve(Communication(link="mine.yaml"), here)) or "")
+
+
 def test_all_reduces_alone_are_a_link_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("lab_engine_1.0", "--collectives", "-o", "mine.yaml") == 0
     link = resolve(Communication(link="mine.yaml"), here)
     assert "a spread of 10 % is assumed" in capsys.readouterr().err
     assert note(link) is None
     assert link.all_reduce(2, 4096) >= link.all_reduce(2, 512) > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(2, 256, 0.01), (2, 4096, 0.01)], "latency: got 0.01, expected the longest message among 2 devices to take"),
+        ([(2, 256, 0.02), (2, 4096, 0.01)], "latency: got 0.01, expected the longest message among 2 devices to take"),
+        ([(2, 256, 0.01)], "message_size: expected two sizes of messages among 2 devices"),
+        ([(2, 256, 0.01), (2, 4096, 0.02), (4, 256, 0.01)], "expected two sizes of messages among 4 devices"),
+    ],
+)
+def test_all_reduces_without_a_bandwidth(
+    here: Path, capsys: pytest.CaptureFixture[str], rows: list[tuple[int, int, float]], message: str
+) -> None:
+    header = "backend,num_gpus,message_size,latency"
+    lines = [header, *(f"vLLM_graph,{devices},{size},{latency}" for devices, size, latency in rows)]
+    (file,) = (here / "lab_engine_1.0").glob("custom_allreduce_perf.txt*")
+    file.unlink()
+    file.with_name("custom_allreduce_perf.txt").write_text("\n".join(lines) + "\n")
+    assert run("lab_engine_1.0", "--collectives", "-o", "mine.yaml") == 2
+    told = capsys.readouterr().err
+    assert "custom_allreduce_perf.txt: " in told
+    assert message in told

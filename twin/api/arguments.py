@@ -20,12 +20,13 @@ Variations = Mapping[str, Iterable[Any]] | Iterable[str] | str
 
 
 def require_at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse a value below `least`; None passes.
+    """Refuse a value that is no whole number or below `least`; None passes.
 
     Raises:
         BadInput: with `name` as the field.
     """
-    if value is not None and value < least:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if value is not None and (not whole or value < least):
         raise BadInput(f"expected a whole number from {least} up", field=name, value=value)
 
 
@@ -38,8 +39,21 @@ def check_counts(prefix: str, *, jobs: int | None, replications: int, draws: int
     Raises:
         BadInput: one of them is.
     """
-    for name, value, least in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws or 0, 0)):
+    if replications is None:
+        raise BadInput("expected a whole number from 1 up", field=f"{prefix}replications")
+    for name, value, least in (("jobs", jobs, 1), ("replications", replications, 1), ("draws", draws, 0)):
         require_at_least(prefix + name, value, least)
+
+
+def path_of(name: str, value: object, expected: str = "expected a path") -> Path:
+    """The path that an argument names.
+
+    Raises:
+        BadInput: with `name` as the field.
+    """
+    if not isinstance(value, str | Path):
+        raise BadInput(expected, field=name, value=value)
+    return Path(value)
 
 
 def refuse_for_kind(
@@ -65,13 +79,13 @@ def settings_of(overrides: Overrides | None) -> Settings:
     """One value for each changed field.
 
     Raises:
-        BadInput: a text is not `key=value`, or names several values.
+        BadInput: a text is not `key=value`, or names several values; or neither a mapping nor texts.
     """
     if overrides is None:
         return {}
     if isinstance(overrides, Mapping):
-        return {str(key): _plain(value) for key, value in overrides.items()}
-    return single_settings(_texts(overrides), "; twin.sweep(…, vary=…) tries several")
+        return {_key("overrides", key): _plain(value) for key, value in overrides.items()}
+    return single_settings(_texts("overrides", overrides), "; twin.sweep(…, vary=…) tries several")
 
 
 def values_of(vary: Variations | None) -> dict[str, list[Any]]:
@@ -83,13 +97,14 @@ def values_of(vary: Variations | None) -> dict[str, list[Any]]:
     if vary is None:
         return {}
     if not isinstance(vary, Mapping):
-        return parse_overrides(_texts(vary))
+        return parse_overrides(_texts("vary", vary))
     found: dict[str, list[Any]] = {}
-    for key, values in vary.items():
+    for name, values in vary.items():
+        key = _key("vary", name)
         plain = None if isinstance(values, str | Mapping) or not isinstance(values, Iterable) else _plain(list(values))
         if not plain:
             raise BadInput("expected a list of values", field=f"vary {key}", value=values)
-        found[str(key)] = plain
+        found[key] = plain
     return found
 
 
@@ -106,8 +121,18 @@ def errors_name_arguments() -> Iterator[None]:
         raise BadInput(error.expected, value=error.value, field=field, file=error.file, line=error.line) from None
 
 
-def _texts(overrides: Iterable[str] | str) -> Sequence[str]:
-    return [overrides] if isinstance(overrides, str) else list(overrides)
+def _texts(name: str, overrides: Iterable[str] | str) -> Sequence[str]:
+    texts = [overrides] if isinstance(overrides, str) or not isinstance(overrides, Iterable) else list(overrides)
+    if not all(isinstance(text, str) for text in texts):
+        expected = "expected a mapping of dotted keys to values, or texts such as 'seed=2'"
+        raise BadInput(expected, field=name, value=overrides)
+    return texts
+
+
+def _key(name: str, key: object) -> str:
+    if not isinstance(key, str):
+        raise BadInput("expected dotted keys as text", field=name, value=key)
+    return key
 
 
 def _plain(value: Any) -> Any:

@@ -117,7 +117,7 @@ def figure(document: Document, kind: str) -> Figure:
         BadInput: there is no figure of that kind of this document; the message lists those that there are.
     """
     known = drawings(document)
-    if kind in known:
+    if isinstance(kind, str) and kind in known:
         return known[kind](document)
     expected = f"expected one of {', '.join(known)}" if known else f"expected {_needed(document)}"
     raise BadInput(expected, field="kind", value=kind)

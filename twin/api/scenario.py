@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scenarios.kinds import of_kind, read_scenario
 from scenarios.overrides import Settings
-from twin.api.arguments import Overrides, errors_name_arguments, settings_of
+from twin.api.arguments import Overrides, errors_name_arguments, path_of, settings_of
 
 if TYPE_CHECKING:
     from scenarios.afd import AfdScenario
@@ -74,13 +74,18 @@ def load(path: str | Path, overrides: Overrides | None = None) -> Scenario:
     Raises:
         BadInput: naming the file, the field, the value and what was expected.
     """
-    scenario = opened(path, overrides, "serving", "afd-bundle")
+    scenario = opened(path, overrides, "serving", "afd-bundle", argument="path")
     _ = scenario.spec
     return scenario
 
 
-def opened(source: str | Path | Scenario, overrides: Overrides | None, *kinds: str) -> Scenario:
+def opened(
+    source: str | Path | Scenario, overrides: Overrides | None, *kinds: str, argument: str = "scenario"
+) -> Scenario:
     """Read a scenario of one of `kinds`. Its fields are not checked yet, since a trace may replace some.
+
+    Args:
+        argument: the name of `source` in an error.
 
     Raises:
         BadInput: the file cannot be read, is of another kind, or an override is no key and value.
@@ -90,4 +95,5 @@ def opened(source: str | Path | Scenario, overrides: Overrides | None, *kinds: s
         if isinstance(source, Scenario):
             document = of_kind(source.document, source.path, *kinds)
             return Scenario(source.path, document, source.settings | settings)
-        return Scenario(Path(source), read_scenario(Path(source), *kinds), settings)
+        path = path_of(argument, source, "expected the path of a scenario file, or the result of twin.load")
+        return Scenario(path, read_scenario(path, *kinds), settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scenarios.serving import ServingScenario
-from twin.api.arguments import Overrides, check_counts, errors_name_arguments
+from twin.api.arguments import Overrides, check_counts, errors_name_arguments, path_of
 from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
 from twin.executors import processes
@@ -133,7 +133,7 @@ class Result:
         from twin.api.manifest import serving_manifest
 
         manifest = serving_manifest(self._sweep, self.scenario.path, "twin.simulate(…).save(…)")
-        with save_run(Path(folder), manifest) as run:
+        with save_run(path_of("folder", folder), manifest) as run:
             for key, point in self.points.items():
                 run.add_point(key, point)
             self.write(run, figures=figures, events=events)
@@ -206,7 +206,7 @@ def simulate(
         check_counts("--", jobs=jobs, replications=replications, draws=draws)
         chosen = choose_executor(executor, jobs)
         source = opened(scenario, overrides, "serving")
-        path = None if trace is None else Path(trace)
+        path = None if trace is None else path_of("trace", trace)
         sweep = prepare(source.document, source.path, [source.settings], path, replications, draws)
         with started_for(sweep, chosen) as started:
             return run_all(sweep, source, {}, lambda key, point: None, started, jobs=jobs)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast, get_args
 
+from latency_models.deployment.formats import Weights
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import is_path
+from latency_models.io.builtin_files import is_path, name_on_command_line
 from latency_models.io.config_io import checked
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.roofline.engines import EngineOption, NoEngine, engine_option, placements
-from latency_models.sources.roofline.placement import Weights
 from latency_models.sources.roofline.spec import RooflineSpec
 from workloads.errors import BadInput
 
@@ -47,7 +47,7 @@ engine:  # as vLLM has them
 
 step_time:
   # Computed from data sheets and fitted efficiencies; --draws 10 shows how sure that is. Measured kernels are better:
-  # twin calibrate import --aiconfigurator, or twin calibrate run on your own machine.
+  # twin calibrate import --aiconfigurator, or twin calibrate run on your own machine. Weights are in {weights}.
 {step_time}
 
 system:
@@ -58,22 +58,24 @@ measure:
 """
 
 
-def starting_scenario(model: str, gpu: str, weights: str, rate: float | None = None) -> str:
-    """The scenario's text; without a rate, about half of what one engine bears.
+def starting_scenario(model: str, gpu: str, weights: str | None = None, rate: float | None = None) -> str:
+    """The scenario's text.
+
+    Args:
+        weights: their format; None: as the model is published. rate: None: about half of what one engine bears.
 
     Raises:
         BadInput: an unknown name, or a model that no number of these devices up to MOST_DEVICES holds.
     """
-    known = [name for name in get_args(Weights) if name != "mxfp4"]
-    if weights not in known:
+    known = get_args(Weights)
+    if weights not in (None, *known):
         raise BadInput(f"expected one of {', '.join(known)}", field="--weights", value=weights)
-    model, gpu = (
-        str(Path(name).absolute()) if is_path(name) or name.endswith(".json") else name for name in (model, gpu)
-    )
-    option = _smallest(model, gpu, cast("Weights", weights))
+    model, gpu = name_on_command_line("models", "--model", model), name_on_command_line("hardware", "--gpu", gpu)
+    shapes = any_model(model)
+    option = _smallest(model, gpu, cast("Weights | None", weights))
     ranks = f"  data_parallel_size: {option.data_parallel}\n" if option.data_parallel > 1 else ""
     return TEMPLATE.format(
-        name=any_model(model).name,
+        name=shapes.name,
         gpu=Path(gpu).stem if is_path(gpu) else gpu,
         devices=option.devices,
         prompt=PROMPT,
@@ -84,6 +86,7 @@ def starting_scenario(model: str, gpu: str, weights: str, rate: float | None = N
         kv_tokens=option.kv_tokens // option.data_parallel,
         each=" of each rank" if option.data_parallel > 1 else "",
         num_gpu_blocks=option.num_gpu_blocks,
+        weights=shapes.formats(cast("Weights | None", weights)),
         step_time="\n".join(f"  {key}: {_plain(value)}" for key, value in option.step_time.items()),
     )
 
@@ -101,7 +104,7 @@ def _half_load(option: EngineOption) -> float:
     return float(f"{0.5 * option.data_parallel / (prompt + ANSWER * step / batch):.2g}")
 
 
-def _smallest(model: str, gpu: str, weights: Weights) -> EngineOption:
+def _smallest(model: str, gpu: str, weights: Weights | None) -> EngineOption:
     """The engine with the fewest devices whose cache holds a request of 32,768 tokens."""
     refused: list[NoEngine] = []
     for placement in placements(model, weights=weights, most_devices=MOST_DEVICES):

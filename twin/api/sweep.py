@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scenarios.overrides import Settings, combinations
-from twin.api.arguments import Overrides, Variations, check_counts, errors_name_arguments, refuse_for_kind, values_of
+from twin.api.arguments import (
+    Overrides,
+    Variations,
+    check_counts,
+    errors_name_arguments,
+    path_of,
+    refuse_for_kind,
+    values_of,
+)
 from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
 from twin.executors.executor import Executor, choose_executor
@@ -93,7 +101,7 @@ class SweepResult:
         from reports.records.columns import write_columns
         from twin.api.drawing import illustrate
 
-        with save_run(Path(folder), self._manifest()) as run:
+        with save_run(path_of("folder", folder), self._manifest()) as run:
             for key, point in self.finished.items():
                 run.add_point(key, point)
             for name, table in (self._requests or {}).items():
@@ -160,7 +168,7 @@ def sweep(
         given = {"replications": replications > 1, "draws": bool(draws)}
         refuse_for_kind(given, "serving", source.document, source.path, INSTEAD)
         settings: list[Settings] = [{**source.settings, **each} for each in combinations(values_of(vary))]
-        file = None if trace is None else Path(trace)
+        file = None if trace is None else path_of("trace", trace)
         if source.kind == "serving":
             systems = serving_sweep.prepare(source.document, source.path, settings, file, replications, draws)
             with chosen.start() as started:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from twin.cli.trainings import FLAG, resumable
-from workloads.errors import BadInput
+from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from live.adaptation.compensation.runs import Budget, Job
@@ -260,7 +260,7 @@ def use_torch(threads: int) -> None:
     try:
         from live.device import use_threads
     except ImportError as error:
-        raise BadInput(f"expected the extra [live] to be installed ({error})") from None
+        raise missing_extra("live", error) from None
     use_threads(threads, "--threads")
 
 

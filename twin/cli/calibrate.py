@@ -260,9 +260,9 @@ def run_(
     try:
         from live.calibration import calibrate as calibration
     except ImportError as error:
-        from workloads.errors import BadInput
+        from workloads.errors import missing_extra
 
-        raise BadInput(f"expected serving-twin[live] to be installed: {error}", field="twin calibrate run") from None
+        raise missing_extra("live", error, field="twin calibrate run") from None
     require_at_least("--threads", threads, 1)
     calibration.use_threads(device, threads)
     plan = calibration.make_plan(model, device, dtype, ops.split(",") if ops else None, quick=quick)

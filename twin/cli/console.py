@@ -34,33 +34,46 @@ def print_table(table: RenderableType) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, done: int, *, patience: float = 0.0) -> Iterator[Callable[[str], None]]:
+def progress(
+    what: str, total: int | None, done: int, *, patience: float = 0.0, left: Callable[[], int] | None = None
+) -> Iterator[Callable[[str], None]]:
     """Show a progress bar on a terminal, a few lines elsewhere. Yields the function that advances it.
 
-    Elsewhere a line follows each tenth of the total and whenever 30 s have passed since the last. There may be more
-    steps than `total`.
+    Elsewhere a line follows each tenth of the total and whenever 30 s have passed since the last.
 
     Args:
+        total: None where it is not known before.
         patience: seconds before anything is shown, for work that is usually done by then.
+        left: a bound of the steps to come, for a total that is not known before.
     """
     if not sys.stderr.isatty():
-        yield _Lines(what, total, done, patience).advance
+        yield _Lines(what, total, done, patience, left).advance
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Column
 
     # The bar keeps its width; the text gives way.
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    columns = (text, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeRemainingColumn())
+    timed = TimeElapsedColumn() if total is None and left is None else TimeRemainingColumn()
+    columns = (text, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), timed)
     begin = time.monotonic()
+    what = what if left is None else f"{what}, at most"
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         task = bar.add_task(what, total=total, completed=done, visible=patience == 0)
 
         def advance_bar(text: str) -> None:
             made = bar.tasks[0].completed + 1
             shown = time.monotonic() - begin >= patience
-            bar.update(task, completed=made, total=max(made, total), description=f"{what} {text}", visible=shown)
+            total_now = made + left() if left else total and max(made, total)
+            bar.update(task, completed=made, total=total_now, description=f"{what} {text}", visible=shown)
 
         yield advance_bar
 
@@ -73,16 +86,40 @@ def preparing(configurations: Sized) -> contextlib.AbstractContextManager[Callab
 class _Lines:
     """Progress as lines on stderr, far enough apart that a log stays readable."""
 
-    def __init__(self, what: str, total: int, done: int, patience: float) -> None:
-        self._what, self._total, self._count = what, total, done
-        self._said, self._next_time = done, time.monotonic() + (patience or LINE_SECONDS)
-        self._patient_until = time.monotonic() + patience
+    def __init__(
+        self, what: str, total: int | None, done: int, patience: float, left: Callable[[], int] | None = None
+    ) -> None:
+        self._what, self._total, self._done, self._count, self._left = what, total, done, done, left
+        self._begin = time.monotonic()
+        self._said, self._next_time = done, self._begin + (patience or LINE_SECONDS)
+        self._patient_until = self._begin + patience
 
     def advance(self, text: str) -> None:
         """Count one more step."""
         self._count += 1
-        now, tenth = time.monotonic(), max(self._total // 10, 1)
-        due = self._count // tenth > self._said // tenth or self._count == self._total
+        now = time.monotonic()
+        due = self._total is not None and self._reaches_tenth(self._total)
         if now >= self._next_time or (due and now >= self._patient_until):
             self._said, self._next_time = self._count, now + LINE_SECONDS
-            note(f"{self._what} [{self._count}/{max(self._count, self._total)}] {text}".rstrip())
+            note(f"{self._what} {self._state(now - self._begin)} {text}".rstrip())
+
+    def _reaches_tenth(self, total: int) -> bool:
+        tenth = max(total // 10, 1)
+        return self._count // tenth > self._said // tenth or self._count == total
+
+    def _state(self, seconds: float) -> str:
+        """The count, its total or a bound of it, and the time left at the speed until now."""
+        if self._total is None and self._left is None:
+            return f"[{self._count}, {_duration(seconds)}]"
+        total = self._count + self._left() if self._left else max(self._total or 0, self._count)
+        left = (total - self._count) * seconds / (self._count - self._done)
+        bound = "" if self._left is None else "at most "
+        counts = f"{self._count}/{total}" if self._left is None else f"{self._count} of at most {total}"
+        return f"[{counts}, {bound}{_duration(left)} left]" if left else f"[{counts}]"
+
+
+def _duration(seconds: float) -> str:
+    """A rounded number of seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

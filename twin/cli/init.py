@@ -23,11 +23,11 @@ def init(
     Parameters
     ----------
     model
-        Built-in name, a model file or a Hugging Face config.json.
+        Built-in name, Hugging Face id, a model file or a config.json.
     gpu
-        Built-in name of a device, or a hardware file.
+        Built-in name of a device or the begin of it (h200), or a hardware file.
     weights
-        Format of the weights: bf16, fp8, int8 or fp4. Default: bf16.
+        Format of the weights: bf16, fp8, int8, fp4, or mxfp4 for experts alone. Default: as the model is published.
     rate
         Requests a second. Default: about half of what one engine bears.
     output
@@ -40,7 +40,7 @@ def init(
 
     if rate is not None and not rate > 0:
         raise BadInput("expected a number above 0", field="--rate", value=rate)
-    text = starting_scenario(model, gpu, weights or "bf16", rate)
+    text = starting_scenario(model, gpu, weights, rate)
     if output is None:
         print(text, end="")
         return 0

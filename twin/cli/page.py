@@ -37,9 +37,9 @@ def page(
     set_
         Change any field, key=value. Example: --set workload.arrivals.rate=8
     model
-        Without a scenario: built-in name, a model file or a Hugging Face config.json.
+        Without a scenario: built-in name, Hugging Face id, a model file or a config.json.
     gpu
-        Without a scenario: built-in name of a device, or a hardware file.
+        Without a scenario: built-in name of a device or the begin of it (h200), or a hardware file.
     requests
         The most requests that an answer simulates.
     port
@@ -61,7 +61,7 @@ def page(
 
         from twin.api.starting_scenario import starting_scenario
 
-        path, document = Path("scenario.yaml"), yaml.safe_load(starting_scenario(model, gpu, "bf16"))
+        path, document = Path("scenario.yaml"), yaml.safe_load(starting_scenario(model, gpu))
     else:
         path, document = scenario, read_scenario(scenario, "serving")
     inquiry = Inquiry(apply(document, single_settings(set_ or [])), path, requests)

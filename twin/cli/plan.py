@@ -36,13 +36,14 @@ def plan(
     price: Annotated[list[str] | None, Parameter(negative=())] = None,
     prompt_tokens: float | None = None,
     answer_tokens: float | None = None,
-    tensor_parallel: str = "1,2,4,8",
-    pipeline_parallel: str = "1",
-    layout: str = "colocated,disaggregated",
-    weights: str = "bf16",
-    cache: str = "bf16",
-    chunk: str = "512,1024,2048,4096,8192",
+    tensor_parallel: str | None = None,
+    pipeline_parallel: str | None = None,
+    layout: str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    chunk: str | None = None,
     max_gpus: int | None = None,
+    confidence: float | None = None,
     objective: str | None = None,
     json: Annotated[bool, FLAG] = False,
     runs: Path = Path("runs"),
@@ -76,26 +77,31 @@ def plan(
     trace
         Trace whose lengths to use, and whose arrivals where the scenario replays.
     model
-        Without a scenario: a built-in name, a model file or a config.json.
+        Without a scenario: a built-in name, Hugging Face id, a model file or a config.json.
     gpu
-        Without a scenario: a GPU of the hardware catalogue, or a file; several are tried one by one.
+        Without a scenario: a GPU of the hardware catalogue or the begin of its name (h200), or a file; several are
+        tried one by one.
     price
         Price of a GPU per hour: --price 3.5, or h200=3.5 where there are several. Makes cost the objective.
     prompt_tokens, answer_tokens
         Without a trace: mean lengths; log-normal, with a coefficient of variation of 1.
     tensor_parallel
-        Without a scenario: GPUs that share each layer, to try.
+        Without a scenario: GPUs that share each layer, to try. Default: 1,2,4,8.
     pipeline_parallel
-        Without a scenario: pipeline stages of an engine to try, each of so many GPUs.
+        Without a scenario: pipeline stages of an engine to try, each of so many GPUs. Default: 1.
     layout
         Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
-        that decode), with commas between.
-    weights, cache
-        Without a scenario: formats of weights to try (bf16, fp8, …), and the format of the KV cache.
+        that decode), with commas between. Default: colocated,disaggregated.
+    weights
+        Without a scenario: formats of weights to try (bf16, fp8, …). Default: as the model is published.
+    cache
+        Without a scenario: the format of the KV cache. Default: bf16.
     chunk
-        Without a scenario: values of max_num_batched_tokens to try.
+        Without a scenario: values of max_num_batched_tokens to try. Default: 512,1024,2048,4096,8192.
     max_gpus
         At most so many GPUs in all.
+    confidence
+        How sure the plan must be, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9.
     objective
         gpus, cost_per_hour, cost_per_million_tokens, or throughput: the highest rate on --max-gpus.
     json
@@ -134,24 +140,30 @@ def plan(
     require_at_least("--max-gpus", max_gpus, 1)
     settings: dict[str, Any] = single_settings(set_ or [])
     goals = goals_of_texts(slo or [])
+    settings |= {} if confidence is None else {"plan.confidence": confidence}
     without = {"--model": model, "--gpu": gpu, "--price": price, "--prompt-tokens": prompt_tokens,
-               "--answer-tokens": answer_tokens}  # fmt: skip
+               "--answer-tokens": answer_tokens, "--tensor-parallel": tensor_parallel,
+               "--pipeline-parallel": pipeline_parallel, "--layout": layout, "--weights": weights, "--cache": cache,
+               "--chunk": chunk}  # fmt: skip
     if max_load:
         settings |= {} if rate is None else {"workload.arrivals.rate": rate}
         alone = without | {"--candidate": candidate, "--objective": objective, "--max-gpus": max_gpus, "--write": write}
         _refuse(alone, "with --max-load, which asks about the scenario's own deployment")
         return _bear(_required("SCENARIO", scenario), settings, goals, trace, runs, chosen, as_json=json, fresh=fresh)
     if scenario is None:
-        from twin.planning.catalogue import CatalogueQuestion, scenario_of
+        from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 
         asked = CatalogueQuestion(
             _required("--model", model), _required("--gpu", gpu), _required("--slo", goals or None),
             _required("--rate", rate), trace, prompt_tokens, answer_tokens,
-            _wholes("--tensor-parallel", tensor_parallel), _wholes("--pipeline-parallel", pipeline_parallel),
-            layout.split(","), weights.split(","), cache,
-            _wholes("--chunk", chunk), _prices(price or [], gpu or []), max_gpus, objective,
+            _wholes("--tensor-parallel", tensor_parallel or "1,2,4,8"),
+            _wholes("--pipeline-parallel", pipeline_parallel or "1"),
+            (layout or "colocated,disaggregated").split(","), weights.split(",") if weights else (None,),
+            cache or "bf16", _wholes("--chunk", chunk or "512,1024,2048,4096,8192"), _prices(price or [], gpu or []),
+            max_gpus, objective,
         )  # fmt: skip
-        question = read_question(scenario_of(asked), settings, Path("plan"))
+        document = scenario_of(asked)
+        question = read_question(document, of_every_engine(settings, document), Path("plan"))
     else:
         _refuse(without, "beside a scenario, whose section plan says it")
         settings |= {"plan.goals": goals} if goals else {}
@@ -246,7 +258,7 @@ def _bear(
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
-        with progress("simulating", 100, 0) as advance:
+        with progress("evaluating", None, 0) as advance:
             asked = MaxLoad(question, deployment, done, run.add_point, executor, lambda key: advance(""))
             answer = asked.run()
         answer["run"] = {"id": run.id, "directory": str(run.path)}
@@ -282,7 +294,13 @@ def _answer(
         done = run.points()
         if done:
             note(f"taking up {run.path}: {len(done)} windows are done")
-        with progress("simulating", 100, 0) as advance:
+        planner: Planner
+
+        def left() -> int:
+            return planner.windows_left()
+
+        bound = None if question.spec.aim == "throughput" else left
+        with progress("evaluating", None, 0, left=bound) as advance:
             planner = Planner(
                 question, done, run.add_point, executor, lambda key: advance(""),
                 lambda verdict: _tell(verdict, planner.search.judge), brief, given,
@@ -312,7 +330,7 @@ def _tell(verdict: Verdict, judge: Judge) -> None:
     candidate = verdict.candidate
     settings = "".join(f", {key} {value}" for key, value in candidate.family.settings)
     estimated = "" if verdict.draws or not judge.can_draw(candidate) else " by the best estimate of the step times"
-    note(f"meets the goals{estimated}: {candidate.devices} ({candidate.family.parallelism}{settings})")
+    note(f"candidate that meets the goals{estimated}: {candidate.devices} ({candidate.family.parallelism}{settings})")
 
 
 def _run_folder(

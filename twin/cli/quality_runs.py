@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workloads.errors import BadInput
+from workloads.errors import missing_extra
 
 if TYPE_CHECKING:
     from reports.records.run_directory import RunDirectory
@@ -50,7 +50,7 @@ def reproduce_quality(paper: str, *, full: bool, seeds: int, jobs: int, runs: Pa
     try:
         study = STUDIES[paper]()
     except ImportError as error:
-        raise BadInput(f"expected the extra [live] to be installed ({error})", field="--quality") from None
+        raise missing_extra("live", error, field="--quality") from None
     from reports.records.run_directory import fingerprint, open_run
     from twin.api.drawing import illustrate
     from twin.api.manifest import manifest

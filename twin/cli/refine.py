@@ -66,7 +66,7 @@ def refine(
     document = read_scenario(scenario, "serving")
     if output.is_dir():
         raise BadInput("expected a file, found a folder", field="--output", value=str(output))
-    with progress("refining", 40, 0, patience=2.0) as advance:
+    with progress("refining", None, 0, patience=2.0) as advance:
         found = refine(Question(scenario, document, settings, run, first, names), advance)
     for text in found.notes:
         note(text)

@@ -25,7 +25,7 @@ def report(run: Path, /) -> int:
         figures, page = draw(summary, manifest)
     except BadInput as error:
         raise BadInput(error.expected, field=error.field, value=error.value, file=run / "summary.json") from None
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         lacking = f"the field {error}" if isinstance(error, KeyError) else f"other values ({error})"
         expected = f"expected a whole document of schema {summary['schema']}, with {lacking}"
         raise BadInput(expected, file=run / "summary.json") from None

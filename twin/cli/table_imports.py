@@ -106,9 +106,10 @@ def import_collectives(files: TableFiles) -> TableImport:
     """The link file of measured all-reduces.
 
     Raises:
-        BadInput: tables without them.
+        BadInput: tables without them, of a single size, or of messages that take no time.
     """
     from latency_models.sources.aiconfigurator.tables import read_tables
+    from latency_models.sources.kernel_tables.links import HOSTS, PCIE
 
     tables = read_tables(files)
     if not tables.all_reduce:
@@ -117,21 +118,30 @@ def import_collectives(files: TableFiles) -> TableImport:
         {"ranks": ranks, "bytes": [2 * int(size) for size in curve.x], "seconds": list(curve.y)}
         for ranks, curve in sorted(tables.all_reduce.items())
     ]
+    for each in measured:
+        if len(each["bytes"]) < 2:
+            expected = f"expected two sizes of messages among {each['ranks']} devices"
+            raise BadInput(expected, field="message_size", file=files.path("custom_allreduce"))
     ranks, sizes, seconds = (measured[0][name] for name in ("ranks", "bytes", "seconds"))
+    if seconds[-1] <= seconds[0]:
+        expected = f"expected the longest message among {ranks} devices to take longer than the shortest"
+        raise BadInput(expected, field="latency", value=1e3 * seconds[-1], file=files.path("custom_allreduce"))
+    bandwidth = 2 * (ranks - 1) / ranks * sizes[-1] / (seconds[-1] - seconds[0])
+    spread = HOSTS if bandwidth < PCIE else 0.1
     name = "-".join(filter(None, (files.system or files.folder.name, files.backend)))
     document = {
         "schema": "twin.link/1",
         "name": name,
         "kind": "measured",
         "latency": seconds[0],
-        "bandwidth": 2 * (ranks - 1) / ranks * sizes[-1] / (seconds[-1] - seconds[0]),
+        "bandwidth": bandwidth,
         "all_reduce": measured,
-        "spread": 0.1,
+        "spread": spread,
         "source": f"all-reduces in aiconfigurator's tables, {name} {files.version}".rstrip(),
     }
-    note = (
-        f"all-reduces among {', '.join(str(each['ranks']) for each in measured)} devices; a spread of 10 % is assumed"
-    )
+    among = ", ".join(str(each["ranks"]) for each in measured)
+    hosts = ", since other hosts of that GPU have other links" if spread == HOSTS else ""
+    note = f"all-reduces among {among} devices; a spread of {100 * spread:.0f} % is assumed{hosts}"
     return TableImport(f"{name}.link.yaml", document, (note,))
 
 

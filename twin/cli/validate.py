@@ -22,6 +22,9 @@ FLAG = Parameter(negative=())
 
 Document = dict[str, Any]
 
+EXIT_CODES = {"met": 0, "missed": 4, "undecided": 5}
+"""By the verdict of a validation."""
+
 
 def validate(
     scenario: Path,
@@ -48,7 +51,7 @@ def validate(
     With `layout: disaggregated` prefill and decode engines are run, for one model or several.
     With `layout: afd` a bundle of attention and FFN workers is run at several ratios, each worker by its own CPU time.
     The same command resumes a validation that was killed.
-    Exit code 4: an error of the forecast exceeds its goal.
+    Exit code 4: an error of the forecast exceeds its goal. 5: one does, but other programs disturbed the measurement.
 
     Parameters
     ----------
@@ -82,6 +85,7 @@ def validate(
     from twin.api.arguments import require_at_least
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table
+    from twin.validation.contention import contention, verdict
     from workloads.errors import BadInput
 
     require_at_least("--repeats", repeats, 2)
@@ -96,6 +100,8 @@ def validate(
         result = validation.document(run, note)
         result["missed"] = validation.missed(result, tolerance)
         result["tolerance"] = tolerance
+        result["contention"] = contention(run.points().values())
+        result["verdict"] = verdict(result["missed"], result["contention"])
         result["run"] = {"id": run.id, "directory": str(run.path)}
         run.write_json("summary.json", result)
         illustrate(result, run)
@@ -105,7 +111,7 @@ def validate(
     else:
         print_table(validation.table(result))
     note(f"run folder: {run.path}")
-    return 4 if result["missed"] else 0
+    return EXIT_CODES[result["verdict"]]
 
 
 @dataclass(frozen=True)
@@ -206,15 +212,13 @@ _BY_LAYOUT = MappingProxyType({"afd": _bundle})
 
 
 def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> LiveBackend | PoolsBackend:
-    from workloads.errors import BadInput
+    from workloads.errors import missing_extra
 
     try:
         from live.validation.backend import LiveBackend
         from live.validation.pools_backend import PoolsBackend
     except ImportError as error:
-        raise BadInput(
-            f"expected the extra [live] to be installed ({error})", field="--backend", value=device
-        ) from None
+        raise missing_extra("live", error, field="--backend", value=device) from None
     if scenario.system.kv_link is not None:
         return PoolsBackend(scenario, base)
     spec = scenario.model
@@ -227,13 +231,12 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
 
 
 def _live_bundle(scenario: BundleValidationScenario, base: Path) -> LiveBundle:
-    from workloads.errors import BadInput
+    from workloads.errors import missing_extra
 
     try:
         from live.validation.bundle_backend import LiveBundle, load_model
     except ImportError as error:
-        expected = f"expected the extra [live] to be installed ({error})"
-        raise BadInput(expected, field="system.layout", value="afd") from None
+        raise missing_extra("live", error, field="system.layout", value="afd") from None
     return LiveBundle(load_model(scenario.model, base, scenario.seed), scenario.system)
 
 

@@ -80,6 +80,8 @@ def choose_executor(text: str = "local", jobs: int | None = None) -> ExecutorCho
     Raises:
         BadInput: another executor, an address that is none, or `jobs` beside a cluster that has its own workers.
     """
+    if not isinstance(text, str):
+        raise BadInput(f"expected {KINDS}", field="--executor", value=text)
     kind, _, address = text.partition("://")
     host, _, port = address.rpartition(":")
     if kind not in ("local", "dask", "ray") or ("://" in text and (kind != "dask" or not host or not port.isdecimal())):

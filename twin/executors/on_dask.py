@@ -14,7 +14,7 @@ from twin.executors.batches import OnCluster
 from twin.executors.errors import ExecutorLost
 from twin.executors.shipping import Batch, Reply, run_batch, store_parts
 from twin.executors.versions import difference, versions
-from workloads.errors import BadInput
+from workloads.errors import BadInput, missing_extra
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -50,7 +50,7 @@ def dask_executor(address: str, jobs: int) -> Iterator[OnCluster[Handle]]:
         import dask
         from distributed import Client, LocalCluster
     except ImportError as error:
-        raise BadInput(f"expected the extra [dask] to be installed ({error})", field="--executor") from None
+        raise missing_extra("dask", error, field="--executor") from None
     for name in LOGGERS:  # what the user must know is raised
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as opened:

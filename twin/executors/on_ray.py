@@ -12,7 +12,7 @@ from scenarios.plugins import ImportedPlugin
 from twin.executors.batches import OnCluster
 from twin.executors.errors import ExecutorLost
 from twin.executors.shipping import Batch, Reply, Shipper, run_batch
-from workloads.errors import BadInput
+from workloads.errors import BadInput, missing_extra
 
 Handle: TypeAlias = Any
 """A Ray object reference."""
@@ -28,7 +28,7 @@ def ray_executor(jobs: int) -> Iterator[OnCluster[Handle]]:
     try:
         import ray
     except ImportError as error:
-        raise BadInput(f"expected the extra [ray] to be installed ({error})", field="--executor") from None
+        raise missing_extra("ray", error, field="--executor") from None
     address = os.environ.get("RAY_ADDRESS")
     own: dict[str, Any] = {} if address else {"num_cpus": jobs, "include_dashboard": False}
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -15,7 +15,9 @@ from bokeh.document import Document as Charts
 from bokeh.events import DocumentReady
 from bokeh.models import CustomJS
 from bokeh.server.server import Server
+from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop
+from tornado.web import HTTPError
 
 from reports.pages.theme import asset
 from twin.page.knobs import Choices, from_link, settings_of
@@ -70,18 +72,21 @@ class Session:
             charts.add_root(root)
         self._worker = Worker(inquiry, self._answered)
         charts.js_on_event(DocumentReady, CustomJS(code="for (const each of Bokeh.documents) paintCharts(each)"))
+        charts.js_on_event(DocumentReady, self._view.titled)
         charts.on_session_destroyed(self._close)
         self._ask(choices)
 
     def _ask(self, choices: Choices) -> None:
         """Choices have changed: show their scenario and link, and ask the worker."""
-        self._view.begin(scenario_text(self._inquiry, choices), urlencode(self._inquiry.link(choices)))
+        link = self._inquiry.link(choices)
+        self._view.begin(
+            scenario_text(self._inquiry, choices), urlencode(link), title_of(self._inquiry.spec.name, link)
+        )
         self._asked = self._worker.ask(choices)
 
     def _answered(self, number: int, kind: str, document: Document) -> None:
         """Hand an answer over from the worker's thread to the server's."""
-        if number == self._asked:
-            self._loop.add_callback(self._deliver, number, kind, document)
+        self._loop.add_callback(self._deliver, number, kind, document)  # it may come before `_asked` is known
 
     def _deliver(self, number: int, kind: str, document: Document) -> None:
         if not self._closed:
@@ -94,6 +99,12 @@ class Session:
     def _close(self, context: Any) -> None:
         self._closed = True
         self._worker.close()
+
+
+def title_of(name: str, changes: dict[str, str]) -> str:
+    """The title of a page: the scenario's name, and what is other than in the scenario."""
+    changed = ", ".join(f"{knob} {value}" for knob, value in changes.items())
+    return f"{name}: what if {changed}?" if changed else f"{name}: what if"
 
 
 def scenario_text(inquiry: Inquiry, choices: Choices) -> str:
@@ -120,14 +131,27 @@ def make_server(inquiry: Inquiry, port: int) -> Server:
         arguments = context.request.arguments if context is not None and context.request is not None else {}
         Session(charts, inquiry, {name: values[0].decode() for name, values in arguments.items() if values})
 
+    handler = FunctionHandler(open_page)
+    handler.process_request = require_text
     return Server(
-        {"/": Application(FunctionHandler(open_page))},
+        {"/": Application(handler)},
         port=port,
         address=ADDRESS,
         allow_websocket_origin=[f"{name}:{port}" for name in (ADDRESS, "localhost")],
         check_unused_sessions_milliseconds=1000,
         unused_session_lifetime_milliseconds=3000,
     )
+
+
+def require_text(request: HTTPServerRequest) -> dict[str, Any]:
+    """Refuse values of a link that are no UTF-8. Bokeh calls it before a session begins, and adds its result."""
+    for values in request.arguments.values():
+        for value in values:
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                raise HTTPError(400) from None
+    return {}
 
 
 def _free_port() -> int:

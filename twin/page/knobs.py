@@ -23,6 +23,9 @@ LINK_BANDWIDTH = 50e9
 USUAL_GOALS = {"ttft": 1.0, "tpot": 0.05}
 """Seconds, where a scenario states no goal."""
 
+AS_PUBLISHED = "as published"
+"""The choice of weights in the format that the model is published in."""
+
 TOGETHER, APART = "together", "apart"
 GIVEN_LAYOUTS = {"colocated": TOGETHER, "disaggregated": APART}
 
@@ -85,7 +88,9 @@ def settings_of(knobs: list[Knob], choices: Choices, spec: ServingScenario) -> S
     """
     changed = {knob.name: choices[knob.name] for knob in knobs if choices[knob.name] != knob.value}
     settings: Settings = {
-        knob.field: choices[knob.name] for knob in knobs if knob.field and (knob.name in changed or not knob.stated)
+        knob.field: None if choices[knob.name] == AS_PUBLISHED else choices[knob.name]
+        for knob in knobs
+        if knob.field and (knob.name in changed or not knob.stated)
     }
     return settings | _system_settings(changed, choices, spec)
 
@@ -138,8 +143,9 @@ def _step_time(step_time: Mapping[str, Any]) -> list[Knob]:
     degrees = tuple(dict.fromkeys(["1", "2", "4", "8", str(step_time["tensor_parallel"])]))
     found.append(Knob("tp", "tensor parallel", str(step_time["tensor_parallel"]), degrees,
                       help="GPUs that share each layer of an engine"))  # fmt: skip
-    weights = tuple(dict.fromkeys([step_time["weights"], "bf16", "fp8"]))
-    return [*found, Knob("weights", "weights", step_time["weights"], weights, field="step_time.weights")]
+    value = step_time["weights"] or AS_PUBLISHED
+    weights = tuple(dict.fromkeys([value, AS_PUBLISHED, "bf16", "fp8"]))
+    return [*found, Knob("weights", "weights", value, weights, field="step_time.weights")]
 
 
 def _system(system: Mapping[str, Any]) -> list[Knob]:

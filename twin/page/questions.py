@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from latency_models.deployment.hugging_face import any_model
 from latency_models.io.builtin_files import is_path
 from latency_models.io.paths import CommandLineText
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
-from twin.page.knobs import Choices, Knob, knobs_of, settings_of, to_link
+from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link
 from twin.serving.timeseries import timeseries
 from twin.sweeps import ratio_sweep
 from twin.sweeps.one_run import make_run
@@ -182,7 +183,13 @@ def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
         key: {name: value for name, value in {**workload[key], "mean": choices[knob]}.items() if value is not None}
         for key, knob in (("prefill", "prompt"), ("decode", "answer"))
     }
-    reason = ""
+    reason, stated = "", choices["weights"]
+    try:
+        model = any_model(str(choices["model"]), inquiry.path.parent)
+        published = model.formats().linear
+    except BadInput as error:
+        return {"reason": f"no AFD curve: {error}"}
+    precision = "fp8" if (published if stated == AS_PUBLISHED else stated) == "fp8" else "bf16"
     for cards in FFN_CARDS:
         document = {
             "schema": "twin.scenario/1",
@@ -192,7 +199,7 @@ def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
                 "hardware": choices["gpu"],
                 "model": choices["model"],
                 "deployment": {
-                    "precision": "fp8" if choices["weights"] == "fp8" else "bf16",
+                    "precision": precision,
                     "ffn_cards": cards,
                     "link": "intra_node",
                 },
@@ -206,10 +213,22 @@ def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
         except BadInput as error:
             reason = error.expected.removeprefix("expected ")
             continue
-        configuration = sweep.theory[0]
+        theory, per_instance = sweep.theory[0]
+        of_instance = sweep.cases[0].plan.cards
         return {
-            "curves": configuration[1],
-            "theory": configuration[0],
-            "cards": {"attention": sweep.cases[0].plan.cards.attention, "ffn": sweep.cases[0].plan.cards.ffn},
+            "curves": _per_gpu(per_instance, of_instance.attention, of_instance.ffn),
+            "theory": theory,
+            "cards": {"attention": of_instance.attention, "ffn": of_instance.ffn},
         }
     return {"reason": f"no AFD curve: {reason}"}
+
+
+def _per_gpu(curves: dict[str, list[float]], attention: int, ffn: int) -> dict[str, list[float]]:
+    """Curves of throughput over the ratio r, tokens/s of a GPU in place of an instance."""
+    ratios = curves["ratio"]
+    return {
+        name: ratios
+        if name == "ratio"
+        else [value * (r + 1) / (r * attention + ffn) for value, r in zip(curves[name], ratios, strict=True)]
+        for name in ("ratio", "theory", "barrier")
+    }

@@ -32,6 +32,13 @@ from twin.page.knobs import Choices, Knob
 Document = dict[str, Any]
 Changed = Callable[[Choices], None]
 
+TITLED = """
+history.replaceState(null, '', '?' + link.tags[0])
+document.title = link.tags[1]
+document.querySelector('h1').textContent = link.tags[1]
+"""
+"""Script that shows a question's link and title."""
+
 NOTHING: dict[str, list[float]] = {"x": [], "y": []}
 ANSWER = """
 :host { font-size: 13px } .bk-clearfix { max-width: 100% } .scroll { overflow-x: auto }
@@ -64,7 +71,8 @@ class View:
         self.yaml = TextAreaInput(value="", rows=18, sizing_mode="stretch_width", stylesheets=[sheet],
                                   title="The scenario", max_length=None)  # fmt: skip
         self.link = Div(text="", tags=[""], stylesheets=[sheet], visible=False)
-        self.link.js_on_change("tags", CustomJS(code="history.replaceState(null, '', '?' + this.tags[0])"))
+        self.titled = CustomJS(args={"link": self.link}, code=TITLED)
+        self.link.js_on_change("tags", self.titled)
         self._latency, self._goals, latencies = self._latency_charts()
         self._time, timeline = _timeline()
         self._pareto, self._here, pareto = _pareto_chart(knobs)
@@ -93,12 +101,23 @@ class View:
             case "afd":
                 self._show_afd(document)
             case "error":
+                self._clear()
                 self.status.text = f'<p class="warning"><b>{escape(document["text"])}</b></p>'
 
-    def begin(self, scenario: str, query: str) -> None:
-        """A question has been asked: show its scenario and its link."""
-        self.yaml.value, self.link.tags = scenario, [query]
+    def begin(self, scenario: str, query: str, title: str) -> None:
+        """A question has been asked: show its scenario, its link and its title."""
+        self.yaml.value, self.link.tags = scenario, [query, title]
         self._fresh, self._reasons = set(), {}
+
+    def _clear(self) -> None:
+        """Remove the numbers and curves of an earlier question."""
+        self.answer.text = self.afd_note.text = self.pareto_note.text = ""
+        for source in (*self._latency.values(), *self._time.values(), *self._afd.values(), self._here):
+            source.data = dict(NOTHING)
+        for source in self._pareto.values():
+            source.data = {**NOTHING, "rate": []}
+        for source in (*self._goals.values(), self._star):
+            source.data = {"x": []}
 
     def _widget(self, knob: Knob, sheet: InlineStyleSheet) -> Widget:
         value = self._choices[knob.name]
@@ -194,11 +213,12 @@ class View:
         curves, theory, cards = found["curves"], found["theory"], found["cards"]
         for name, source in self._afd.items():
             source.data = {"x": curves["ratio"], "y": curves[name]}
-        self._star.data = {"x": [theory["r_star"]]}
+        self._star.data = {"x": [theory["r_star_per_card"]]}
+        published, best = theory["r_star_per_card"], theory["r_star_barrier_per_card"]
         self.afd_note.text = (
-            f"<p>r* = {theory['r_star']:.2f} ({theory['regime'].replace('-', ' ')}), with barrier and pipeline "
-            f"{theory['r_star_barrier']:.2f}; {cards['attention']} GPUs an attention and {cards['ffn']} an FFN "
-            "instance. Closed forms.</p>"
+            f"<p>Best by GPUs: r* = {published:.2f} ({theory['regime_per_card'].replace('-', ' ')}), with barrier and "
+            f"pipeline {best:.2f}; {cards['attention']} GPUs an attention and {cards['ffn']} an FFN instance. Closed "
+            "forms.</p>"
         )
 
 
@@ -275,7 +295,7 @@ def _pareto_chart(knobs: list[Knob]) -> tuple[dict[str, ColumnDataSource], Colum
 def _afd_chart() -> tuple[dict[str, ColumnDataSource], ColumnDataSource, UIElement]:
     chart = canvas("Attention and FFN apart (AFD)", height=300, x_axis_type="log")
     chart.xaxis.axis_label = "attention instances per FFN instance, r"
-    chart.yaxis.axis_label = "output tokens/s of an instance"
+    chart.yaxis.axis_label = "output tokens/s of a GPU"
     chart.y_range.start = 0
     sources: dict[str, ColumnDataSource] = {}
     shown: dict[str, list[Any]] = {}

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
@@ -136,5 +137,9 @@ class _Answering:
             connection.send((number, "done", {}))
         except Outdated:
             pass
+        except Exception as error:  # the page must not wait for an answer that does not come
+            self._stoppable = False
+            connection.send((number, "error", {"text": f"{type(error).__name__}: {error}"}))
+            traceback.print_exception(error)
         finally:
             self._stoppable = False

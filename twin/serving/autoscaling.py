@@ -155,7 +155,7 @@ class _Instance:
             (self.busy - busy) / seconds,
             (self.running - running) / seconds / engine.max_num_seqs,
             1 - engine.free_blocks / engine.blocks,
-            engine.core.num_running,
+            engine.num_running,
             engine.num_waiting,
         )
 

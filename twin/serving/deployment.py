@@ -91,8 +91,8 @@ def _product(name: str) -> str:
 
 
 def _alike(one: Model, other: Model) -> bool:
-    """True if two models have the same layers, whatever their names and sources."""
-    names = {"name", "source", "published_parameters"}
+    """True if two models have the same layers, whatever their names, sources and formats."""
+    names = {"name", "source", "published_parameters", "checkpoints"}
     return one.model_dump(exclude=names) == other.model_dump(exclude=names)
 
 

@@ -462,6 +462,11 @@ class Engine:
         return found + [record for record, *_ in self._inbox]
 
     @property
+    def num_running(self) -> int:
+        """Requests that are admitted and unfinished, as of the last step begun."""
+        return self.core.num_running
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         return self.core.num_waiting + len(self._inbox)

@@ -53,6 +53,7 @@ class ServingPlan:
         pools: engines that are alike, those that prefill first.
         trace_digest: a digest of the trace's content; None without a trace.
         replayed: the part of a trace that is replayed (`_replayed`); None with other arrivals.
+        file: the scenario's, for errors of a run; None if it is not known.
     """
 
     scenario: ServingScenario
@@ -63,6 +64,7 @@ class ServingPlan:
     trace_name: str | None
     trace_digest: str | None
     replayed: dict[str, float] | None
+    file: Path | None = None
 
     @property
     def scheduler(self) -> SchedulerPlan:

@@ -107,9 +107,21 @@ class PlannedPool:
             "models": self.spec.models,
             "engines": len(self.names),
             "num_gpu_blocks": self.scheduler.config.num_gpu_blocks,
-            "step_time": self.spec.step_time.provenance() | describe_origin(self.step_time),
+            "step_time": self._origin(),
             "device": self.spec.device.model_dump() if self.spec.device else None,
         }
+
+    def _origin(self) -> dict[str, Any]:
+        """The origin of its step times, with notes on what its engines share and on what is assumed of them."""
+        origin, parts = describe_origin(self.step_time), self.spec.engines_per_device
+        lora = self.spec.engine.lora_config
+        notes = [*origin.get("notes", ()), *([lora.assumed_cost] if lora and lora.assumed_cost else [])]
+        if parts > 1:
+            notes.append(
+                f"isolated means engines of their own for each model: {parts} of them divide a device, each with an "
+                "equal part of its memory and speed"
+            )
+        return self.spec.step_time.provenance() | origin | ({"notes": notes} if notes else {})
 
 
 def plan_pools(

@@ -11,6 +11,7 @@ from latency_models.unknowns import Unknown, draw_scores
 from scenarios.routing import router_name
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
+from schedulers.routing import draws
 
 if TYPE_CHECKING:
     from workloads.generator import Workload
@@ -36,13 +37,6 @@ def scores_of(unknowns: Iterable[Unknown], seed: int, draw: Draw) -> dict[str, f
     return {name: score}
 
 
-DETERMINISTIC_ROUTERS = (
-    "least_loaded", "round_robin", "prefix_aware", "session_affinity", "consistent_hashing",
-    "weighted_least_loaded", "shortest_expected_delay",
-)  # fmt: skip
-"""Routers that draw nothing. A plug-in's may, so its replications are run."""
-
-
 def random_parts(
     scenario: ServingScenario, workload: Workload | DrawnSessions | RecordedSessions, largest_group: int
 ) -> tuple[str, ...]:
@@ -53,7 +47,7 @@ def random_parts(
     """
     arrivals = scenario.workload.arrivals
     thinking = isinstance(arrivals, ClosedLoopSpec) and bool(arrivals.think and arrivals.think_cv)
-    routed = router_name(scenario.system.routing) not in DETERMINISTIC_ROUTERS and largest_group > 1
+    routed = largest_group > 1 and draws(router_name(scenario.system.routing))
     drafted = any(pool.engine.speculative_config for pool in scenario.pools)
     others = {"routing": routed, "think_times": thinking, "speculation": drafted}
     return tuple(dict.fromkeys((*workload.random, *(name for name, random in others.items() if random))))

@@ -289,11 +289,13 @@ def _clients(
     if isinstance(workload, Workload):
         requests = workload.requests(for_workload, plan.requests)
         if isinstance(spec, ClosedLoopSpec):
-            return ClosedLoop(env, system, requests, spec.concurrency, spec.pauses(for_clients))
+            clients = min(spec.concurrency, plan.requests)  # others find no request left
+            return ClosedLoop(env, system, requests, clients, spec.pauses(for_clients))
         return OpenLoop(env, system, requests, max(map(len, plan.groups)))
     sessions, log = workload.sessions(for_workload, plan.requests), SessionLog(detail=bool(plan.scenario.detail))
     if isinstance(spec, ClosedLoopSpec):
-        return ClosedSessions(env, system, sessions, log, spec.concurrency, spec.pauses(for_clients))
+        users = min(spec.concurrency, plan.requests)
+        return ClosedSessions(env, system, sessions, log, users, spec.pauses(for_clients))
     return OpenSessions(env, system, sessions, log)
 
 

@@ -29,6 +29,7 @@ from twin.serving.simulation import Run, Simulation
 from twin.serving.speculation import SimulatedSpeculation
 from twin.serving.step_file import StepFile
 from twin.serving.tier_links import TierLinks
+from workloads.errors import BadInput
 
 WORTH_A_PROCESS = 10_000
 """Requests of a run for which another process gains more than it costs."""
@@ -44,8 +45,21 @@ def make_run(
         processes: at most so many, where engines are independent (`why_together`) and the run is long enough.
 
     Raises:
-        BadInput: a request does not fit into an engine's KV memory, even alone.
+        BadInput: a request does not fit into an engine's KV memory, even alone; or a plug-in's policy returns a value
+            of another type than its protocol says, which compiled modules refuse.
     """
+    try:
+        return _make_run(plan, replication, draw, sink, processes)
+    except BadInput as error:
+        raise error.in_file(plan.file) from None
+    except (TypeError, AttributeError, AssertionError) as error:
+        if not plan.scenario.plugins:
+            raise
+        expected = f"expected policies that return what their protocols say: {type(error).__name__}: {error}"
+        raise BadInput(expected, field="plugins", value=plan.scenario.plugins, file=plan.file) from error
+
+
+def _make_run(plan: ServingPlan, replication: int, draw: Draw, sink: Sink | None, processes: int) -> Run:
     groups = len(independent_groups(plan))
     if groups == 1:
         return Simulation(plan, replication, draw, sink=sink).run()

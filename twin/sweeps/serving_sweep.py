@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -298,22 +298,16 @@ def prepare(
             key = json.dumps(None if spec is None else [spec.path, spec.format])
             if key not in traces:
                 traces[key] = scenario.workload.read_trace(path.parent)
-            plan = make_plan(scenario, path.parent, traces[key], step_times)
+            plan = replace(make_plan(scenario, path.parent, traces[key], step_times), file=path)
             _check_draws(plan, draws)
             cases.append(Case(present_settings(ServingScenario, settings), plan))
         except BadInput as error:
             errors.append((settings, error))
         advance(in_words(settings))
     if not cases and errors:
-        raise _naming_file(errors[0][1], path)
+        raise errors[0][1].in_file(path)
     infeasible = [Infeasible(present_settings(ServingScenario, each), str(error)) for each, error in errors]
     return ServingSweep(cases, replications, draws, infeasible)
-
-
-def _naming_file(error: BadInput, path: Path) -> BadInput:
-    if error.file:
-        return error
-    return BadInput(error.expected, value=error.value, field=error.field, file=path)
 
 
 def _check_draws(plan: ServingPlan, draws: int | None) -> None:

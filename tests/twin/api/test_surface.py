@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,53 @@ def test_arguments_are_named_as_python_has_them(file: Path) -> None:
         with pytest.raises(BadInput) as found:
             twin.sweep(file, **given)
         assert found.value.field == field
+
+
+@pytest.mark.parametrize("function", [twin.load, twin.simulate, twin.sweep])
+@pytest.mark.parametrize("source", [None, 5, 2.5, b"s.yaml", ["s.yaml"], {"kind": "serving"}, "\0"])
+def test_no_path_of_a_scenario(function: Callable[..., object], source: object) -> None:
+    with pytest.raises(BadInput) as found:
+        function(source)
+    if source != "\0":
+        assert found.value.field == ("path" if function is twin.load else "scenario")
+
+
+@pytest.mark.parametrize("overrides", [5, [5], True, b"seed=1", [b"seed=1"], [None], object(), {5: 1}, {None: 1}])
+def test_overrides_that_are_none(file: Path, overrides: object) -> None:
+    for function, name in ((twin.load, "overrides"), (twin.simulate, "overrides"), (twin.sweep, "vary")):
+        with pytest.raises(BadInput) as found:
+            function(file, overrides)  # type: ignore[operator]
+        assert found.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("argument", "values"),
+    [
+        ("draws", ["x", 2.5, True, []]),
+        ("replications", [None, "x", 2.0, {}]),
+        ("jobs", ["x", 1.5, [1]]),
+        ("executor", [None, 5, ["local"]]),
+        ("trace", [5, b"t", ["t.csv"]]),
+    ],
+)
+def test_arguments_of_other_types(file: Path, argument: str, values: list[object]) -> None:
+    for value in values:
+        for function in (twin.simulate, twin.sweep):
+            with pytest.raises(BadInput) as found:
+                function(file, **{argument: value})  # type: ignore[arg-type]
+            assert found.value.field == argument
+
+
+def test_folders_and_figures_of_other_types(file: Path) -> None:
+    for result in (twin.simulate(file), twin.sweep(file)):
+        for folder in (None, 5, ["x"]):
+            with pytest.raises(BadInput) as found:
+                result.save(folder)  # type: ignore[arg-type]
+            assert found.value.field == "folder"
+        for kind in (5, ["sweep"]):
+            with pytest.raises(BadInput) as found:
+                result.plot(kind)  # type: ignore[arg-type]
+            assert found.value.field == "kind"
 
 
 def test_nothing_is_printed_and_nothing_is_written(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,5 +176,5 @@ def test_a_missing_library_is_named_with_its_extra(
         monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
         assert run(["sweep", str(serving), "--executor", executor]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"twin: --executor: expected the extra [{executor}] to be installed (")
+        assert line.startswith(f"twin: --executor: expected the extra [{executor}] to be installed: pip install ")
         assert not Path("runs").exists()

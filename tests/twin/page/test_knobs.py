@@ -54,6 +54,17 @@ def test_choices_set_their_fields() -> None:
     assert document["measure"]["slo"] == {"ttft": 0.5, "tpot": 0.03}
 
 
+def test_weights_are_those_of_the_chosen_model_as_published() -> None:
+    assert changed(weights="fp8")["step_time"]["weights"] == "fp8"
+    assert changed(weights="as published", model="gpt-oss-20b")["step_time"]["weights"] is None
+    document = roofline()
+    del document["step_time"]["weights"]
+    asked = inquiry(document)
+    (knob,) = [knob for knob in asked.knobs if knob.name == "weights"]
+    assert (knob.value, knob.options) == ("as published", ("as published", "bf16", "fp8"))
+    assert "weights" not in asked.changed(from_link(asked.knobs, {"model": "gpt-oss-20b"}))["step_time"]
+
+
 def test_engines_are_taken_apart_with_a_link_for_the_caches() -> None:
     system = changed(layout="apart", engines=3, prefill=2)["system"]
     link = system.pop("link")

@@ -18,6 +18,7 @@ def document(routing: Any, delay: float | None = None, **others: Any) -> dict[st
         workload={
             "requests": 200,
             "arrivals": {"process": "poisson", "rate": 20.0},
+            "prefill": {"distribution": "uniform", "low": 6, "high": 90},
             "prefixes": {"groups": 12, "tokens": 48, "block_tokens": 16},
         },
         engine={"num_gpu_blocks": 60, "async_scheduling": others.pop("async_scheduling", False)},

@@ -1,0 +1,188 @@
+"""Runs each command of README as a user has it: installed from a wheel, in a folder without the checkout.
+
+    python tests/installed/verbs.py
+
+The wheel is installed into an environment of its own, which borrows the dependencies of this interpreter's. Sizes are
+reduced by flags where there are some. A command passes if it writes no traceback and exits with 0, or with 4 or 5 where
+it compares measurements with a goal, which a busy machine misses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "examples/models/tiny-llama.json"
+MISSED, UNDECIDED = 4, 5
+
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (
+        "plan", "--model", "llama-3.1-8b", "--gpu", "h100", "--rate", "20", "--prompt-tokens", "1000",
+        "--answer-tokens", "200", "--slo", "ttft_p99=1s", "--slo", "tpot_p99=30ms",
+    ),
+    ("simulate", "examples/sun-shared.yaml", "--set", "workload.requests=200"),
+    (
+        "sweep", "examples/prelude-judges.yaml", "--set", "workload.requests=200", "--set", "engine.max_num_seqs=32,64",
+        "--runs", "swept",
+    ),
+    ("report",),
+    ("init", "-o", "scenario.yaml"),
+    ("simulate", "scenario.yaml", "--set", "workload.requests=50"),
+    ("sweep", "examples/afd-deepseek-v3.yaml", "--ratio", "1,2", "--set", "batch_size=64"),
+    ("reproduce", "afd"),
+    ("calibrate", "run", "--device", "cpu", "--model", MODEL, "-o", "mine.calibration.yaml", "--quick"),
+    ("adapt", "base", "base", "--steps", "30"),
+    ("adapt", "prefill", "base", "sun", "--task", "reverse_add_one", "--steps", "20"),
+    (
+        "validate", "examples/validate-cpu.yaml", "--set", f"model.path={MODEL}", "--set", "workload.requests=12",
+        "--set", "loads=[0.5]", "--set", "profiling.rounds=12", "--repeats", "2", "--tolerance", "1000",
+    ),
+)  # fmt: skip
+"""Those that end by themselves and need no server."""
+
+
+def main() -> None:
+    """Install, run everything, and exit with 1 if something failed."""
+    with tempfile.TemporaryDirectory(prefix="installed-") as folder:
+        twin, place = install(Path(folder, "environment")), Path(folder, "place")
+        shutil.copytree(ROOT / "examples", place / "examples")
+        runs = Commands(twin, place)
+        runs.check("--version", expected=r"\(compiled\)")
+        for command in COMMANDS:
+            runs.check(*command, *([newest(place / "swept")] if command == ("report",) else []))
+        with runs.server("page", "--port", "0", "--no-browser") as address:
+            runs.fetch(address)
+        (place / "trace.csv").write_text(TRACE)
+        with (
+            runs.server("serve-live", "--model", MODEL, "--random-weights", "--port", "0") as engine,
+            runs.server("observe", "--upstream", engine, "--port", "0", "-o", "observed") as proxy,
+        ):
+            runs.check("replay", "trace.csv", "--url", proxy, "-o", "replayed", "--vocabulary", "500")
+        (place / "requests.jsonl").write_text(recorded_requests())
+        scenario = "examples/roofline-h200-llama-70b.yaml"
+        runs.check("calibrate", "refine", scenario, "--run", "requests.jsonl", "--first", "6", "-o", "refined.yaml")
+        missing = verbs_of_readme() - runs.verbs
+    for name in sorted(missing):
+        print(f"FAILED {name}: a command of README that is not run here")
+    sys.exit(1 if runs.failed or missing else 0)
+
+
+TRACE = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{0.1 * i:.1f},{24 + i},{8 + i % 5}\n" for i in range(40))
+
+
+def install(folder: Path) -> Path:
+    """Install the wheel into a new environment; returns its `twin`."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (libraries,) = folder.glob("lib/python*/site-packages")
+    (libraries / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run(
+        [folder / "bin" / "pip", "install", "-q", "--no-deps", str(ROOT)], check=True,
+        env={**os.environ, "SERVING_TWIN_COMPILE": "1"},
+    )  # fmt: skip
+    return folder / "bin" / "twin"
+
+
+def newest(folder: Path) -> str:
+    """The run folder in a folder of runs."""
+    return str(max(folder.iterdir()))
+
+
+def recorded_requests() -> str:
+    """The recorded requests in the how-to of refinement."""
+    found = re.search(r"```jsonl\n(.*?)```", (ROOT / "docs" / "how-to" / "refine.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def verbs_of_readme() -> set[str]:
+    """The commands in README's table, such as `plan` and `calibrate run`."""
+    cells = re.findall(r"^\| (`twin .*?) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    lines = [line for cell in cells for line in re.findall(r"`twin ([^`]*)`", cell)]
+    return {verb(line.split()) for line in lines}
+
+
+def verb(words: list[str]) -> str:
+    """The command that a line begins with."""
+    return " ".join(words[:2]) if words[0] in ("calibrate", "adapt") else words[0]
+
+
+class Commands:
+    """Runs commands in a folder, without the checkout on any path.
+
+    Attributes:
+        verbs: those that were run. failed: whether one of them failed.
+    """
+
+    def __init__(self, twin: Path, place: Path) -> None:
+        self._twin, self._place = twin, place
+        self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.verbs: set[str] = set()
+        self.failed = False
+
+    def check(self, *words: str, expected: str = "") -> None:
+        """Run a command to its end, and judge it. `expected` is to be found in its output."""
+        begun = time.perf_counter()
+        ended = subprocess.run(
+            [self._twin, *words], cwd=self._place, env=self._environment, capture_output=True, text=True, check=False
+        )
+        allowed = (0, MISSED, UNDECIDED) if verb(list(words)) in ("calibrate run", "validate") else (0,)
+        good = ended.returncode in allowed and re.search(expected, ended.stdout) is not None
+        self._judge(list(words), good, ended.returncode, ended.stderr, time.perf_counter() - begun)
+
+    @contextmanager
+    def server(self, *words: str) -> Iterator[str]:
+        """Start a server, hand over the address that it prints, end it with SIGTERM, and judge it."""
+        begun = time.perf_counter()
+        log = self._place / f"{words[0]}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [self._twin, *words], cwd=self._place, env=self._environment, stdout=errors, stderr=errors
+            )
+        try:
+            yield self._address(process, log)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60)
+            self._judge(list(words), code == 0, code, log.read_text(), time.perf_counter() - begun)
+
+    def fetch(self, address: str) -> None:
+        """Get a page."""
+        with urllib.request.urlopen(address, timeout=60) as response:
+            self.failed = self.failed or response.status != 200
+
+    def _address(self, process: subprocess.Popen[bytes], log: Path) -> str:
+        """The address in a server's output, once it is there."""
+        for _ in range(600):
+            printed = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+            if printed is not None:
+                return printed[0]
+            if process.poll() is not None:
+                break
+            time.sleep(0.1)
+        raise SystemExit(f"no address from {process.args}: {log.read_text()}")
+
+    def _judge(self, words: list[str], good: bool, code: int, errors: str, seconds: float) -> None:
+        self.verbs.add(verb(words))
+        good = good and "Traceback" not in errors
+        self.failed = self.failed or not good
+        print(
+            f"{'ok    ' if good else 'FAILED'} twin {' '.join(words)}  ({seconds:.0f} s, exit code {code})", flush=True
+        )
+        if not good:
+            print(errors, flush=True)
+
+
+if __name__ == "__main__":
+    main()
