@@ -50,6 +50,7 @@ from schedulers.engine_config import EngineConfig, OneShotBudget
 from tests.live.server.wire import Client
 from tests.rehearsal.gpu import PretendedGPU
 from twin.cli.program import app
+from twin.cli.validate import EXIT_CODES
 
 Piece = Callable[[PretendedGPU], None]
 
@@ -172,7 +173,7 @@ def command(run: Callable[[list[str]], object], *arguments: str) -> Piece:
                 stack.enter_context(redirect(io.StringIO()))
             Path("scenario.yaml").write_text(SCENARIO.format(model=TINY), encoding="utf-8")
             code = run(list(arguments))
-        assert code in (0, MISSED), f"exit code {code}"
+        assert code in (0, *EXIT_CODES.values(), MISSED), f"exit code {code}"
 
     return rehearse
 

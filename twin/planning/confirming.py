@@ -7,6 +7,7 @@ the step times' error are new too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,17 @@ OTHER_SEED = 1_000_000
 LOOKS = 4
 """Looks at one candidate: after `plan.replications` windows, and twice, four and eight times as many."""
 
+REQUESTS = 200_000
+"""Up to so many requests, further looks are taken at a candidate against which only luck speaks: few windows, or short
+ones, cannot rule luck out."""
+
 PROMISING = 0.75
 """A candidate less likely than this to meet its goals is not worth further windows."""
+
+
+def most_looks(replications: int, requests: int) -> int:
+    """Looks at one candidate at most, of which the first is at so many windows of so many requests."""
+    return max(LOOKS, 1 + int(math.log2(max(REQUESTS / (replications * requests), 1.0))))
 
 
 class Confirmer:
@@ -46,28 +56,28 @@ class Confirmer:
         if not self.judge.random([candidate]):
             return verdict
         self._tried += 1
-        for look in range(LOOKS):
-            (verdict,) = self.judge.look([candidate], spec.replications * 2**look)
-            no_luck = 1 - self._luck(verdict)
-            if verdict.probability * no_luck >= spec.reliability:
+        looks = most_looks(spec.replications, self.judge.horizon.long)
+        for look in range(1, looks + 1):
+            (verdict,) = self.judge.look([candidate], spec.replications * 2 ** (look - 1))
+            claim = verdict.probability * (1 - self._luck(verdict, looks))
+            if claim >= spec.reliability:
                 verdict = self.judge.with_draws(replace(verdict, meets=True, reason=""))
                 break
-            if verdict.probability < PROMISING:
+            if verdict.probability < (PROMISING if look < LOOKS else spec.reliability):
                 break
-        claim = verdict.probability * no_luck
         meets = claim >= spec.reliability and (verdict.sure is None or verdict.meets)
         reason = "" if meets else self._refuted(verdict)
         seed = self.judge.question.seed
         return replace(verdict, decided=True, meets=meets, reason=reason, seed=seed)
 
-    def _luck(self, verdict: Verdict) -> float:
+    def _luck(self, verdict: Verdict, looks: int) -> float:
         """`adjusted_luck` of a verdict's windows; all of it for a system whose queue grows."""
         if verdict.saturated or len(verdict.windows) < 2:
             return 1.0
         excess, variance = (np.array([window[name] for window in verdict.windows]) for name in ("excess", "variance"))
         kept = np.array([_share_within(goal) for goal in self.judge.goals])
         allowed = np.where(kept > 0, variance.sum(axis=0) / np.maximum(kept, 1e-9), 0.0)
-        return adjusted_luck(chance_of_luck(excess, allowed), self._tried, LOOKS)
+        return adjusted_luck(chance_of_luck(excess, allowed), self._tried, looks)
 
     @staticmethod
     def _refuted(verdict: Verdict) -> str:

@@ -18,7 +18,7 @@ from twin.planning.answer import (
     sentence,
     untried,
 )
-from twin.planning.confirming import LOOKS, OTHER_SEED, Confirmer
+from twin.planning.confirming import OTHER_SEED, Confirmer, most_looks
 from twin.planning.judging import DRAWS, Judge, Verdict
 from twin.planning.load import Load, MostThroughput, changes, confirmed, highest_rate
 from twin.planning.prospects import horizon, prospects
@@ -90,7 +90,7 @@ class Planner:
     def windows_left(self) -> int:
         """Windows that are still to come, at most: of candidates, of the confirmation, and of what follows it."""
         long = self.question.spec.replications
-        confirming = (long << (LOOKS - 1)) + DRAWS
+        confirming = (long << (most_looks(long, self.horizon.long) - 1)) + DRAWS
         following = 0 if self.brief else AFTERWARDS * (1 + long + DRAWS)
         return self.search.undecided() * (1 + long + 2 * DRAWS) + confirming + ALTERNATIVES * (long + DRAWS) + following
 

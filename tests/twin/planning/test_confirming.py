@@ -30,9 +30,13 @@ class DrawnWindows:
     rng: np.random.Generator
     goals: tuple[Goal, ...] = (Goal("ttft_p99", "ttft", 1.0, 0.99),)
     drawn: dict[str, list[float]] = field(default_factory=dict)
+    requests: int = 3000
+    allowed: float = ALLOWED
+    burst: float = 20.0
 
     def __post_init__(self) -> None:
         self.question = SimpleNamespace(seed=OTHER_SEED, spec=SimpleNamespace(reliability=0.95, replications=20))
+        self.horizon = SimpleNamespace(long=self.requests)
 
     def random(self, candidates: list[Candidate]) -> bool:
         return True
@@ -43,9 +47,9 @@ class DrawnWindows:
     def look(self, candidates: list[Candidate], count: int) -> list[Verdict]:
         (chosen,) = candidates
         own = self.drawn.setdefault(chosen.name, [])
-        while len(own) < count:  # misses come in bursts: a skewed excess with a deviation of 20
-            own.append(20.0 * (self.rng.exponential() - 1.0) + self.means[chosen.name])
-        windows = [{"excess": [each], "variance": [0.99 * ALLOWED], "values": [1.0]} for each in own]
+        while len(own) < count:  # misses come in bursts: a skewed excess
+            own.append(self.burst * (self.rng.exponential() - 1.0) + self.means[chosen.name])
+        windows = [{"excess": [each], "variance": [0.99 * self.allowed], "values": [1.0]} for each in own]
         chance = probability(np.array(own)[:, None], SPAN)
         return [Verdict(chosen, chance, windows, False, True, chance >= 0.95, "" if chance >= 0.95 else "misses")]
 
@@ -124,6 +128,17 @@ def test_however_many_are_tried_the_errors_allowed_add_up_to_what_the_plan_allow
     assert [adjusted_luck(each, i + 1, LOOKS) for i, each in enumerate(luck)] == pytest.approx([0.05] * len(luck))
     assert LOOKS * sum(luck) == pytest.approx(0.05, rel=1e-3)
     assert adjusted_luck(0.5, 3, LOOKS) == 1.0
+
+
+def test_short_windows_are_added_until_they_can_rule_luck_out() -> None:
+    """Four windows of two hundred requests prove nothing, 32 little; a candidate without a miss gets what it takes."""
+    drawn = DrawnWindows({}, np.random.default_rng(8), requests=200, allowed=2.0, burst=0.0)
+    drawn.question.spec.replications = 4
+    (tried,) = pool(1)
+    drawn.means[tried.name] = -2.0
+    confirmed = Confirmer(cast(Judge, drawn), tried=4).confirm(drawn.look([tried], 4)[0])
+    assert confirmed.meets
+    assert len(confirmed.windows) > 4 << (LOOKS - 1)
 
 
 def test_a_recommendation_rests_on_windows_of_another_seed() -> None:
