@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from twin.cli import run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODEL = str(EXAMPLES / "models" / "tiny-llama.json")
@@ -21,16 +20,15 @@ COMMANDS = {
     "quality": ("live.adaptation", ["reproduce", "sun", "--quality"]),
 }
 
+WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from twin.cli import run; sys.exit(run(sys.argv[2:]))"
+"""Runs a command as without torch, which the named module imports; in a process that has imported nothing else."""
+
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_extra_and_its_command_are_said(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_extra_and_its_command_are_said(name: str, tmp_path: Path) -> None:
     module, command = COMMANDS[name]
-    monkeypatch.chdir(tmp_path)
-    for loaded in [each for each in sys.modules if each.startswith(("live.", "twin.reproductions."))]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, module, None)  # as without torch, which it imports
-    assert run(command) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    process = [sys.executable, "-c", WITHOUT, module, *command]
+    done = subprocess.run(process, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
     assert "expected the extra [live] to be installed: pip install '.[live]' in a checkout (" in line
