@@ -82,7 +82,7 @@ LEFT_OUT: dict[str, Callable[[SiliconRow], str]] = {
 
 def closed_loop_rows(rows: Sequence[SiliconRow], tables: Path) -> list[Comparison]:
     """TPOT of closed-loop rows: dev rows by a fit to calib rows, then every row by fits that leave its like out."""
-    library = Library(tables, SiliconRegression().expert_rows)
+    library = Library(tables)
     calib = [row for row in rows if row.split == "calib"]
     found = [Comparison("TPOT of dev rows, configuration in calib", fitted=True)]
     model = SiliconRegression(tables=tables).fit(calib, library)

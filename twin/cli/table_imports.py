@@ -80,7 +80,10 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
         model, weights = model_and_format(request.model)
     else:
         model = any_model(request.model)
-    tables, made, refused = read_tables(files), [], []
+    tables = read_tables(files)
+    engine = tables.origin.engine or stated.engine or files.backend
+    tables = replace(tables, origin=replace(tables.origin, engine=engine))
+    made, refused = [], []
     for degree in request.degrees:
         placement = Placement(
             tensor_parallel=degree, expert_tensor_parallel=degree, weights=weights, cache=request.cache
@@ -91,8 +94,8 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
             refused.append((degree, error))
             continue
         known = kernels.origin.completed(stated)
-        engine, version = known.engine or files.backend, known.engine_version or files.version
-        kernels = replace(kernels, origin=replace(known, engine=engine, engine_version=version))
+        version = known.engine_version or files.version
+        kernels = replace(kernels, origin=replace(known, engine_version=version))
         parts = (model.name, files.system or files.folder.name, files.backend, files.version, weights, f"tp{degree}")
         notes = (_describe(kernels.origin, weights, request.cache), *kernels.notes, *kernels.origin.unknown)
         made.append(TableImport("-".join(filter(None, parts)) + ".yaml", kernels.document(), notes))

@@ -39,7 +39,7 @@ DEVIATIONS = {
     "decode": (0.3, 0.05, 0.05),
     "attention": (0.3, 0.05, 0.05),
     "collectives": (1.0, 0.1, 0.05),
-    "experts": (0.4, 0.1, 0.05),
+    "experts": (0.2, 0.4, 0.05),
     "prefill": (0.4, 0.05, 0.1),
 }
 """Prior deviations of the logarithms of factors: of all rows, of their tables, of a model."""
@@ -107,7 +107,6 @@ class SiliconRegression(Estimator):
 
     Args:
         tables: folder that contains the folders of kernel tables, and their systems.
-        expert_rows: see `Placement`.
         max_batched_tokens: rows of a step.
     """
 
@@ -116,8 +115,8 @@ class SiliconRegression(Estimator):
     groups_: frozenset[str]
     models_: frozenset[str]
 
-    def __init__(self, *, tables: Path = Path(), expert_rows: int = 256, max_batched_tokens: int = 8192) -> None:
-        self.tables, self.expert_rows, self.max_batched_tokens = tables, expert_rows, max_batched_tokens
+    def __init__(self, *, tables: Path = Path(), max_batched_tokens: int = 8192) -> None:
+        self.tables, self.max_batched_tokens = tables, max_batched_tokens
 
     def fit(self, rows: Sequence[SiliconRow], library: Library | None = None) -> Self:
         """Fit the corrections.
@@ -131,7 +130,7 @@ class SiliconRegression(Estimator):
         """
         if len(rows) < 8:
             raise CannotFit("expected at least 8 rows", field="rows", value=len(rows))
-        library = library or Library(self.tables, self.expert_rows)
+        library = library or Library(self.tables)
         parts = [library.known(row, self._parts) for row in rows]
         self.new_, self.known_ = (Posterior(rows, parts, group).most_probable() for group in GROUP)
         self.library_, self.points_ = library, len(rows)
@@ -258,8 +257,8 @@ def _group(row: SiliconRow) -> str:
 class Library:
     """The engines of rows: kernels and memory, each read and composed once."""
 
-    def __init__(self, folder: Path, expert_rows: int) -> None:
-        self._folder, self._expert_rows = folder, expert_rows
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._tables: dict[str, KernelTables] = {}
         self._engines: dict[str, tuple[ModelKernels, float | None]] = {}
         self._parts: dict[SiliconRow, Parts] = {}
@@ -271,7 +270,7 @@ class Library:
             if row.tables not in self._tables:
                 self._tables[row.tables] = read_tables(self._folder / row.tables)
             tables, model = self._tables[row.tables], load_model(row.model)
-            placement = row.placement(model, self._expert_rows)
+            placement = row.placement(model)
             capacity = None if tables.device is None else kv_capacity(tables.device, model, placement)
             self._engines[key] = (compose(tables, model, placement), capacity)
         return self._engines[key]

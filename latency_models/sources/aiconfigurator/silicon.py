@@ -53,7 +53,7 @@ class SiliconRow:
     source: str = ""
     drawn_lengths: bool = False
 
-    def placement(self, model: Model, expert_rows: int = 1) -> Placement:
+    def placement(self, model: Model) -> Placement:
         """Formats and ranks. Published MoE checkpoints in fp8 scale weights block by block, and keep a 16-bit cache."""
         sparse = model.ffn.kind == "moe"
         fp8 = self.precision == "fp8"
@@ -65,7 +65,6 @@ class SiliconRow:
             weights=("fp8_block" if sparse else "fp8") if fp8 else "float16",
             cache=cache,
             attention="fp8" if cache == "fp8" and self.backend == "trtllm" else "float16",
-            expert_rows=expert_rows,
         )
 
 

@@ -119,8 +119,8 @@ def test_the_step_time_is_the_one_that_predicts(library: Path) -> None:
 
 
 def test_an_estimator_like_the_others(library: Path) -> None:
-    model = SiliconRegression(tables=library, expert_rows=8)
-    assert model.get_params() == {"tables": library, "expert_rows": 8, "max_batched_tokens": 8192}
+    model = SiliconRegression(tables=library, max_batched_tokens=4096)
+    assert model.get_params() == {"tables": library, "max_batched_tokens": 4096}
     for ask in (lambda: model.predict([POINT]), lambda: model.corrections(POINT), lambda: model.step_time(POINT)):
         with pytest.raises(NotFitted, match="expected SiliconRegression to be fitted"):
             ask()
@@ -129,7 +129,7 @@ def test_an_estimator_like_the_others(library: Path) -> None:
     assert vars(clone(model)) == model.get_params()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(rows), model.predict(rows))
     np.testing.assert_array_equal(
-        SiliconRegression(tables=library, expert_rows=8).fit(rows).predict(rows), model.predict(rows)
+        SiliconRegression(tables=library, max_batched_tokens=4096).fit(rows).predict(rows), model.predict(rows)
     )
 
 
@@ -160,4 +160,15 @@ def test_a_configuration_that_was_left_out(real_rows: Path, real_tables: Path) -
     assert model.groups_ == {group.format(ranks) for ranks in (1, 4, 8)}
     assert np.median(errors(model, left)) < 0.08
     inside = [abs(np.log(model.loop(row).tpot / row.tpot)) < 1.645 * model.deviation(row) for row in left]
+    assert np.mean(inside) > 0.85
+
+
+def test_a_mixture_on_an_engine_none_of_whose_mixtures_was_fitted(real_rows: Path, real_tables: Path) -> None:
+    """TensorRT-LLM's 126 rows of Qwen3-235B from fits to vLLM's: 11 % off when this was written, 97 % in intervals."""
+    model = SiliconRegression(tables=real_tables).fit([r for r in read_silicon_rows(real_rows) if r.split == "calib"])
+    later = read_silicon_rows(real_rows.with_name("aiconfigurator_silicon_more.csv.gz"), known_only=True)
+    rows = [row for row in later if row.backend == "trtllm" and row.model == "qwen3-235b-a22b"]
+    assert len(rows) == 126
+    assert np.median(errors(model, rows)) < 0.12
+    inside = [abs(np.log(model.loop(row).tpot / row.tpot)) < 1.645 * model.deviation(row) for row in rows]
     assert np.mean(inside) > 0.85

@@ -98,10 +98,10 @@ def test_formats_follow_precision_backend_and_kind_of_model(tmp_path: Path) -> N
     trtllm, vllm, wide = read(
         tmp_path, {}, {"backend": "vllm", "moe_tp_size": "4"}, {"precision": "", "moe_ep_size": "2", "moe_tp_size": "2"}
     )
-    assert trtllm.placement(dense) == Placement(2, 1, 1, "fp8", "fp8", "fp8", 1)
-    assert vllm.placement(dense) == Placement(2, 1, 1, "fp8", "fp8", "float16", 1)
-    assert vllm.placement(sparse, 9) == Placement(2, 4, 1, "fp8_block", "float16", "float16", 9)
-    assert wide.placement(sparse) == Placement(2, 2, 2, "float16", "float16", "float16", 1)
+    assert trtllm.placement(dense) == Placement(2, 1, 1, "fp8", "fp8", "fp8")
+    assert vllm.placement(dense) == Placement(2, 1, 1, "fp8", "fp8", "float16")
+    assert vllm.placement(sparse) == Placement(2, 4, 1, "fp8_block", "float16", "float16")
+    assert wide.placement(sparse) == Placement(2, 2, 2, "float16", "float16", "float16")
 
 
 def test_the_published_points(real_rows: Path) -> None:
