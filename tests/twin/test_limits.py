@@ -112,8 +112,8 @@ def test_more_runs_than_a_command_makes(numbers: tuple[int, int], told: str) -> 
 
 
 def test_more_runs_than_a_sweep_makes() -> None:
-    with pytest.raises(BadInput, match="got 100100, expected at most 100,000 runs"):
-        prepare(scenario(), FILE, [{"seed": seed} for seed in range(100)], replications=1000, draws=1)
+    with pytest.raises(BadInput, match="got 101000, expected at most 100,000 runs"):
+        prepare(scenario(), FILE, [{"seed": seed} for seed in range(100)], replications=1000, draws=10)
 
 
 def test_combinations_are_counted_before_they_are_made() -> None:

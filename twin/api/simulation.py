@@ -194,7 +194,8 @@ def simulate(
         overrides: changed fields, as a mapping of dotted keys or as texts `key=value`.
         replications: runs with other seeds of the same workload; several give every metric a 95 % interval.
         draws: runs with what is not known of step times and memory drawn, in the first realisation of the workload;
-            each unknown is then varied alone, too. None: as many as replications if there are several.
+            each unknown is then varied alone, too. 0, or at least 10; None: as many as replications, and 10 or
+            more, if there are several.
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
         jobs: processes, by default one for each core. A single run uses them if its engines are independent.
         executor: where the runs after the first are made: `local`, `dask`, `dask://host:port` or `ray`.

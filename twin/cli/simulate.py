@@ -54,7 +54,8 @@ def simulate(
     replications
         Runs with other seeds of the same workload; several give every metric a 95 % interval.
     draws
-        Runs with what is not known of step times and memory drawn; default: as many as replications if several.
+        Runs with what is not known of step times and memory drawn, 10 or more; default: as many as replications if
+        several.
     jobs
         Processes, for several runs, and for one run of independent engines; default: one for each core.
     executor

@@ -76,7 +76,7 @@ def sweep(
     replications
         Runs of every configuration with other seeds; several give every metric a 95 % interval (serving systems).
     draws
-        Runs with what is not known drawn; default: as many as replications if several (serving systems).
+        Runs with what is not known drawn, 10 or more; default: as many as replications if several (serving systems).
     """
     configure_libraries()
     from scenarios.kinds import read_scenario

@@ -33,6 +33,9 @@ SCHEMA = "twin.simulation/1"
 SWEEP_SCHEMA = "twin.serving-sweep/1"
 NOTE = "Simulated (discrete events, no hardware)."
 
+FEWEST_DRAWS = 10
+"""Of fewer draws, Student's t makes intervals far wider than the spread that they are of."""
+
 ALONE = (-1.0, 1.0)
 """Scores at which each unknown is varied alone."""
 
@@ -111,7 +114,8 @@ class ServingSweep:
 
     def draws_of(self, case: Case) -> int:
         """Number of draws of a configuration; none where the error of its step times is unknown."""
-        wanted = self.draws if self.draws is not None else self.replications if self.replications > 1 else 0
+        as_replications = max(self.replications, FEWEST_DRAWS) if self.replications > 1 else 0
+        wanted = self.draws if self.draws is not None else as_replications
         return wanted if wanted and case.plan.can_draw else 0
 
     def fingerprint(self, version: str) -> str:
@@ -276,9 +280,12 @@ def prepare(
 
     Raises:
         BadInput: naming the file, field and value, when the scenario, a setting or the trace cannot be used (of several
-            configurations: in none), when draws are requested of step times that have no distribution, or when more
-            runs are requested than `scenarios.limits` allows.
+            configurations: in none), when draws are requested of step times that have no distribution, or too few of
+            them, or when more runs are requested than `scenarios.limits` allows.
     """
+    if draws and draws < FEWEST_DRAWS:
+        expected = f"expected 0, or {FEWEST_DRAWS} and more: fewer do not tell how far results may be off"
+        raise BadInput(expected, field="--draws", value=draws)
     for limit, flag, count in ((REPLICATIONS, "--replications", replications), (DRAWS, "--draws", draws or 0)):
         if count > limit.most:
             raise BadInput(limit.expectation(count), field=flag, value=count)

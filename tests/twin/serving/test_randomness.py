@@ -99,9 +99,9 @@ def test_a_sweep_runs_each_point_as_often_as_it_draws(here: Path, capsys: pytest
 def test_draws_from_what_has_no_distribution_are_refused(
     here: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    assert command([verb, "drawn.yaml", "--draws", "3"]) == 2
+    assert command([verb, "drawn.yaml", "--draws", "20"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "drawn.yaml: --draws: got 3, expected 0" in line
+    assert "drawn.yaml: --draws: got 20, expected 0" in line
     assert "step_time.source linear" in line
     assert not (here / "runs").exists()
 
@@ -127,8 +127,8 @@ def test_draws_of_a_fit_are_taken_where_nothing_else_is_random(here: Path, capsy
     document = {**scenario(), "workload": {"trace": {"path": "trace.csv"}, "arrivals": {"process": "replay"}}}
     fit = {"source": "measured_steps", "path": "steps.csv"}
     (here / "fit.yaml").write_text(write_yaml({**document, "step_time": fit}))
-    found = simulated(capsys, "fit.yaml", "--draws", "3", "--replications", "4")
-    assert (found["random"], found["replications"], found["draws"]) == (["step_time"], 1, 3)
+    found = simulated(capsys, "fit.yaml", "--draws", "10", "--replications", "4")
+    assert (found["random"], found["replications"], found["draws"]) == (["step_time"], 1, 10)
     low, high = found["intervals"]["e2e.mean"]["confidence"]
     assert low < found["summary"]["e2e"]["mean"] < high
 
@@ -140,7 +140,7 @@ def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(
     memory = {"memory": 3e10, "model": "llama-3.1-8b", "activations": 2e9}
     engine = {**scenario()["engine"], "num_gpu_blocks": None, "kv_memory": memory}
     (here / "spread.yaml").write_text(write_yaml({**scenario(), "step_time": step_time, "engine": engine}))
-    found = simulated(capsys, "spread.yaml", "--draws", "6")
+    found = simulated(capsys, "spread.yaml", "--draws", "10")
     assert [each["name"] for each in found["assumptions"]] == ["overhead", "per_token", "kv_blocks"]
     deviation = found["assumptions"][0]["deviation"]
     assert deviation["tpot.mean"] == pytest.approx(np.sinh(0.1), rel=0.05)
@@ -150,15 +150,25 @@ def test_each_unknown_is_varied_alone_and_the_most_costly_stands_first(
     assert all(low < high for each in found["intervals"].values() for low, high in [each["prediction"]])
 
 
+@pytest.mark.parametrize("verb", ["simulate", "sweep"])
+def test_draws_that_are_too_few_for_an_interval_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert command([verb, "drawn.yaml", "--draws", "3"]) == 2
+    assert "--draws: got 3, expected 0, or 10 and more" in capsys.readouterr().err
+
+
 def test_replications_are_drawn_as_often_unless_stated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step_time = {"source": "linear", "overhead": 5e-3, "spread": 0.1}
     workload = {**FIXED, "arrivals": {"process": "poisson", "rate": 20}}
     (here / "both.yaml").write_text(write_yaml(scenario(step_time=step_time, workload=workload)))
     both = simulated(capsys, "both.yaml", "--replications", "3")
-    assert (both["replications"], both["draws"]) == (3, 3)
+    assert (both["replications"], both["draws"]) == (3, 10)
     parts = both["intervals"]["e2e.mean"]["parts"]
     assert parts["sampling"] > 0
     assert parts["model"] == pytest.approx(0.1, rel=0.9)
+    many = simulated(capsys, "both.yaml", "--replications", "12")
+    assert (many["replications"], many["draws"]) == (12, 12)
     alone = simulated(capsys, "both.yaml", "--replications", "3", "--draws", "0")
     assert (alone["draws"], alone["intervals"]["e2e.mean"]["parts"]["model"]) == (0, None)
 
