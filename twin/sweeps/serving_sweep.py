@@ -34,7 +34,7 @@ SWEEP_SCHEMA = "twin.serving-sweep/1"
 NOTE = "Simulated (discrete events, no hardware)."
 
 FEWEST_DRAWS = 10
-"""Of fewer draws, Student's t makes intervals far wider than the spread that they are of."""
+"""Student's t makes intervals of fewer draws far wider than the spread that they are of."""
 
 ALONE = (-1.0, 1.0)
 """Scores at which each unknown is varied alone."""
