@@ -11,7 +11,7 @@ from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import ENGINES, RING_PLACES
+from scenarios.limits import DECISIONS, ENGINES, RING_PLACES
 from scenarios.measure import MeasuredSpec, MeasureSpec
 from scenarios.overrides import Settings
 from scenarios.plugins import Plugin
@@ -126,6 +126,10 @@ class ServingScenario(Strict):
             if not spec.min_replicas <= pool.replicas <= spec.max_replicas:
                 expected = f"expected the pool to begin with {spec.min_replicas} to {spec.max_replicas} replicas"
                 raise BadInput(expected, field=field, value=pool.replicas)
+            rate, requests = getattr(self.workload.arrivals, "rate", None), self.workload.requests
+            if rate and requests and (decisions := requests / rate / spec.sync_period) > DECISIONS.most:
+                expected = f"{DECISIONS.expectation(int(decisions))}: at this rate, the requests take "
+                raise BadInput(expected + f"{requests / rate:.2g} s", field="workload.arrivals.rate", value=rate)
             known = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
             for goal in spec.latency_goals:
                 if goal.metric not in known:

@@ -201,3 +201,13 @@ def test_a_request_that_fits_no_engine_names_the_file(
     assert run([command, str(file), "--set", setting, "--runs", str(tmp_path / "runs"), "--no-figures"]) == 2
     told = capsys.readouterr().err
     assert f"{file}: engine.num_gpu_blocks: request 0: expected at most 400 KV blocks" in told
+
+
+def test_requests_so_rare_that_autoscaling_decides_for_ever() -> None:
+    scaled = {"autoscaling": {"engine": {"policy": "scheduled", "schedule": [[0, 1]], "max_replicas": 2}}}
+    arrivals = {"process": "poisson", "rate": 1e-9}
+    document = scenario(system={"layout": "colocated", **scaled})
+    document["workload"]["arrivals"] = arrivals
+    expected = "workload.arrivals.rate: got 1e-09, expected at most 10,000,000 decisions of autoscaling: at this rate"
+    with pytest.raises(BadInput, match=expected):
+        prepare(document, FILE)

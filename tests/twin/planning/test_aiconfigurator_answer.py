@@ -176,6 +176,14 @@ def test_errors_name_line_and_column(change: dict[str, Any], expected: str, tmp_
         candidates_of_answer(file, question(document()))
 
 
+def test_a_folder_is_not_walked_to_its_end(tmp_path: Path) -> None:
+    deep = tmp_path / "a/b/c/d/e/agg"
+    deep.mkdir(parents=True)
+    write(deep / "best_config_topn.csv", AGG)
+    with pytest.raises(BadInput, match=r"expected agg/best_config_topn.csv"):
+        candidates_of_answer(tmp_path, question(without_engines()))
+
+
 def test_missing_tables_columns_and_links_are_named(tmp_path: Path) -> None:
     asked = question(document())
     with pytest.raises(BadInput, match=r"expected agg/best_config_topn.csv"):
