@@ -101,7 +101,7 @@ class PlanSpec(Strict):
         confidence: how sure it must be that all goals hold, given the error of the step times: a share of its draws.
         reliability: the share of time spans like this one in which a deployment must meet all goals, at the best
             estimate of the step times. span: their length, seconds.
-        window: requests of one long replication; None: from the rate and the lengths.
+        window: requests that count in one long replication; None: from the rate and the lengths.
         replications: at most so many decide on one deployment.
     """
 

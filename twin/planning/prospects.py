@@ -139,7 +139,8 @@ def horizon(question: Question, found: Sequence[Prospect]) -> Horizon:
     cold = float(f"{cold:.2g}")
     more = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
     warmup = float(f"{warmup:.2g}")
-    long = min((spec.window or _requests(question.rate * LONG * warmup, LEAST_LONG)) + more, rows)
+    stated = spec.window and spec.window + math.ceil(question.rate * warmup)
+    long = min((stated or _requests(question.rate * LONG * warmup, LEAST_LONG)) + more, rows)
     short = min(_requests(question.rate * SHORT * warmup, LEAST_SHORT) + more, long)
     return Horizon(short, long, warmup + cold, spec.span)
 

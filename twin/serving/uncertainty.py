@@ -30,14 +30,14 @@ def combine(runs: Sequence[Summary], draws: Sequence[Summary] = ()) -> tuple[Sum
     relative to the metric; null for a part that was not varied.
 
     With draws, intervals of metrics that are never 0 are of their logarithms, since errors of models are factors. A
-    single run has no intervals, nor has a metric that is missing in a run. A metric that is equal in all runs has one
-    without width (see `with_width`).
+    single run has no intervals, nor has a metric that is missing in a run: latencies, where no request counts. A metric
+    that is equal in all runs has one without width (see `with_width`).
     """
     table, drawn = [flatten(run) for run in runs], [flatten(run) for run in draws]
     mean: dict[str, float | None] = {}
     intervals: dict[str, Any] = {}
     for name in table[0]:
-        values, others = [row[name] for row in table], [row[name] for row in drawn]
+        values, others = [row.get(name) for row in table], [row.get(name) for row in drawn]
         if any(value is None for value in (*values, *others)):
             mean[name] = None
             continue
@@ -68,7 +68,7 @@ def sensitivities(centre: Summary, varied: Mapping[str, tuple[Summary, Summary]]
         low, high = map(flatten, ends)
         group = squares.setdefault(name.partition(".")[0], {})
         for metric, value in estimates.items():
-            below, above = low[metric], high[metric]
+            below, above = low.get(metric), high.get(metric)
             if value and below is not None and above is not None:
                 effect = (above - below) / 2 / value
                 group[metric] = group.get(metric, 0.0) + effect**2

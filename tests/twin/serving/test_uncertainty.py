@@ -27,6 +27,13 @@ def test_one_run_has_no_interval() -> None:
     assert combine([{"tpot": None, "requests": 3}]) == ({"tpot": None, "requests": 3}, {})
 
 
+def test_latencies_of_a_run_in_which_no_request_counts_are_missing() -> None:
+    some, none = {"tpot": {"mean": 0.02}, "requests": 3}, {"tpot": None, "requests": 0}
+    assert combine([some, none]) == ({"tpot": {"mean": None}, "requests": 1.5}, combine([some, none])[1])
+    assert combine([none, some])[0] == {"tpot": None, "requests": 1.5}
+    assert set(combine([some, none])[1]) == {"requests"}
+
+
 def test_no_interval_is_of_zero_width() -> None:
     """A metric that neither replications nor draws change has none: an interval of no width would promise certainty."""
     same = {"requests": 7, "tpot": {"mean": 0.02}}
