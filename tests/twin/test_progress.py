@@ -57,13 +57,14 @@ def test_long_steps_get_a_line_every_half_minute(
 def test_work_of_unknown_length_says_a_bound_or_its_own_duration(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, bounds = Clock(monkeypatch), [90, 20]
+    clock, bounds = Clock(monkeypatch), [10_000, 90, 20]
     with console.progress("simulating", None, 0, left=lambda: bounds.pop(0)) as advance:
-        for _ in range(20):
+        for _ in range(30):
             clock.now += 3
             advance("")
     assert lines(capsys) == [
-        "simulating [10 of at most 100, at most 4 min left]", "simulating [20 of at most 40, at most 60 s left]"
+        "simulating [10 of at most 10010]",  # days by this bound, which will not be so bad
+        "simulating [20 of at most 110, at most 4 min left]", "simulating [30 of at most 50, at most 60 s left]",
     ]  # fmt: skip
     with console.progress("refining", None, 0, patience=2) as advance:
         clock.now += 100

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LINE_SECONDS = 30.0
+
+FAR = 50.0
+"""A bound of the time left, over the time until now, beyond which it says nothing."""
+
 BAR_WIDTH = 24
 
 
@@ -115,7 +119,8 @@ class _Lines:
         left = (total - self._count) * seconds / (self._count - self._done)
         bound = "" if self._left is None else "at most "
         counts = f"{self._count}/{total}" if self._left is None else f"{self._count} of at most {total}"
-        return f"[{counts}, {bound}{_duration(left)} left]" if left else f"[{counts}]"
+        told = left and (self._left is None or left < FAR * seconds)
+        return f"[{counts}, {bound}{_duration(left)} left]" if told else f"[{counts}]"
 
 
 def _duration(seconds: float) -> str:
