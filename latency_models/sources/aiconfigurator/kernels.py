@@ -38,10 +38,10 @@ NO_BANDWIDTH = (
 SCHEMA = "twin.kernels/1"
 
 EXPERT_ROWS = {"vllm": 256}
-"""The fewest tokens in the cost of a MoE layer, by the engine of the tables; 1 for others. vLLM's tables time few tokens
-at few experts, whereas every expert's weights are read in service; TensorRT-LLM's tables read them all. Kernels alone,
-nothing fitted, of Qwen3-235B-A22B: a median error of 6.7 % for vLLM's rows (38 % without), 6.8 % for TensorRT-LLM's (27 %
-with)."""
+"""The fewest tokens in the cost of a MoE layer, by the engine of the tables; 1 for others. vLLM's tables time few
+tokens at few experts, whereas every expert's weights are read in service; TensorRT-LLM's tables read them all. Kernels
+alone, nothing fitted, of Qwen3-235B-A22B: a median error of 6.7 % for vLLM's rows (38 % without), 6.8 % for
+TensorRT-LLM's (27 % with)."""
 
 GEMMS, EXPERTS, COLLECTIVES = "gemms", "experts", "collectives"
 """Kinds of kernels whose time depends on rows alone."""
