@@ -34,6 +34,10 @@ LONGEST = 1024
 ENGINES, ENOUGH = 8, 1.5
 """Engines that a question is about; the GPUs that a plan should take at most, over those measured."""
 
+BATCH = 16
+"""Requests in flight from which more engines, and so smaller batches, make steps shorter. Below, steps take what the
+weights do, and the measured TPOT is a goal that no number of engines meets if steps are a little slower."""
+
 
 def drawn_rows(data: Path, count: int, seed: int) -> list[SiliconRow]:
     """So many measured rows, equally many of each model that has some."""
@@ -88,11 +92,18 @@ def plan_of(row: SiliconRow, jobs: int) -> dict[str, Any]:
     return {
         "row": row.id,
         "model": row.model,
+        "in_flight": row.concurrency,
         "planned": best and best["gpus"] / measured,
         "by_best_estimate": by_estimate and by_estimate["gpus"] / measured,
         "sure": best and best["sure"],
         "reason": "" if best else (answer["nearest_miss"] or answer["ledger"][0])["reason"],
     }
+
+
+def share(questions: list[dict[str, Any]], name: str) -> float:
+    """The share of the questions in which at most `ENOUGH` times the measured GPUs are planned."""
+    planned = [question[name] for question in questions]
+    return sum(gpus is not None and gpus <= ENOUGH for gpus in planned) / max(len(planned), 1)
 
 
 def main() -> int:
@@ -112,13 +123,14 @@ def main() -> int:
     except BadInput as error:
         print(f"benchmarks.plan_measured: {error}", file=sys.stderr)
         return 2
-    enough = [each for each in found if each["planned"] is not None and each["planned"] <= ENOUGH]
-    result = {
-        "provenance": provenance("twin.benchmark-plan-measured/1"),
-        "questions": found,
-        "share": len(enough) / max(len(found), 1),
+    batches = [question for question in found if question["in_flight"] >= BATCH]
+    shares = {
+        "share": share(found, "planned"),
+        "share_of_batches": share(batches, "planned"),
+        "share_by_best_estimate": share(found, "by_best_estimate"),
     }
-    print(json.dumps({"share": result["share"], "of": len(found)}))
+    result = {"provenance": provenance("twin.benchmark-plan-measured/1"), "questions": found, **shares}
+    print(json.dumps({**shares, "of": len(found), "batches": len(batches)}))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0
