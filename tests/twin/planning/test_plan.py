@@ -108,6 +108,7 @@ def test_no_candidate_meets_the_goals(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tight = busy(goals={"ttft_p99": "60ms"}, limits={"engines": 2}, layouts=["colocated"])
+    tight["workload"]["arrivals"]["rate"] = 180.0  # two engines serve some 220
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tight))
     assert run(["plan", "plan.yaml", "--json", "--no-figures", "--jobs", "1"]) == 3
     answer = json.loads(capsys.readouterr().out)
