@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from scenarios.kinds import read_scenario
 from scenarios.overrides import apply
+from scenarios.reading import read_scenario
 from twin.executors.processes import Processes, usable_cores
 from twin.sweeps.ratio_sweep import prepare
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scenarios.kinds import read_scenario
 from scenarios.overrides import combinations
+from scenarios.reading import read_scenario
 from twin.executors.executor import choose_executor
 from twin.sweeps.serving_sweep import ServingSweep, prepare
 

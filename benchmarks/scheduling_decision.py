@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.provenance import provenance
 from latency_models.sources.ec_tables.step_time import EcTables
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks
 from schedulers.engine_config import EngineConfig

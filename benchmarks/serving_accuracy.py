@@ -21,7 +21,7 @@ from benchmarks.left_out import Comparison, closed_loop_rows, logged_steps, pool
 from benchmarks.provenance import provenance
 from latency_models.sources.aiconfigurator.silicon import read_silicon_rows
 from latency_models.sources.vllm_step_log.step_log import read_step_log
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from twin.serving.reference_run import compare, read_reference_run
 from twin.serving.uncertainty import flatten
 from twin.sweeps.serving_sweep import prepare, run_task

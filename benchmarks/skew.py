@@ -25,7 +25,7 @@ from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
 from live.device import versions
 from live.validation.pools_backend import PoolsBackend
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from scenarios.validation import ValidationScenario, check_validation
 from twin.serving.plan import ServingPlan
 from twin.serving.simulation import Simulation, realisation

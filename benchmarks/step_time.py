@@ -28,7 +28,7 @@ from benchmarks.serving_speed import SCENARIO, Timing, simulate
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.linear.spec import LinearSpec
 from latency_models.step_time import StepTime
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig

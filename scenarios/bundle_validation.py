@@ -9,15 +9,12 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, mo
 
 from latency_models.io.config_io import Strict
 from latency_models.message_link import MessageLink
-from scenarios.afd import ratio_text
-from scenarios.limits import Microbatches, PositiveTokens, Repeats, Requests, Slots
+from scenarios.afd import WorkloadSpec, ratio_text
+from scenarios.limits import Microbatches, PositiveTokens, Repeats, Requests, Slots, registered
 from scenarios.overrides import Settings
-from scenarios.plugins import Plugin
 from scenarios.ratios import Topology, parse_ratios
-from scenarios.reading import check
-from scenarios.registered import registered
+from scenarios.reading import Plugin, check
 from scenarios.validation import LiveModelSpec
-from scenarios.workload import WorkloadSpec
 from schedulers.bundle_slots import REFILL_POLICIES
 from workloads.errors import BadInput
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
 from latency_models.step_time import StepTime
-from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
-from scenarios.registered import registered
-from scenarios.scheduling import Scheduling, scheduling_settings
+from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens, registered
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
@@ -23,26 +21,84 @@ from schedulers.model_slots import SlotsConfig
 from schedulers.pipeline import PipelinedEngineCore
 from schedulers.preemption import PREEMPTION_POLICIES
 from schedulers.speculation import SpeculativeEngineCore
+from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
+
+
+class SchedulingSpec(Strict):
+    """A scheduling policy with parameters; the fields that are left out have the policy's own defaults.
+
+    Attributes:
+        policy: its name. prompt_weight, output_weight: service of a token (fair). weights: of tenants by name (fair). A
+            plug-in's policy may have others.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    policy: Annotated[str, registered(SCHEDULING_POLICIES)]
+    prompt_weight: PositiveFloat | None = None
+    output_weight: PositiveFloat | None = None
+    weights: dict[str, PositiveFloat] | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters that were given, by name."""
+        given = {name: value for name, value in self if name != "policy" and value is not None}
+        return given | (self.model_extra or {})
+
+
+def _check(scheduling: str | SchedulingSpec) -> str | SchedulingSpec:
+    if isinstance(scheduling, str):
+        if scheduling not in SCHEDULING_POLICIES:
+            raise BadInput(f"expected one of {', '.join(SCHEDULING_POLICIES)}", value=scheduling)
+    else:
+        try:
+            SCHEDULING_POLICIES.select(scheduling.policy)(**scheduling.parameters)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"expected parameters of {scheduling.policy}: {error}") from None
+    return scheduling
+
+
+Scheduling = Annotated[str | SchedulingSpec, AfterValidator(_check)]
+"""The name of a scheduling policy, or a section with its name and parameters."""
+
+
+def scheduling_settings(scheduling: str | SchedulingSpec) -> dict[str, Any]:
+    """The fields of `EngineConfig` for a scheduling policy."""
+    if isinstance(scheduling, str):
+        return {"scheduling_policy": scheduling}
+    return {"scheduling_policy": scheduling.policy, "scheduling_parameters": scheduling.parameters}
+
+
+class ServiceClassSpec(Strict):
+    """The contract of a class of requests: its place in the order, and its goals in seconds."""
+
+    priority: int = 0
+    ttft: PositiveFloat | None = None
+    tpot: PositiveFloat | None = None
+    e2e: PositiveFloat | None = None
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The goals that were given, by the name of the latency."""
+        return {name: limit for name in ("ttft", "tpot", "e2e") if (limit := getattr(self, name)) is not None}
+
 
 if TYPE_CHECKING:
     from latency_models.stages import Stages
-    from scenarios.admission_control import AdmissionControlSpec
-    from scenarios.chunking import ChunkingSpec
-    from scenarios.kv_memory import KVMemorySpec
-    from scenarios.kv_offloading import KVOffloadingSpec
+    from scenarios.kv_memory import KVMemorySpec, KVOffloadingSpec
     from scenarios.model_slots import LoRASpec, WeightSwappingSpec
-    from scenarios.pipeline import PipelineSpec
-    from scenarios.speculation import SpeculativeSpec
+    from scenarios.overload import AdmissionControlSpec
+    from scenarios.steps import ChunkingSpec, PipelineSpec, SpeculativeSpec
 else:
-    AdmissionControlSpec = late_section("scenarios.admission_control", "AdmissionControlSpec")
-    ChunkingSpec = late_section("scenarios.chunking", "ChunkingSpec")
+    AdmissionControlSpec = late_section("scenarios.overload", "AdmissionControlSpec")
+    ChunkingSpec = late_section("scenarios.steps", "ChunkingSpec")
     KVMemorySpec = late_section("scenarios.kv_memory", "KVMemorySpec")
-    KVOffloadingSpec = late_section("scenarios.kv_offloading", "KVOffloadingSpec")
+    KVOffloadingSpec = late_section("scenarios.kv_memory", "KVOffloadingSpec")
     LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
     WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
-    PipelineSpec = late_section("scenarios.pipeline", "PipelineSpec")
-    SpeculativeSpec = late_section("scenarios.speculation", "SpeculativeSpec")
+    PipelineSpec = late_section("scenarios.steps", "PipelineSpec")
+    SpeculativeSpec = late_section("scenarios.steps", "SpeculativeSpec")
 
 
 class OneShotSpec(Strict):
@@ -260,7 +316,7 @@ class EngineSpec(Strict):
             raise BadInput(str(error), field="engine") from None
         stages = None
         if self.pipeline_parallel_size > 1:
-            from scenarios.pipeline import PipelineSpec
+            from scenarios.steps import PipelineSpec
 
             section = self.pipeline or PipelineSpec()
             if section.layers is not None and self.num_gpu_blocks is None:

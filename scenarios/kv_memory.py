@@ -1,17 +1,19 @@
-"""KV blocks of an engine from the memory of its devices: `engine.kv_memory`."""
+"""The KV memory of an engine: `engine.kv_memory`, and the tiers below it, `engine.kv_offloading`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import NameOrFile
 from latency_models.step_time import StepTime
-from scenarios.limits import KV_BLOCKS
+from scenarios.limits import KV_BLOCKS, Engines, registered
+from schedulers.engine_config import KVOffloading, TierConfig, WritePolicy
+from schedulers.tier_eviction import EVICTION_POLICIES
 from workloads.errors import BadInput
 
 
@@ -111,3 +113,43 @@ class KVMemorySpec(Strict):
             expected = f"{KV_BLOCKS.expectation(blocks)}, found room for {blocks:.3g}"
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)
         return blocks
+
+
+class TierSpec(Strict):
+    """One tier: bytes; bytes/s of its link in each direction, and seconds of each copy; what a full tier gives up."""
+
+    capacity: PositiveFloat
+    bandwidth: PositiveFloat
+    latency: NonNegativeFloat = 0.0
+    eviction: Annotated[str, registered(EVICTION_POLICIES)] = "lru"
+
+
+class KVOffloadingSpec(Strict):
+    """KV blocks that leave the device go to host memory, and from there to disk.
+
+    Attributes:
+        bytes_per_token: of KV cache. write_policy, attention_tokens: see `schedulers.engine_config.KVOffloading`.
+        host, disk: the tiers of one engine. engines_per_host: so many engines of a pool share the links to load from.
+    """
+
+    bytes_per_token: PositiveFloat
+    write_policy: WritePolicy = "write_through"
+    host: TierSpec
+    disk: TierSpec | None = None
+    engines_per_host: Engines = 1
+    attention_tokens: PositiveFloat = 32768.0
+
+    @property
+    def tiers(self) -> dict[str, TierSpec]:
+        """The tiers by name, nearest first."""
+        return {"host": self.host} | ({} if self.disk is None else {"disk": self.disk})
+
+    def build(self, prefix_id_tokens: int) -> KVOffloading:
+        """The scheduler's settings.
+
+        Raises:
+            ValueError: a tier without room for one prefix id.
+        """
+        size = self.bytes_per_token * prefix_id_tokens
+        tiers = tuple(TierConfig(name, int(tier.capacity / size), tier.eviction) for name, tier in self.tiers.items())
+        return KVOffloading(tiers, self.write_policy, self.attention_tokens)

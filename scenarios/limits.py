@@ -7,10 +7,11 @@ was requested, what that would take, and the limit. The limits are far above the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveInt
 
+from schedulers.registry import Registry
 from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
 
@@ -98,3 +99,14 @@ Probes = Annotated[int, AfterValidator(PROBES.check)]
 Threads = Annotated[PositiveInt, AfterValidator(THREADS.check)]
 Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 PositiveTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+def registered(registry: Registry[Any], *besides: str) -> AfterValidator:
+    """Marks a text field as the name of an entry, or one of `besides`: `Annotated[str, registered(ROUTERS)]`."""
+
+    def check(name: str) -> str:
+        if name not in registry and name not in besides:
+            raise BadInput(f"expected one of {', '.join((*besides, *registry))}", value=name)
+        return name
+
+    return AfterValidator(check)

@@ -19,8 +19,7 @@ from latency_models.io.paths import NameOrFile
 from scenarios.afd import ratio_text
 from scenarios.goals import Goal, read_goals
 from scenarios.limits import Engines, Microbatches
-from scenarios.pools import DeviceSpec, Role
-from scenarios.routing import RouterName
+from scenarios.pools import DeviceSpec, Role, RouterName
 from scenarios.system import LinkSpec
 from workloads.errors import BadInput
 

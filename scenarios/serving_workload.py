@@ -11,36 +11,32 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
+from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec, UniformLengths
 from scenarios.limits import Clients, Models, PositiveTokens, Requests
-from scenarios.scheduling import ServiceClassSpec
-from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson
+from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.mixes import ModelMix, TaskMix, zipf_weights
 from workloads.pairs import Independent, LengthPairs
-from workloads.pauses import LONGEST, SMALLEST_CV, Pauses
 
 if TYPE_CHECKING:
-    from scenarios.admission_control import RetriesSpec
-    from scenarios.arrival_rates import BurstsSpec, ProfileSpec
-    from scenarios.prefixes import PrefixesSpec
-    from scenarios.sessions import DrawnSessionsSpec, RecordedSessionsSpec, SessionsSpec
-    from scenarios.tasks import ClientSpec, TaskSpec
-    from scenarios.trace import TraceSpec
+    from scenarios.overload import RetriesSpec
+    from scenarios.requests import ClientSpec, PrefixesSpec, TaskSpec, TraceSpec
+    from scenarios.sessions import BurstsSpec, DrawnSessionsSpec, ProfileSpec, RecordedSessionsSpec, SessionsSpec
     from workloads.prefixes import SharedPrefixes
     from workloads.recorded_sessions import RecordedSessions
     from workloads.sessions import DrawnSessions
     from workloads.trace import Trace
 else:
-    RetriesSpec = late_section("scenarios.admission_control", "RetriesSpec")
-    BurstsSpec = late_section("scenarios.arrival_rates", "BurstsSpec")
-    ProfileSpec = late_section("scenarios.arrival_rates", "ProfileSpec")
-    PrefixesSpec = late_section("scenarios.prefixes", "PrefixesSpec")
+    RetriesSpec = late_section("scenarios.overload", "RetriesSpec")
+    BurstsSpec = late_section("scenarios.sessions", "BurstsSpec")
+    ProfileSpec = late_section("scenarios.sessions", "ProfileSpec")
+    PrefixesSpec = late_section("scenarios.requests", "PrefixesSpec")
     SessionsSpec = late_section("scenarios.sessions", "SessionsSpec")
-    ClientSpec = late_section("scenarios.tasks", "ClientSpec")
-    TaskSpec = late_section("scenarios.tasks", "TaskSpec")
-    TraceSpec = late_section("scenarios.trace", "TraceSpec")
+    ClientSpec = late_section("scenarios.requests", "ClientSpec")
+    TaskSpec = late_section("scenarios.requests", "TaskSpec")
+    TraceSpec = late_section("scenarios.requests", "TraceSpec")
 
 
 class ClosedLoopSpec(Strict):

@@ -23,16 +23,15 @@ from latency_models.io.late_section import late_section
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
-from scenarios.pools import SHARED_DECODER, DeviceSpec, PoolSpec, Serves, Strategy
-from scenarios.routing import KVEventsSpec, Routing
+from scenarios.pools import SHARED_DECODER, DeviceSpec, KVEventsSpec, PoolSpec, Routing, Serves, Strategy
 from workloads.errors import BadInput
 from workloads.registry import Registry
 
 if TYPE_CHECKING:
-    from scenarios.autoscaling import Autoscaling
     from scenarios.model_slots import LoRASpec, WeightSwappingSpec
+    from scenarios.overload import Autoscaling
 else:
-    Autoscaling = late_section("scenarios.autoscaling", "Autoscaling")
+    Autoscaling = late_section("scenarios.overload", "Autoscaling")
     LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
     WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
 

@@ -11,13 +11,12 @@ from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, mod
 from latency_models.io.config_io import Strict
 from latency_models.io.earlier_names import Notes
 from latency_models.io.paths import FilePath
-from scenarios.autoscaling import check_fixed
 from scenarios.engine import EngineSpec
 from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
+from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
-from scenarios.plugins import Plugin
-from scenarios.reading import check
-from scenarios.speculation import SpeculativeSpec
+from scenarios.reading import Plugin, check
+from scenarios.steps import SpeculativeSpec
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from workloads.errors import BadInput
 

@@ -61,7 +61,7 @@ def test_a_section_is_imported_when_a_scenario_has_it(tmp_path: Path) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(SERVING.replace("engine: {", "engine: {chunking: {policy: static, tokens: 64}, "))
     modules = loaded(f"import twin; twin.simulate({str(file)!r})")
-    assert "scenarios.chunking" in modules
+    assert "scenarios.steps" in modules
     assert modules.isdisjoint(f"scenarios.{section}" for section in SECTIONS if section != "chunking")
 
 

@@ -8,11 +8,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from workloads.arrivals import Arrivals, ClosedLoop, Replay
+from workloads.arrivals import Arrivals, ClosedLoop, Pauses, Replay
 from workloads.checks import IntArray, number, whole
 from workloads.errors import BadInput
 from workloads.mixes import ModelMix
-from workloads.pauses import Pauses
 from workloads.sessions import Prompt, Round, Session
 from workloads.trace import Trace
 

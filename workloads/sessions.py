@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workloads.arrivals import Arrivals, ClosedLoop
+from workloads.arrivals import Arrivals, ClosedLoop, Pauses
 from workloads.checks import number, whole
 from workloads.errors import BadInput
 from workloads.lengths import Lengths
 from workloads.mixes import ModelMix
-from workloads.pauses import Pauses
 from workloads.prefixes import PrefixStream, SharedPrefixes
 from workloads.request import Request
 

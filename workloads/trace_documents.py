@@ -17,7 +17,7 @@ import numpy as np
 from workloads.checks import MAX_TOKENS, FloatArray, IntArray
 from workloads.errors import BadInput
 from workloads.trace import Trace
-from workloads.trace_rows import name_of
+from workloads.trace_files import name_of
 
 MAX_BYTES = 1 << 30
 """Bytes of a document, unpacked."""

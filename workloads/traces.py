@@ -2,19 +2,152 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from workloads.checks import FloatArray, IntArray
 from workloads.errors import BadInput
 from workloads.registry import Registry
-from workloads.trace import Trace
-from workloads.trace_columns import nanoseconds, seconds, timestamps
+from workloads.trace import IdLists, Trace
 from workloads.trace_documents import read_guidellm, read_vllm_serve
-from workloads.trace_files import Table
-from workloads.trace_rows import Clock, Schema, read_rows
+from workloads.trace_files import (
+    Table,
+    block_ids,
+    name_of,
+    nanoseconds,
+    read_tables,
+    seconds,
+    session_names,
+    timestamps,
+    whole_numbers,
+)
+
+
+class Clock(NamedTuple):
+    """A reader of a column of times, and how many of its units make a second."""
+
+    read: Callable[[Table, str, float], FloatArray | IntArray]
+    per_second: float = 1.0
+
+
+_SECONDS = Clock(seconds)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a format, and the unit of its clock.
+
+    `session` is a column that requests of one session share; with `parent`, it is the request's own name, and `parent`
+    that of the request before it in its session, which an earlier row has.
+    """
+
+    prompt: str
+    output: str
+    arrival: str | None = None
+    arrival_required: bool = False
+    clock: Clock = _SECONDS
+    blocks: str | None = None
+    block_tokens: int | None = None
+    session: str | None = None
+    parent: str | None = None
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        lengths = (self.prompt, self.output)
+        names = (self.arrival, *lengths) if self.arrival and self.arrival_required else lengths
+        return (self.session, *names) if self.session and self.parent else names
+
+
+def read_rows(file: Path, choose: Callable[[Table], Schema]) -> Trace:
+    """The trace in a file of rows; `choose` is given the first of its tables and returns their schema.
+
+    Raises:
+        BadInput: with the file, the line, the column and the value of the first thing that is wrong.
+    """
+    columns: _Columns | None = None
+    for table in read_tables(file):
+        if columns is None:
+            columns = _Columns(choose(table), table)
+        columns.add(table)
+    assert columns is not None
+    return columns.trace(name_of(file))
+
+
+class _Columns:
+    """The columns of a trace, grown table by table. The first one says which optional columns there are."""
+
+    def __init__(self, schema: Schema, first: Table) -> None:
+        self._schema = schema
+        self._prompts, self._outputs, self._times = array("q"), array("q"), array("d")
+        self._counts, self._ids = array("q"), array("Q")
+        self._sessions = array("q")
+        self._numbers: dict[str | int, int] = {}  # of sessions, by their names or those of their requests
+        self._new_sessions = 0
+        self._has_times = bool(schema.arrival) and (schema.arrival_required or first.named(schema.arrival or ""))
+        self._has_blocks = bool(schema.blocks) and first.named(schema.blocks or "")
+        self._has_sessions = bool(schema.session) and first.named(schema.session or "")
+        self._start: float | None = None
+        self._last = 0.0
+
+    def add(self, table: Table) -> None:
+        """Append the rows of a table."""
+        schema = self._schema
+        prompts = whole_numbers(table, schema.prompt, low=0)
+        self._prompts.frombytes(prompts.tobytes())
+        self._outputs.frombytes(whole_numbers(table, schema.output, low=1).tobytes())
+        if schema.arrival and (schema.arrival_required or table.has(schema.arrival)):
+            self._add_times(table, schema.arrival)
+        if schema.blocks and schema.block_tokens and table.has(schema.blocks):
+            counts, ids = block_ids(table, schema.blocks, prompts, schema.block_tokens)
+            self._counts.frombytes(counts.tobytes())
+            self._ids.extend(ids)
+        if schema.session and table.has(schema.session):
+            self._add_sessions(table, schema.session)
+
+    def trace(self, name: str) -> Trace:
+        """The trace of all rows."""
+        schema = self._schema
+        blocks = IdLists(_whole(self._counts), np.frombuffer(self._ids, dtype=np.uint64)) if self._has_blocks else None
+        return Trace(
+            name,
+            np.frombuffer(self._times, dtype=np.float64) if self._has_times else None,
+            _whole(self._prompts),
+            _whole(self._outputs),
+            blocks,
+            schema.block_tokens if self._has_blocks else None,
+            _whole(self._sessions) if self._has_sessions else None,
+        )
+
+    def _add_times(self, table: Table, name: str) -> None:
+        times = self._schema.clock.read(table, name, self._last)
+        if self._start is None:
+            self._start = times[0]
+        self._last = times[-1]  # in the column's own type, which may be too long for a float
+        self._times.frombytes(((times - self._start) / self._schema.clock.per_second).tobytes())
+
+    def _add_sessions(self, table: Table, name: str) -> None:
+        names = session_names(table, name)
+        parents = session_names(table, self._schema.parent) if self._schema.parent else names
+        for own, parent in zip(names, parents, strict=True):
+            number = self._numbers.get(parent, -1) if parent is not None else -1
+            if number < 0 and own is not None:
+                number = self._new_sessions
+                self._new_sessions += 1
+            if own is not None:
+                self._numbers[own] = number
+            self._sessions.append(number)
+
+
+def _whole(column: array[int]) -> IntArray:
+    return np.frombuffer(column, dtype=np.int64) if len(column) else np.empty(0, dtype=np.int64)
+
 
 __all__ = ["AUTO", "TRACE_FORMATS", "Trace", "TraceFormat", "TraceReader", "read_trace"]
 

@@ -104,8 +104,8 @@ def _service_classes(options: EngineOptions) -> dict[str, ServiceClass]:
         BadInput: the scenario cannot be used.
     """
     from live.server.contracts import ServiceClass
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
     from scenarios.serving import check_scenario
 
     if options.scenario is None:
@@ -138,9 +138,9 @@ def _build_engine(wanted: ModelSource, options: EngineOptions) -> Engine:
         cache, sequences, tokens = _cache_and_sizes(options)
         one_shot, drafts = options.one_shot is not False, options.speculative_config
         return build_engine(wanted, cache, sequences, tokens, one_shot, drafts)
-    from scenarios.kinds import read_scenario
+    from scenarios.live_engines import single_engine
     from scenarios.overrides import single_settings
-    from scenarios.single_engine import single_engine
+    from scenarios.reading import read_scenario
 
     for name, value in options.settings.items():
         expected = "expected none beside --scenario, which has the engine's settings: change them by --set engine.…"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from live.engine import Engine
 from live.generation import Generation
 from live.speculation import NgramLookup, num_right
-from scenarios.speculation import SpeculativeSpec
+from scenarios.steps import SpeculativeSpec
 from schedulers.speculation import AnswerDrafts
 
 

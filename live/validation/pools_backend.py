@@ -26,7 +26,7 @@ from live.validation.profiling import ProfilingLimits, ProfilingResult
 from live.validation.prompts import materialise
 from live.validation.role_steps import RecordedTime, Span, role_steps, watch_into
 from scenarios.engine import SchedulerPlan
-from scenarios.engine_pools import engine_pools
+from scenarios.live_engines import engine_pools
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.engine_config import EngineConfig
 from schedulers.speculation import AnswerDrafts

@@ -20,7 +20,7 @@ from live.validation.draft_outcomes import drafts_of, measure_drafts  # noqa: E4
 from live.validation.prompts import materialise  # noqa: E402
 from live.validation.replay import replay  # noqa: E402
 from scenarios.engine import EngineSpec, SchedulerPlan  # noqa: E402
-from scenarios.speculation import SpeculativeSpec  # noqa: E402
+from scenarios.steps import SpeculativeSpec  # noqa: E402
 from schedulers.speculation import AnswerDrafts, SpeculativeEngineCore  # noqa: E402
 from tests.parity.test_live_and_twin import BLOCK, CONFIG, Recorded, durations_and_arrivals, noted, trace  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402

@@ -12,10 +12,10 @@ import yaml
 from latency_models.io import earlier_names
 from latency_models.sources.registry import StepTimeSpec  # noqa: F401  (registers the sources)
 from latency_models.sources.specification import SourceSpec
-from scenarios.chunking import SloChunksSpec
 from scenarios.engine import EngineSpec
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.serving import check_scenario
+from scenarios.steps import SloChunksSpec
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 from twin.sweeps.serving_sweep import prepare

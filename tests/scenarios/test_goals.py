@@ -6,7 +6,7 @@ import pytest
 
 from latency_models.io.config_io import checked
 from scenarios.goals import goals_of_texts, read_goals
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from workloads.errors import BadInput
 
 

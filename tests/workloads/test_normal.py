@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
-from workloads.normal import REACH, upper_tail
+from workloads.lengths import REACH, upper_tail
 
 
 def test_it_agrees_with_scipy_over_the_whole_reach() -> None:

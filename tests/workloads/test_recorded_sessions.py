@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.arrivals import Poisson
+from workloads.arrivals import Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.lengths import Geometric, Uniform
 from workloads.mixes import ModelMix
-from workloads.pauses import Pauses
 from workloads.prefixes import SharedPrefixes
 from workloads.recorded_sessions import RecordedSessions, sessions_by_prefix
 from workloads.sessions import Branches, DrawnSessions, Prompt, Session

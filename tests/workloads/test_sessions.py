@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.arrivals import Poisson
+from workloads.arrivals import Pauses, Poisson
 from workloads.errors import BadInput
 from workloads.lengths import Fixed, Geometric, Uniform
-from workloads.pauses import Pauses
 from workloads.prefixes import SharedPrefixes
 from workloads.sessions import Branches, DrawnSessions, Round, ToolCalls
 

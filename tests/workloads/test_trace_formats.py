@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from workloads.errors import BadInput
-from workloads.id_lists import IdLists
+from workloads.trace import IdLists
 from workloads.traces import Trace, read_trace
 
 BURSTGPT = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.serving.records import Columns, EngineLog
 from twin.serving.simulation import Run
 from twin.serving.step_table import step_table

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scenarios.kinds import of_kind, read_scenario
 from scenarios.overrides import Settings
+from scenarios.reading import of_kind, read_scenario
 from twin.api.arguments import Overrides, errors_name_arguments, path_of, settings_of
 
 if TYPE_CHECKING:

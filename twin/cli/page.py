@@ -47,8 +47,8 @@ def page(
     no_browser
         Only print the address.
     """
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import apply, single_settings
+    from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.page.questions import Inquiry
     from workloads.errors import BadInput

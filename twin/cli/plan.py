@@ -129,8 +129,8 @@ def plan(
         Leave out figures and the HTML report.
     """
     from scenarios.goals import goals_of_texts
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.executors.executor import choose_executor
     from twin.planning.question import read_question
@@ -226,7 +226,7 @@ def _given(path: Path, question: Question) -> list[Candidate]:
 
     if is_answer(path):
         return candidates_of_answer(path, question)
-    from scenarios.kinds import read_scenario
+    from scenarios.reading import read_scenario
     from twin.planning.given import given_candidate
 
     return [given_candidate(read_scenario(path, "serving"), path, question, path.stem)]
@@ -244,8 +244,8 @@ def _bear(
     fresh: bool,
 ) -> int:
     """The rate that a scenario's deployment bears."""
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import apply
+    from scenarios.reading import read_scenario
     from twin.cli.console import note, print_json, print_table, progress
     from twin.planning.given import given_candidate, plan_of_given
     from twin.planning.max_load import MaxLoad

@@ -52,8 +52,8 @@ def refine(
     configure_libraries()
     from latency_models.io.config_io import write_yaml
     from reports.records.run_directory import naming
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, print_json, print_table, progress
     from twin.refinement.question import Question

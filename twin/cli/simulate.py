@@ -100,8 +100,8 @@ def _prepare(
     scenario: Path, changes: list[str], trace: Path | None, *, replications: int, draws: int | None, jobs: int | None
 ) -> tuple[Scenario, ServingSweep]:
     """Read and check the scenario with its changes, and everything that it names."""
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
     from twin.api.arguments import check_counts
     from twin.api.scenario import Scenario
     from twin.sweeps.serving_sweep import prepare

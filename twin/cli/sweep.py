@@ -79,8 +79,8 @@ def sweep(
         Runs with what is not known drawn, 10 or more; default: as many as replications if several (serving systems).
     """
     configure_libraries()
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import combinations, parse_overrides, parse_zipped
+    from scenarios.reading import read_scenario
     from twin.api.arguments import check_counts, refuse_for_kind
     from twin.cli.console import preparing
     from twin.executors.executor import choose_executor

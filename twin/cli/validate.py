@@ -80,8 +80,8 @@ def validate(
     runs
         Parent of the run folders.
     """
-    from scenarios.kinds import read_scenario
     from scenarios.overrides import single_settings
+    from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.api.drawing import illustrate
     from twin.cli.console import note, print_json, print_table

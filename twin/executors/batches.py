@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from scenarios.plugins import ImportedPlugin
+from scenarios.reading import ImportedPlugin
 from twin.executors.shipping import Batch, Done, Missing, Refused, Reply, Shipper
 from twin.executors.versions import difference, versions
 from workloads.errors import BadInput

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from scenarios.plugins import ImportedPlugin
+from scenarios.reading import ImportedPlugin
 from twin.executors.batches import OnCluster
 from twin.executors.errors import ExecutorLost
 from twin.executors.shipping import Batch, Reply, run_batch, store_parts

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from scenarios.plugins import ImportedPlugin
+from scenarios.reading import ImportedPlugin
 from twin.executors.batches import OnCluster
 from twin.executors.errors import ExecutorLost
 from twin.executors.shipping import Batch, Reply, Shipper, run_batch

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from latency_models.step_time import StepTimeModel
-from scenarios.plugins import ImportedPlugin, import_again, imported_plugins
+from scenarios.reading import ImportedPlugin, import_again, imported_plugins
 from twin.executors.versions import versions
 from workloads.errors import TwinError
 from workloads.trace import Trace

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from scenarios.autoscaling import check_fixed
+from scenarios.overload import check_fixed
 from scenarios.planning import EngineKindSpec, Layout
-from scenarios.pools import DeviceSpec, PoolSpec
-from scenarios.routing import router_name
+from scenarios.pools import DeviceSpec, PoolSpec, router_name
 from scenarios.serving import ServingScenario, check_scenario
 from twin.planning.paths import moved
 from twin.planning.question import Document, Question

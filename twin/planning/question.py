@@ -15,7 +15,7 @@ from latency_models.io.config_io import Strict, checked
 from scenarios.goals import Goal
 from scenarios.overrides import Settings, apply
 from scenarios.planning import PlanSpec
-from scenarios.plugins import load_plugins
+from scenarios.reading import load_plugins
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import OpenLoopSpec
 from twin.planning.prefix_hits import PrefixHits, prefix_hits

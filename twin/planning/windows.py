@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reports.metrics import spread, weighted_spread
 from scenarios.goals import Goal
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.planning.question import Document
 from twin.serving.plan import ServingPlan
 from twin.serving.randomness import Draw

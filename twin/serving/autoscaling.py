@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from simpy.events import Event
 
-from scenarios.autoscaling import AutoscalingSpec
+from scenarios.overload import AutoscalingSpec
 from schedulers.admission_control import RequestShed
 from schedulers.autoscaling import EngineMetrics, Observation
 from schedulers.sequence import Sequence

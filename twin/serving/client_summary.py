@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import PERCENTILES, jain_index, spread
-from scenarios.engine import EngineSpec
-from scenarios.scheduling import SchedulingSpec
+from scenarios.engine import EngineSpec, SchedulingSpec
 from twin.serving.plan import ServingPlan
 from twin.serving.records import Columns
 from twin.serving.simulation import Run

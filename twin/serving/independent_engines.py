@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scenarios.routing import make_router, router_name
+from scenarios.pools import make_router, router_name
 from scenarios.serving_workload import ClosedLoopSpec
 from scenarios.system import FrontendSpec
 from schedulers.routing import Router, own_method

@@ -24,7 +24,7 @@ from twin.serving.speculation import Acceptance, SimulatedSpeculation
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
-    from scenarios.speculation import SpeculativeSpec
+    from scenarios.steps import SpeculativeSpec
 
 KV_BLOCKS = Unknown(
     "kv_blocks",

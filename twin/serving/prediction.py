@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from reports.metrics import quantiles
-from scenarios.autoscaling import AutoscalingSpec
 from scenarios.goals import Goal
+from scenarios.overload import AutoscalingSpec
 from twin.environment import Alarm, Environment, Priority
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import PlannedPool

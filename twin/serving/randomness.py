@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from latency_models.unknowns import Unknown, draw_scores
-from scenarios.routing import router_name
+from scenarios.pools import router_name
 from scenarios.serving import ServingScenario
 from scenarios.serving_workload import ClosedLoopSpec
 from schedulers.routing import draws

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import quantiles, spread
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.serving.devices import devices_of
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import PlannedPool

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.serving.session_log import SessionLog
 
 

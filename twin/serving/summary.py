@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from scenarios.serving_workload import ClosedLoopSpec
 from twin.serving.overload import describe_overload, first_overload
 from twin.serving.plan import ServingPlan

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.metrics import quantiles, spread
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.serving.simulation import Run
 from twin.serving.summary import LATENCIES, in_measured_window, latencies, pooled_gaps, request_latency
 

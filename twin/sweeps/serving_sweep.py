@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words
-from scenarios.plugins import plugin_digest
-from scenarios.reading import present_settings
+from scenarios.reading import plugin_digest, present_settings
 from scenarios.serving import ServingScenario, check_scenario
 from twin.executors.executor import Executor
 from twin.serving.client_summary import summarise_clients

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from live.loaded_model import DTYPES
 from live.models.config import ModelConfig
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from scenarios.engine_pools import EnginePool
-from scenarios.routing import router_name
+from scenarios.live_engines import EnginePool
+from scenarios.pools import router_name
 from scenarios.serving import ServingScenario
 from schedulers.chunking import ChunkPolicy
 

@@ -16,7 +16,7 @@ from workloads.errors import BadInput
 
 Memory = late_section("scenarios.kv_memory", "KVMemorySpec")
 Sessions = late_section("scenarios.sessions", "SessionsSpec")  # a union
-Autoscaling = late_section("scenarios.autoscaling", "Autoscaling")  # sections by name
+Autoscaling = late_section("scenarios.overload", "Autoscaling")  # sections by name
 
 
 class File(Strict):

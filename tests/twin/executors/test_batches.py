@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scenarios.plugins import ImportedPlugin
+from scenarios.reading import ImportedPlugin
 from twin.executors import shipping
 from twin.executors.batches import IN_FLIGHT, LARGEST, OnCluster
 from twin.executors.executor import choose_executor

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from scenarios import plugins
-from scenarios.kinds import read_scenario
-from scenarios.plugins import ImportedPlugin, import_again
+from scenarios.reading import ImportedPlugin, import_again, read_scenario
 from scenarios.serving_workload import ServingWorkloadSpec
 from twin.executors import shipping
 from twin.executors.shipping import Batch, Cabinet, Done, Missing, Refused, Shipper, run_batch, store_parts

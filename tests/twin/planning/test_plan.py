@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 import twin
-from scenarios.engine_pools import engine_pools
-from scenarios.kinds import read_scenario
-from scenarios.single_engine import single_engine
+from scenarios.live_engines import engine_pools, single_engine
+from scenarios.reading import read_scenario
 from tests.twin.planning.scenarios import document, kind, planner
 from twin.cli import run
 from twin.executors.processes import Processes

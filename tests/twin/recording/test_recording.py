@@ -21,8 +21,7 @@ from twin.recording.proxy import Proxy
 from twin.recording.run_writer import RunWriter
 from twin.recording.upstream import Upstream, cache_settings
 from twin.refinement.measured_run import read_measured_run
-from workloads.id_lists import IdLists
-from workloads.trace import Trace
+from workloads.trace import IdLists, Trace
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from latency_models.io.config_io import write_yaml
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from twin import cli
 from twin.serving.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare

@@ -13,7 +13,7 @@ import pytest
 
 from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.refined.spec import RefinedSpec
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from twin import cli
 from twin.refinement.posterior import Posterior, estimate
 from twin.refinement.request_times import simulate_requests

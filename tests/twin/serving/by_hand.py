@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import scenario
 from twin.serving.plan import ServingPlan
 from twin.serving.simulation import Run, Simulation

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from twin.serving.summary import engine_summaries, summarise
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.kinds import read_scenario
 from scenarios.overrides import apply
+from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
 from twin.serving.plan import describe, make_plan
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scenarios.kinds import read_scenario
+from scenarios.reading import read_scenario
 from scenarios.validation import check_validation
 from tests.twin.serving.by_hand import STEP, TICK
 from tests.twin.serving.scenarios import records, reported, run, scenario

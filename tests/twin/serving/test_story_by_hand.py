@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from reports.serving.trace_events import trace_events
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from tests.twin.serving.by_hand import TICK, measured, play, requests
 from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, summarise

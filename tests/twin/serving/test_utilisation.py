@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import run, scenario
 from twin.serving.simulation import Run
 from twin.serving.summary import engine_summaries, summarise

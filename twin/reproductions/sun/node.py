@@ -11,7 +11,7 @@ import numpy as np
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from scenarios.measure import MeasureSpec
+from scenarios.serving import MeasureSpec
 from twin.reproductions.sun.concurrency import DEVICE
 from twin.reproductions.sun.decode import fit_decode, fit_prompts, rows_of
 from twin.reproductions.sun.published import Placement, concurrency_rows

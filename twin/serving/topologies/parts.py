@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latency_models.step_time import StepTime
-from scenarios.routing import make_router
+from scenarios.pools import make_router
 from scenarios.serving import ServingScenario
 from schedulers.kv_events import CacheView
 from twin.environment import Environment
