@@ -10,9 +10,10 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import NAME_OR_FILE, NameOrFile
 from scenarios.lengths import LengthSpec
-from scenarios.limits import Layers, Microbatches, Requests, Slots, registered
+from scenarios.limits import Layers, Microbatches, Requests, Slots
 from scenarios.overrides import Settings
-from scenarios.reading import Plugin, check
+from scenarios.policies import registered
+from scenarios.reading import ScenarioFile, check
 from scenarios.requests import TraceSpec
 from schedulers.bundle_slots import REFILL_POLICIES, Advance, FfnOrder
 from workloads.arrivals import Arrivals, ClosedLoop, Deterministic, Gamma, Poisson, Replay
@@ -166,7 +167,7 @@ def ratio_text(value: Any) -> Any:
     return f"{value:g}" if number else value
 
 
-class AfdScenario(Strict):
+class AfdScenario(ScenarioFile):
     """One AFD bundle and its workload.
 
     Attributes:
@@ -188,12 +189,7 @@ class AfdScenario(Strict):
         ratio: A/F ratios to sweep when the command line names none.
     """
 
-    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
     kind: Literal["afd-bundle"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    description: str = ""
-    plugins: list[Plugin] = Field(default_factory=list)
-    seed: int = Field(default=0, ge=0)
     calibration: Annotated[str | RooflineSpec, NAME_OR_FILE]
     latency: LatencySpec = Field(default_factory=LatencySpec)
     instances: InstancesSpec = Field(default_factory=InstancesSpec)
@@ -211,9 +207,5 @@ class AfdScenario(Strict):
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> AfdScenario:
-    """Apply `settings` to a document, and check it.
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
-    """
+    """Apply `settings` to a document, and check it."""
     return check(AfdScenario, document, settings, path)

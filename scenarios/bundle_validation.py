@@ -10,10 +10,11 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, mo
 from latency_models.io.config_io import Strict
 from latency_models.message_link import MessageLink
 from scenarios.afd import WorkloadSpec, ratio_text
-from scenarios.limits import Microbatches, PositiveTokens, Repeats, Requests, Slots, registered
+from scenarios.limits import Microbatches, PositiveTokens, Repeats, Requests, Slots
 from scenarios.overrides import Settings
+from scenarios.policies import registered
 from scenarios.ratios import Topology, parse_ratios
-from scenarios.reading import Plugin, check
+from scenarios.reading import ScenarioFile, check
 from scenarios.validation import LiveModelSpec
 from schedulers.bundle_slots import REFILL_POLICIES
 from workloads.errors import BadInput
@@ -32,7 +33,6 @@ class MessageLinkSpec(Strict):
     overhead: NonNegativeFloat = 0.0
 
     def build(self) -> MessageLink:
-        """The link."""
         return MessageLink(self.latency, self.bandwidth, self.overhead)
 
 
@@ -63,7 +63,7 @@ class BundleProfilingSpec(Strict):
     max_output_tokens: PositiveTokens
 
 
-class BundleValidationScenario(Strict):
+class BundleValidationScenario(ScenarioFile):
     """A bundle that is run live, with its slots full, and simulated with the same requests.
 
     Attributes:
@@ -75,12 +75,7 @@ class BundleValidationScenario(Strict):
         clock: direct execution, the only one for a bundle.
     """
 
-    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
     kind: Literal["validation"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    description: str = ""
-    plugins: list[Plugin] = Field(default_factory=list)
-    seed: int = Field(default=0, ge=0)
     model: LiveModelSpec
     workload: WorkloadSpec
     system: BundleSystemSpec
@@ -111,9 +106,5 @@ class BundleValidationScenario(Strict):
 
 
 def check_bundle_validation(document: dict[str, Any], settings: Settings, path: Path) -> BundleValidationScenario:
-    """Apply `settings` to a document, and check it.
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
-    """
+    """Apply `settings` to a document, and check it."""
     return check(BundleValidationScenario, document, settings, path)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from latency_models.io.late_section import late_section
+from latency_models.io.late_section import late_section, late_sections
 from latency_models.step_time import StepTime
-from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens, registered
+from scenarios.limits import BlockTokens, Engines, KVBlocks, PipelineStages, Sequences, StepTokens
+from scenarios.policies import PolicySpec, name_or_section, named, registered
 from schedulers.chunking import ChunkPolicy
 from schedulers.engine_config import CacheBlocksOn, EngineConfig, KVReservation, OneShotBudget
 from schedulers.engine_core import EngineCore
@@ -25,49 +26,21 @@ from schedulers.waiting_queue import SCHEDULING_POLICIES
 from workloads.errors import BadInput
 
 
-class SchedulingSpec(Strict):
-    """A scheduling policy with parameters; the fields that are left out have the policy's own defaults.
+class SchedulingSpec(PolicySpec):
+    """A scheduling policy with parameters.
 
     Attributes:
-        policy: its name. prompt_weight, output_weight: service of a token (fair). weights: of tenants by name (fair). A
-            plug-in's policy may have others.
+        policy: its name. prompt_weight, output_weight: service of a token (fair). weights: of tenants by name (fair).
     """
-
-    model_config = ConfigDict(extra="allow")
 
     policy: Annotated[str, registered(SCHEDULING_POLICIES)]
     prompt_weight: PositiveFloat | None = None
     output_weight: PositiveFloat | None = None
     weights: dict[str, PositiveFloat] | None = None
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters that were given, by name."""
-        given = {name: value for name, value in self if name != "policy" and value is not None}
-        return given | (self.model_extra or {})
 
-
-def _check(scheduling: str | SchedulingSpec) -> str | SchedulingSpec:
-    if isinstance(scheduling, str):
-        if scheduling not in SCHEDULING_POLICIES:
-            raise BadInput(f"expected one of {', '.join(SCHEDULING_POLICIES)}", value=scheduling)
-    else:
-        try:
-            SCHEDULING_POLICIES.select(scheduling.policy)(**scheduling.parameters)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"expected parameters of {scheduling.policy}: {error}") from None
-    return scheduling
-
-
-Scheduling = Annotated[str | SchedulingSpec, AfterValidator(_check)]
+Scheduling = Annotated[str | SchedulingSpec, name_or_section(SCHEDULING_POLICIES)]
 """The name of a scheduling policy, or a section with its name and parameters."""
-
-
-def scheduling_settings(scheduling: str | SchedulingSpec) -> dict[str, Any]:
-    """The fields of `EngineConfig` for a scheduling policy."""
-    if isinstance(scheduling, str):
-        return {"scheduling_policy": scheduling}
-    return {"scheduling_policy": scheduling.policy, "scheduling_parameters": scheduling.parameters}
 
 
 class ServiceClassSpec(Strict):
@@ -92,13 +65,13 @@ if TYPE_CHECKING:
     from scenarios.steps import ChunkingSpec, PipelineSpec, SpeculativeSpec
 else:
     AdmissionControlSpec = late_section("scenarios.overload", "AdmissionControlSpec")
-    ChunkingSpec = late_section("scenarios.steps", "ChunkingSpec")
-    KVMemorySpec = late_section("scenarios.kv_memory", "KVMemorySpec")
-    KVOffloadingSpec = late_section("scenarios.kv_memory", "KVOffloadingSpec")
-    LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
-    WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
-    PipelineSpec = late_section("scenarios.steps", "PipelineSpec")
-    SpeculativeSpec = late_section("scenarios.steps", "SpeculativeSpec")
+    ChunkingSpec, PipelineSpec, SpeculativeSpec = late_sections(
+        "scenarios.steps", "ChunkingSpec", "PipelineSpec", "SpeculativeSpec"
+    )
+    KVMemorySpec, KVOffloadingSpec = late_sections("scenarios.kv_memory", "KVMemorySpec", "KVOffloadingSpec")
+    LoRASpec, WeightSwappingSpec = late_sections("scenarios.model_slots", "LoRASpec", "WeightSwappingSpec")
+
+ONE_STAGE = "expected 1: a live engine has all layers on one device"
 
 
 class OneShotSpec(Strict):
@@ -130,11 +103,7 @@ class SchedulerPlan:
     stages: Stages | None = None
 
     def chunk_policy(self) -> ChunkPolicy | None:
-        """A new chunk policy: each engine has its own.
-
-        Raises:
-            BadInput: parameters that it does not take.
-        """
+        """A new chunk policy: each engine has its own."""
         return self.chunking.build(self.step_time) if self.chunking else None
 
     def make_core(self, make_cache: type[KVCache] = KVCache) -> EngineCore:
@@ -287,9 +256,6 @@ class EngineSpec(Strict):
             base: relative paths start from it.
             prefix_id_tokens: prompt tokens that one id of a request's `prefix_blocks` stands for; None: one block.
             step_time: the model whose table a chunk policy may use, and that may know the memory.
-
-        Raises:
-            BadInput: settings that contradict each other.
         """
         blocks = self.num_gpu_blocks
         slots, reserved = self._slots(base, step_time)
@@ -302,7 +268,7 @@ class EngineSpec(Strict):
             "num_gpu_blocks", "one_shot", "kv_offloading", "model_slots", "admission_control",
         }  # fmt: skip
         settings = {name: value for name, value in self if name in of_scheduler}
-        settings |= scheduling_settings(self.scheduling_policy)
+        settings["scheduling_policy"], settings["scheduling_parameters"] = named(self.scheduling_policy)
         try:
             one_shot = OneShotBudget(**self.one_shot.model_dump(exclude_none=True)) if self.one_shot else None
             ids = prefix_id_tokens or self.block_size

@@ -52,31 +52,19 @@ class Goal:
 
 
 def read_goals(given: Mapping[str, float | str]) -> list[Goal]:
-    """The goals of a mapping of names to limits.
-
-    Raises:
-        BadInput: a name or a limit that is none.
-    """
+    """The goals of a mapping of names to limits."""
     return [_goal(name, limit) for name, limit in given.items()]
 
 
 def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
-    """Refuse a number of seconds that can only be meant in milliseconds.
-
-    Raises:
-        BadInput: it is above LONGEST.
-    """
+    """Refuse a number of seconds that can only be meant in milliseconds."""
     if limit > LONGEST.get(metric, float("inf")):
         expected = f"expected seconds, at most {LONGEST[metric]:g}; {limit / 1000:g} is {limit:g} milliseconds"
         raise BadInput(expected, field=field, value=limit)
 
 
 def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
-    """The mapping of goals given as `name=limit`. Limits of latencies have a unit.
-
-    Raises:
-        BadInput: one is not of this form, is no goal, or is given twice.
-    """
+    """The mapping of goals given as `name=limit`. Limits of latencies have a unit."""
     found: dict[str, float | str] = {}
     for text in texts:
         try:

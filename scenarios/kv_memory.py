@@ -11,7 +11,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import NameOrFile
 from latency_models.step_time import StepTime
-from scenarios.limits import KV_BLOCKS, Engines, registered
+from scenarios.limits import KV_BLOCKS, Engines
+from scenarios.policies import registered
 from schedulers.engine_config import KVOffloading, TierConfig, WritePolicy
 from schedulers.tier_eviction import EVICTION_POLICIES
 from workloads.errors import BadInput
@@ -62,9 +63,6 @@ class KVMemorySpec(Strict):
         Args:
             step_time: the model that knows memory and weights where this section does not state them.
             reserved: bytes of each device that hold something else, such as LoRA adapters.
-
-        Raises:
-            BadInput: none do, or more than the limit, or neither the section nor the step times state the memory.
         """
         if self.memory is None or self.model is None:
             return self._blocks_of(step_time, block_size, max_num_seqs, reserved)
@@ -109,7 +107,7 @@ class KVMemorySpec(Strict):
         return self._within_limit(int(tokens // block_size))
 
     def _within_limit(self, blocks: int) -> int:
-        if blocks > KV_BLOCKS.most:
+        if blocks > KV_BLOCKS.maximum:
             expected = f"{KV_BLOCKS.expectation(blocks)}, found room for {blocks:.3g}"
             raise BadInput(expected, field="engine.kv_memory.memory", value=self.memory)
         return blocks

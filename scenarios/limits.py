@@ -7,11 +7,10 @@ was requested, what that would take, and the limit. The limits are far above the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
 
-from schedulers.registry import Registry
 from workloads.checks import MAX_TOKENS
 from workloads.errors import BadInput
 
@@ -21,28 +20,24 @@ class Limit:
     """The largest number of a kind of thing.
 
     Attributes:
-        most: the limit. things: their name, in the plural.
-        each: bytes that one takes, as measured; 0 where the limit has another reason.
+        maximum: the limit. things: their name, in the plural.
+        num_bytes: what one of them takes, as measured; 0 where the limit has another reason.
     """
 
-    most: int
+    maximum: int
     things: str
-    each: int = 0
+    num_bytes: int = 0
 
     def check(self, value: int) -> int:
-        """Return `value` if it is within the limit.
-
-        Raises:
-            BadInput: it is above the limit.
-        """
-        if value > self.most:
+        """Return `value` if it is within the limit, else raise `BadInput`."""
+        if value > self.maximum:
             raise BadInput(self.expectation(value), value=value)
         return value
 
     def expectation(self, value: int) -> str:
         """The expectation in place of `value`, for an error."""
-        expected = f"expected at most {self.most:,} {self.things}"
-        return f"{expected}: so many would take {_size(value * self.each)} of memory" if self.each else expected
+        memory = f": so many would take {_size(value * self.num_bytes)} of memory" if self.num_bytes else ""
+        return f"expected at most {self.maximum:,} {self.things}{memory}"
 
 
 def _size(count: int) -> str:
@@ -97,16 +92,6 @@ Layers = Annotated[PositiveInt, AfterValidator(LAYERS.check)]
 Repeats = Annotated[int, AfterValidator(REPEATS.check)]
 Probes = Annotated[int, AfterValidator(PROBES.check)]
 Threads = Annotated[PositiveInt, AfterValidator(THREADS.check)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 PositiveTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-
-
-def registered(registry: Registry[Any], *besides: str) -> AfterValidator:
-    """Marks a text field as the name of an entry, or one of `besides`: `Annotated[str, registered(ROUTERS)]`."""
-
-    def check(name: str) -> str:
-        if name not in registry and name not in besides:
-            raise BadInput(f"expected one of {', '.join((*besides, *registry))}", value=name)
-        return name
-
-    return AfterValidator(check)

@@ -41,11 +41,7 @@ class Fleet:
 def expand_strategy(
     fleet: Fleet, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec
 ) -> list[PoolSpec]:
-    """The pools of a fleet, for models with these shares of all requests.
-
-    Raises:
-        BadInput: a number of blocks where engines are to divide the memory of a device.
-    """
+    """The pools of a fleet, for models with these shares of all requests."""
     if fleet.strategy == "isolated":
         return _isolated(fleet, shares, engine, step_time)
     if fleet.strategy == "multi_lora":

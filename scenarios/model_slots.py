@@ -94,11 +94,7 @@ class LoRASpec(Strict):
         return SlotsConfig(self.max_loras, self.max_cpu_loras, self.base_model)
 
     def bytes_of_adapter(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float:
-        """Bytes of an adapter on one device.
-
-        Raises:
-            BadInput: neither `adapter_bytes` nor a model of known layers.
-        """
+        """Bytes of an adapter on one device."""
         if self.adapter_bytes is not None:
             return self.adapter_bytes
         found = _adapter_bytes(self, memory, base, step_time)
@@ -108,11 +104,7 @@ class LoRASpec(Strict):
         return found
 
     def cost_at_rank(self, base: Path) -> LoRACost:
-        """The cost of adapters of this rank.
-
-        Raises:
-            BadInput: a file that cannot be used.
-        """
+        """The cost of adapters of this rank."""
         if isinstance(self.cost, LoRACostSpec):
             return self.cost.at(self.max_lora_rank)
         path = base / self.cost
@@ -161,11 +153,7 @@ class WeightSwappingSpec(Strict):
     turn: NonNegativeFloat = 0.0
 
     def bytes_of_model(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float:
-        """Bytes of a model's weights on one device.
-
-        Raises:
-            BadInput: nothing says how many they are.
-        """
+        """Bytes of a model's weights on one device."""
         if self.weight_bytes is not None:
             return self.weight_bytes
         if memory is not None and memory.model is not None:
@@ -177,11 +165,7 @@ class WeightSwappingSpec(Strict):
         return known.weights
 
     def num_resident(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> int:
-        """Models whose weights the device holds.
-
-        Raises:
-            BadInput: `auto` without a memory of known size.
-        """
+        """Models whose weights the device holds."""
         if self.resident != "auto":
             return self.resident
         size = self.bytes_of_model(memory, base, step_time)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.io.config_io import Strict
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines, Requests, registered
+from scenarios.limits import Engines, Requests
+from scenarios.policies import PolicySpec, make_policy, registered
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from schedulers.autoscaling import SCALING_POLICIES, Autoscaler, Predict, RatePolicy, ScalingRules
 from workloads.errors import BadInput
@@ -28,7 +29,7 @@ class ClassLimitsSpec(Strict):
         return WaitingLimits(self.max_waiting or 0, self.max_waiting_tokens or 0)
 
 
-class AdmissionControlSpec(Strict):
+class AdmissionControlSpec(ClassLimitsSpec):
     """The requests that an engine sheds. All limits are for one engine.
 
     Attributes:
@@ -37,20 +38,14 @@ class AdmissionControlSpec(Strict):
         predicted_ttft: a request is shed if its predicted TTFT exceeds so many times the goal of its class.
     """
 
-    max_waiting: PositiveInt | None = None
-    max_waiting_tokens: PositiveInt | None = None
     max_waiting_per_tenant: PositiveInt | None = None
     predicted_ttft: PositiveFloat | None = None
     classes: dict[str, ClassLimitsSpec] = Field(default_factory=dict)
 
     def build(self) -> AdmissionLimits:
-        """The scheduler's settings."""
-        return AdmissionLimits(
-            WaitingLimits(self.max_waiting or 0, self.max_waiting_tokens or 0),
-            tuple((name, spec.limits) for name, spec in self.classes.items()),
-            self.max_waiting_per_tenant or 0,
-            math.inf if self.predicted_ttft is None else self.predicted_ttft,
-        )
+        classes = tuple((name, spec.limits) for name, spec in self.classes.items())
+        predicted_ttft = math.inf if self.predicted_ttft is None else self.predicted_ttft
+        return AdmissionLimits(self.limits, classes, self.max_waiting_per_tenant or 0, predicted_ttft)
 
 
 class RetriesSpec(Strict):
@@ -75,41 +70,40 @@ class RatePolicySpec(Strict):
     period: PositiveFloat = 15.0
 
 
-class ScaleUpSpec(Strict):
-    """The rules of adding engines, with the defaults of Kubernetes (`schedulers.autoscaling.ScalingRules`).
+class ScalingRulesSpec(Strict):
+    """The rules of adding or of removing engines; defaults are those of Kubernetes (`schedulers.autoscaling`).
 
     Attributes:
-        stabilization_window: seconds in which the lowest recommendation counts. policies: limits of the rate; default:
-            4 engines or 100 percent in 15 seconds. select: of several policies that with the largest change, `max`, or
-            the smallest; `disabled`: never change in this direction.
+        stabilization_window: seconds in which the lowest recommendation counts, or the highest for removing.
+        policies: limits of the rate; default: 4 engines or 100 percent in 15 seconds for adding, and all for removing.
+        select: of several policies that with the largest change, `max`, or the smallest; `disabled`: never change.
     """
+
+    default_policies: ClassVar[tuple[RatePolicy, ...]] = ()
 
     stabilization_window: NonNegativeFloat = 0.0
     policies: list[RatePolicySpec] | None = None
     select: Literal["max", "min", "disabled"] = "max"
 
     def build(self) -> ScalingRules:
-        """The rules."""
-        default = (RatePolicy("engines", 4, 15.0), RatePolicy("percent", 100, 15.0))
-        return ScalingRules(self.stabilization_window, _policies(self.policies, default), self.select)
+        policies = self.default_policies
+        if self.policies is not None:
+            policies = tuple(RatePolicy(policy.type, policy.value, policy.period) for policy in self.policies)
+        return ScalingRules(self.stabilization_window, policies, self.select)
 
 
-class ScaleDownSpec(Strict):
-    """The rules of removing engines; see `ScaleUpSpec`. By default all may be removed in 15 seconds."""
+class ScaleUpSpec(ScalingRulesSpec):
+    """The rules of adding engines."""
+
+    default_policies = (RatePolicy("engines", 4, 15.0), RatePolicy("percent", 100, 15.0))
+
+
+class ScaleDownSpec(ScalingRulesSpec):
+    """The rules of removing engines."""
+
+    default_policies = (RatePolicy("percent", 100, 15.0),)
 
     stabilization_window: NonNegativeFloat = 300.0
-    policies: list[RatePolicySpec] | None = None
-    select: Literal["max", "min", "disabled"] = "max"
-
-    def build(self) -> ScalingRules:
-        """The rules."""
-        return ScalingRules(
-            self.stabilization_window, _policies(self.policies, (RatePolicy("percent", 100, 15.0),)), self.select
-        )
-
-
-def _policies(given: list[RatePolicySpec] | None, default: tuple[RatePolicy, ...]) -> tuple[RatePolicy, ...]:
-    return default if given is None else tuple(RatePolicy(each.type, each.value, each.period) for each in given)
 
 
 class StartUpSpec(Strict):
@@ -136,8 +130,8 @@ class StartUpSpec(Strict):
         return loading + self.warm_up
 
 
-class AutoscalingSpec(Strict):
-    """The autoscaling of one pool. Fields of the policy that are left out have its own defaults.
+class AutoscalingSpec(PolicySpec):
+    """The autoscaling of one pool.
 
     Attributes:
         policy: its name. min_replicas, max_replicas: limits. sync_period: seconds between decisions.
@@ -146,10 +140,8 @@ class AutoscalingSpec(Strict):
         target, metric, tolerance: of target_utilization. target, count, tolerance: of queue_length.
         schedule, period: of scheduled. goals, margin: of slo.
         window, max_requests: seconds, and most requests, that are played for a prediction. forecast: of their rate when
-            an engine that is started now is up. A plug-in's policy may have other fields.
+            an engine that is started now is up.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     policy: Annotated[str, registered(SCALING_POLICIES)]
     min_replicas: Engines = 1
@@ -189,23 +181,15 @@ class AutoscalingSpec(Strict):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of the policy that were given, by name."""
+        """The parameters of the policy that the section states, by name."""
         names = ("target", "metric", "tolerance", "count", "schedule", "period", "margin")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        stated = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.goals is not None:
-            given["goals"] = {goal.name: goal.limit for goal in self.latency_goals}
-        return given | (self.model_extra or {})
+            stated["goals"] = {goal.name: goal.limit for goal in self.latency_goals}
+        return stated | (self.model_extra or {})
 
     def build(self, predict: Predict) -> Autoscaler:
-        """A new autoscaler.
-
-        Raises:
-            BadInput: parameters that the policy does not take.
-        """
-        try:
-            policy = SCALING_POLICIES.select(self.policy)(predict, **self.parameters)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"expected parameters of {self.policy}: {error}") from None
+        policy = make_policy(SCALING_POLICIES, self.policy, self.parameters, predict)
         up = None if self.scale_up is None else self.scale_up.build()
         down = None if self.scale_down is None else self.scale_down.build()
         return Autoscaler(policy, self.min_replicas, self.max_replicas, up, down)
@@ -216,10 +200,6 @@ Autoscaling = dict[str, AutoscalingSpec]
 
 
 def check_fixed(autoscaling: Autoscaling | None, reason: str, path: Path | None = None) -> None:
-    """Refuse autoscaling where the number of engines is fixed.
-
-    Raises:
-        BadInput: a pool is autoscaled.
-    """
+    """Refuse autoscaling where the number of engines is fixed."""
     if autoscaling:
         raise BadInput(f"expected none: {reason}", field="system.autoscaling", value=", ".join(autoscaling), file=path)

@@ -58,11 +58,7 @@ def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list
 
 
 def parse_zipped(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Parse fields that vary together, each `key=v1,v2` or several of these with blanks between them.
-
-    Raises:
-        BadInput: as `parse_overrides`, or fields with different numbers of values.
-    """
+    """Parse fields that vary together, each `key=v1,v2` or several of these with blanks between them."""
     words = [word for text in texts for word in re.split(r"\s+(?=[\w.-]+=)", text.strip())]
     found = parse_overrides(words, "--zip")
     counts = {key: len(values) for key, values in found.items()}
@@ -73,11 +69,7 @@ def parse_zipped(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
-    """Parse overrides for a command that takes one value a key; `hint` names a command that takes several.
-
-    Raises:
-        BadInput: several values, or what `parse_overrides` refuses.
-    """
+    """Parse overrides for a command that takes one value a key; `hint` names a command that takes several."""
     found = parse_overrides(texts)
     for key, values in found.items():
         if len(values) > 1:
@@ -90,9 +82,6 @@ def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] |
 
     Args:
         zipped: fields that vary together, with as many values each.
-
-    Raises:
-        BadInput: more combinations than a sweep may have, or a key among both.
     """
     together = zipped or {}
     tied = list(zip(*together.values(), strict=True)) if together else [()]
@@ -100,7 +89,7 @@ def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] |
         if key in overrides:
             raise BadInput("expected each key once, in --set or in --zip", field="--zip", value=key)
     count = math.prod(map(len, overrides.values())) * len(tied)
-    if count > SWEEP_POINTS.most:
+    if count > SWEEP_POINTS.maximum:
         raise BadInput(SWEEP_POINTS.expectation(count), field="--set", value=count)
     for values in itertools.product(*overrides.values(), tied):
         yield dict(zip(overrides, values[:-1], strict=True)) | dict(zip(together, values[-1], strict=True))
@@ -112,9 +101,6 @@ def apply(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
     A key names an item of a list by its number or, if it has one, by its `name`: `system.pools.decode.replicas`.
 
     Paths among the values will start from the current folder, where those in `document` start from the file's.
-
-    Raises:
-        BadInput: the way to a key leads through something that is not a section, or to an item that is not there.
     """
     result = dict(document)
     for key, value in settings.items():
@@ -178,7 +164,7 @@ def _values(text: str, whole: str, flag: str, key: str) -> list[Any]:
     if step == 0 or (stop - start) / step < 0:
         raise BadInput("expected start:stop:step with a step from start to stop", field=flag, value=whole)
     count = int((stop - start) // step) + 1
-    if count > SWEEP_POINTS.most:
+    if count > SWEEP_POINTS.maximum:
         raise BadInput(SWEEP_POINTS.expectation(count), field=flag, value=whole)
     numbers = [start + i * step for i in range(count)]
     whole_numbers = all(number == number.to_integral_value() for number in (start, step)) and "." not in text

@@ -18,7 +18,7 @@ from latency_models.io.config_io import Strict
 from latency_models.io.paths import NameOrFile
 from scenarios.afd import ratio_text
 from scenarios.goals import Goal, read_goals
-from scenarios.limits import Engines, Microbatches
+from scenarios.limits import Engines, Microbatches, Name
 from scenarios.pools import DeviceSpec, Role, RouterName
 from scenarios.system import LinkSpec
 from workloads.errors import BadInput
@@ -40,7 +40,7 @@ class EngineKindSpec(Strict):
         roles: pools that may have such engines; `both` is a colocated pool.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     device: DeviceSpec
     engine: dict[str, Any] = Field(default_factory=dict)
     step_time: dict[str, Any] | None = None

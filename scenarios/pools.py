@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.io.config_io import Strict
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
-from scenarios.limits import Engines, VirtualNodes, registered
+from scenarios.limits import Engines, Name, VirtualNodes
+from scenarios.policies import PolicySpec, make_policy, name_or_section, named, registered
 from schedulers.routing import ROUTERS, Draw, Router
-from workloads.errors import BadInput
 
 RouterName = Annotated[str, registered(ROUTERS)]
 
 
-class RouterSpec(Strict):
-    """A router with parameters; the fields that are left out have the router's own defaults.
+class RouterSpec(PolicySpec):
+    """A router with parameters.
 
     Attributes:
         policy: its name. weight: of the cached prefix against the load (prefix_aware). load_factor: most load of an
             engine, in means (session_affinity, consistent_hashing). virtual_nodes: places of an engine on the ring
-            (consistent_hashing). max_sessions: that are remembered (session_affinity). A plug-in's router may have
-            others.
+            (consistent_hashing). max_sessions: that are remembered (session_affinity).
     """
-
-    model_config = ConfigDict(extra="allow")
 
     policy: RouterName
     weight: NonNegativeFloat | None = None
@@ -34,11 +31,9 @@ class RouterSpec(Strict):
     virtual_nodes: VirtualNodes | None = None
     max_sessions: PositiveInt | None = None
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters that were given, by name."""
-        given = {name: value for name, value in self if name != "policy" and value is not None}
-        return given | (self.model_extra or {})
+
+Routing = Annotated[str | RouterSpec, name_or_section(ROUTERS, lambda size: 0)]
+"""The name of a router, or a section with its name and parameters."""
 
 
 class KVEventsSpec(Strict):
@@ -48,38 +43,13 @@ class KVEventsSpec(Strict):
 
 
 def make_router(routing: str | RouterSpec, draw: Draw) -> Router:
-    """A new router.
-
-    Raises:
-        BadInput: parameters that it does not take.
-    """
-    if isinstance(routing, str):
-        return ROUTERS.select(routing)(draw)
-    try:
-        return ROUTERS.select(routing.policy)(draw, **routing.parameters)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"expected parameters of {routing.policy}: {error}", field="system.routing") from None
+    """A new router."""
+    return make_policy(ROUTERS, *named(routing), draw, field="system.routing")
 
 
 def router_name(routing: str | RouterSpec) -> str:
     """The name of a router that is given with or without parameters."""
-    return routing if isinstance(routing, str) else routing.policy
-
-
-def _check(routing: str | RouterSpec) -> str | RouterSpec:
-    if isinstance(routing, str):
-        if routing not in ROUTERS:
-            raise BadInput(f"expected one of {', '.join(ROUTERS)}", value=routing)
-    elif routing.parameters:
-        try:
-            ROUTERS.select(routing.policy)(lambda size: 0, **routing.parameters)
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"expected parameters of {routing.policy}: {error}") from None
-    return routing
-
-
-Routing = Annotated[str | RouterSpec, AfterValidator(_check)]
-"""The name of a router, or a section with its name and parameters."""
+    return named(routing)[0]
 
 
 Role = Literal["both", "prefill", "decode"]
@@ -119,7 +89,7 @@ class PoolSpec(Strict):
             `engine` says, and its steps take so many times as long.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     role: Role = "both"
     replicas: Engines = 1
     models: Serves | Annotated[list[str], Field(min_length=1)] = "each"

@@ -32,11 +32,7 @@ class Topology:
 
 
 def parse_ratios(text: str) -> list[Topology]:
-    """Parse the ratios in `text`, each once, in the order given.
-
-    Raises:
-        BadInput: not a list of ratios, a ratio that is not above 0, or a bundle of more than 4096 instances.
-    """
+    """Parse the ratios in `text`, each once, in the order given."""
     found: dict[Fraction, None] = {}
     for part in text.split(","):
         for ratio in _range(part.strip(), text):

@@ -13,13 +13,14 @@ import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from latency_models.io.config_io import Strict, checked, read_text, read_yaml
 from latency_models.io.earlier_names import Notes, present_key, present_names, print_notes
 from latency_models.io.paths import CommandLineText
+from scenarios.limits import Name
 from scenarios.overrides import Settings, apply
 from workloads.errors import BadInput, TwinError
 
@@ -36,20 +37,12 @@ def read_scenario(path: Path, kind: str, *others: str) -> dict[str, Any]:
 
     Args:
         kind, others: what the calling command takes, keys of `COMMANDS`.
-
-    Raises:
-        BadInput: the file cannot be read, is not a YAML mapping, is of no known kind, or is of a kind that another
-            command takes; the message then names that command.
     """
     return of_kind(read_yaml(path), path, kind, *others)
 
 
 def of_kind(document: dict[str, Any], path: Path, *kinds: str) -> dict[str, Any]:
-    """The document, if its `kind` is one of `kinds`.
-
-    Raises:
-        BadInput: it is of no known kind, or of a kind that another command takes; the message then names that command.
-    """
+    """The document, if its `kind` is one of `kinds`."""
     kind = document.get("kind")
     if kind in kinds:
         return document
@@ -98,11 +91,7 @@ class _Plugins(Strict):
 
 
 def load_plugins(document: dict[str, Any], path: Path) -> None:
-    """Import the plug-ins that a scenario names, each once a process. Files start from the scenario's folder.
-
-    Raises:
-        BadInput: `plugins` is no list of text, or a plug-in cannot be found or imported.
-    """
+    """Import the plug-ins that a scenario names, each once a process. Files start from the scenario's folder."""
     if "plugins" not in document:
         return
     for i, name in enumerate(checked(_Plugins, {"plugins": document["plugins"]}, path).plugins):
@@ -169,6 +158,21 @@ def import_again(plugins: Sequence[ImportedPlugin]) -> None:
             raise PluginChanged(f"another version of the plug-in {plugin.file}; which stays until it is started again")
 
 
+class ScenarioFile(Strict):
+    """Base class of all kinds of scenario.
+
+    Attributes:
+        plugins: Python files or modules that register what the scenario names; imported when it is read.
+    """
+
+    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
+    kind: str
+    name: Name
+    description: str = ""
+    plugins: list[Plugin] = Field(default_factory=list)
+    seed: int = Field(default=0, ge=0)
+
+
 _Scenario = TypeVar("_Scenario", bound=Strict)
 
 
@@ -181,9 +185,6 @@ def check(
 
     Args:
         notes: of earlier names that have been replaced already.
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
     """
     notes = {} if notes is None else notes
     present = present_settings(model, settings, notes)
@@ -200,11 +201,7 @@ def check(
 
 
 def present_settings(model: type[Strict], settings: Settings, notes: Notes | None = None) -> Settings:
-    """Rename the fields of `settings` to their present names.
-
-    Raises:
-        BadInput: a field is set under two names.
-    """
+    """Rename the fields of `settings` to their present names."""
     notes = {} if notes is None else notes
     present: Settings = {}
     for key, value in settings.items():

@@ -13,7 +13,8 @@ from latency_models.io.config_io import Strict
 from latency_models.io.paths import FilePath
 from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec
-from scenarios.limits import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups, registered
+from scenarios.limits import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups
+from scenarios.policies import registered
 from workloads.errors import BadInput
 from workloads.lengths import Lengths
 from workloads.mixes import TaskShare
@@ -91,26 +92,22 @@ class PrefixesSpec(Strict):
     def _ids_fit(self) -> PrefixesSpec:
         rubric = self.tokens // self.block_tokens
         total = rubric * min(self.groups, REMEMBERED_RUBRICS)
-        if total > PREFIX_IDS.most:
+        if total > PREFIX_IDS.maximum:
             raise BadInput(
                 f"{PREFIX_IDS.expectation(total)}; a rubric has {rubric:,}", field="tokens", value=self.tokens
             )
         return self
 
     def build(self) -> SharedPrefixes:
-        """The prefixes of a workload."""
         return SharedPrefixes(**self.model_dump())
 
     def check_prompts(self, longest: float, mean: float) -> None:
         """Refuse prompts with too many ids, and prompts that most rubrics do not fit in.
 
         With `cache_suffix`, every block of a prompt has an id. A prompt's tokens include those of its rubric.
-
-        Raises:
-            BadInput: the longest of the prompts has more ids than the limit, or their mean is below a rubric.
         """
         ids = int(longest) // self.block_tokens
-        if self.cache_suffix and ids > PREFIX_IDS.most:
+        if self.cache_suffix and ids > PREFIX_IDS.maximum:
             expected = f"{PREFIX_IDS.expectation(ids)}; a prompt of {longest:g} tokens has {ids:,}"
             raise BadInput(expected, field="prefixes.block_tokens", value=self.block_tokens)
         if self.tokens > mean:
@@ -126,11 +123,7 @@ class TraceSpec(Strict):
     pairing: Literal["joint", "independent"] = "joint"
 
     def read(self, base: Path) -> Trace:
-        """The trace. Relative paths start from `base`.
-
-        Raises:
-            BadInput: no file is named, or it cannot be read in its format.
-        """
+        """The trace. Relative paths start from `base`."""
         if self.path is None:
             raise BadInput("expected a trace file: give --trace FILE", field="workload.trace.path")
         return read_trace(base / self.path, self.format)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
@@ -16,7 +16,7 @@ from scenarios.goals import refuse_milliseconds
 from scenarios.limits import DECISIONS, ENGINES, RING_PLACES
 from scenarios.overrides import Settings
 from scenarios.pools import PoolSpec, fill_pools
-from scenarios.reading import Plugin, check
+from scenarios.reading import ScenarioFile, check
 from scenarios.serving_workload import ServingWorkloadSpec
 from scenarios.system import AnySystemSpec, ColocatedSpec, FailureSpec
 from workloads.errors import BadInput
@@ -60,23 +60,17 @@ else:
     PlanSpec = late_section("scenarios.planning", "PlanSpec")
 
 
-class ServingScenario(Strict):
+class ServingScenario(ScenarioFile):
     """A serving system and its workload.
 
     Attributes:
-        plugins: Python files or modules that register what the scenario names; imported when it is read.
         step_time: source of the durations of steps. system: engines, and the routing of requests.
         measure: the measurements. measured: a real run to compare with. plan: read by `twin plan` alone.
         fast_forward: pass over steps in which nothing changes; the same records, sooner.
         detail: keep every step and request for the report, the trace and `requests.parquet`; or `requests` alone.
     """
 
-    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
     kind: Literal["serving"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    description: str = ""
-    plugins: list[Plugin] = Field(default_factory=list)
-    seed: int = Field(default=0, ge=0)
     workload: ServingWorkloadSpec
     engine: EngineSpec
     step_time: StepTimeSpec
@@ -114,14 +108,14 @@ class ServingScenario(Strict):
     def _engines_in_all(self) -> ServingScenario:
         models, pools = self.workload.models.count, self.pools
         total = sum(pool.num_engines(models) * pool.engine.data_parallel_size for pool in pools)
-        if total > ENGINES.most:
+        if total > ENGINES.maximum:
             each = sum(pool.replicas for pool in pools if pool.models == "each")
             shared = sum(pool.replicas for pool in pools if pool.models != "each")
             ranks = max(pool.engine.data_parallel_size for pool in pools)
             found = f"found {models:,} models, {each:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
             raise BadInput(f"{ENGINES.expectation(total)}; {found}", value=total, field="system")
         nodes = None if isinstance(self.system.routing, str) else self.system.routing.virtual_nodes
-        if (places := total * (nodes or 0)) > RING_PLACES.most:
+        if (places := total * (nodes or 0)) > RING_PLACES.maximum:
             raise BadInput(RING_PLACES.expectation(places), value=places, field="system.routing")
         return self
 
@@ -160,7 +154,7 @@ class ServingScenario(Strict):
                 expected = f"expected the pool to begin with {spec.min_replicas} to {spec.max_replicas} replicas"
                 raise BadInput(expected, field=field, value=pool.replicas)
             rate, requests = getattr(self.workload.arrivals, "rate", None), self.workload.requests
-            if rate and requests and (decisions := requests / rate / spec.sync_period) > DECISIONS.most:
+            if rate and requests and (decisions := requests / rate / spec.sync_period) > DECISIONS.maximum:
                 expected = f"{DECISIONS.expectation(int(decisions))}: at this rate, the requests take "
                 raise BadInput(expected + f"{requests / rate:.2g} s", field="workload.arrivals.rate", value=rate)
             known = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
@@ -193,9 +187,5 @@ class ServingScenario(Strict):
 
 
 def check_scenario(document: dict[str, Any], settings: Settings, path: Path) -> ServingScenario:
-    """Apply `settings` to a document, and check it.
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
-    """
+    """Apply `settings` to a document, and check it."""
     return check(ServingScenario, document, settings, path)

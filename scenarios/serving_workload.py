@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
-from latency_models.io.late_section import late_section
+from latency_models.io.late_section import late_section, late_sections
 from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec, UniformLengths
 from scenarios.limits import Clients, Models, PositiveTokens, Requests
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from workloads.trace import Trace
 else:
     RetriesSpec = late_section("scenarios.overload", "RetriesSpec")
-    BurstsSpec = late_section("scenarios.sessions", "BurstsSpec")
-    ProfileSpec = late_section("scenarios.sessions", "ProfileSpec")
-    PrefixesSpec = late_section("scenarios.requests", "PrefixesSpec")
-    SessionsSpec = late_section("scenarios.sessions", "SessionsSpec")
-    ClientSpec = late_section("scenarios.requests", "ClientSpec")
-    TaskSpec = late_section("scenarios.requests", "TaskSpec")
-    TraceSpec = late_section("scenarios.requests", "TraceSpec")
+    BurstsSpec, ProfileSpec, SessionsSpec = late_sections(
+        "scenarios.sessions", "BurstsSpec", "ProfileSpec", "SessionsSpec"
+    )
+    PrefixesSpec, ClientSpec, TaskSpec, TraceSpec = late_sections(
+        "scenarios.requests", "PrefixesSpec", "ClientSpec", "TaskSpec", "TraceSpec"
+    )
 
 
 class ClosedLoopSpec(Strict):
@@ -80,7 +79,6 @@ class OpenLoopSpec(Strict):
         return self
 
     def build(self) -> Arrivals:
-        """The arrival process."""
         constant = self._constant()
         if self.profile is None and self.bursts is None:
             return constant
@@ -221,11 +219,6 @@ class ServingWorkloadSpec(Strict):
             raise BadInput(expected, field="arrivals.process", value=self.arrivals.process)
 
     def build(self, trace: Trace | None) -> Workload | DrawnSessions | RecordedSessions:
-        """The workload.
-
-        Raises:
-            BadInput: replay of a trace without times, or prefixes beside those of a trace.
-        """
         models = None if self.models.count == 1 else ModelMix.zipf(self.models.names, self.models.zipf)
         if trace is not None and self.prefixes is not None:
             self.prefixes.check_prompts(int(trace.prefill_tokens.max()), float(trace.prefill_tokens.mean()))
@@ -290,11 +283,7 @@ class ServingWorkloadSpec(Strict):
         return len(trace)
 
     def _content(self, trace: Trace | None) -> LengthPairs | TaskMix | Trace:
-        """The content of the requests, spread over clients where there are some.
-
-        Raises:
-            BadInput: clients of a trace whose rows come in order.
-        """
+        """The content of the requests, spread over clients where there are some."""
         content = self._content_of_all(trace)
         if not self.clients:
             return content

@@ -40,7 +40,6 @@ class ProfileSpec(Strict):
         return self
 
     def build(self) -> Profile:
-        """The profile."""
         if self.points is None:
             assert self.swing is not None
             return Profile.of_day(self.swing, self.peak_at, self.period)
@@ -60,7 +59,6 @@ class BurstsSpec(Strict):
         return self
 
     def build(self) -> Bursts:
-        """The bursts."""
         return Bursts(self.factor, self.seconds, self.every)
 
 
@@ -80,7 +78,6 @@ class PauseSpec(Strict):
         return self
 
     def build(self) -> Pauses:
-        """The distribution of the pauses."""
         return Pauses(self.mean, self.cv)
 
 
@@ -92,7 +89,6 @@ class ToolCallsSpec(Strict):
     growth: LengthSpec
 
     def build(self) -> ToolCalls:
-        """The tool calls of drawn sessions."""
         return ToolCalls(self.share, self.pause.build(), self.growth.build())
 
 
@@ -103,7 +99,6 @@ class BranchesSpec(Strict):
     count: Annotated[int, Field(ge=2, le=MAX_BRANCHES)]
 
     def build(self) -> Branches:
-        """The branches of drawn sessions."""
         return Branches(self.share, self.count)
 
 
@@ -127,16 +122,12 @@ class DrawnSessionsSpec(Strict):
     block_tokens: BlockTokens = 16
 
     def check_blocks(self, requests: int, first: LengthSpec, answers: LengthSpec) -> None:
-        """Refuse sessions whose prompts grow, on average, to more blocks than a simulation can follow.
-
-        Raises:
-            BadInput: they do.
-        """
+        """Refuse sessions whose prompts grow, on average, to more blocks than a simulation can follow."""
         growth = max(spec.build().mean for spec in (self.growth, *([self.tools.growth] if self.tools else [])))
         turns = min(self.turns.build().mean, requests)
         tokens = first.build().mean + (turns - 1) * growth + turns * answers.build().mean
         blocks = int(min(tokens, self.max_model_len or tokens) / self.block_tokens)
-        if blocks > SESSION_IDS.most:
+        if blocks > SESSION_IDS.maximum:
             found = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
             raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {found}", field="sessions")
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
-    ConfigDict,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -21,11 +20,21 @@ from latency_models.io.config_io import Strict
 from latency_models.io.paths import FilePath
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
-from latency_models.step_time import StepTime
-from scenarios.limits import StepTokens, registered
+from latency_models.step_time import ChunkTable, StepTime
+from scenarios.limits import StepTokens
+from scenarios.policies import PolicySpec, make_policy, registered
 from schedulers.chunking import CHUNK_POLICIES, ChunkPolicy, SloChunks, StaticChunks
 from schedulers.draft_policies import DRAFT_POLICIES, DraftPolicy
 from workloads.errors import BadInput
+
+
+def _table(step_time: StepTime | None, field: str) -> ChunkTable:
+    """The latency table of the step times."""
+    table = None if step_time is None else step_time.chunk_table()
+    if table is None:
+        expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
+        raise BadInput(expected, field=field)
+    return table
 
 
 class StaticChunksSpec(Strict):
@@ -65,41 +74,24 @@ class SloChunksSpec(Strict):
     seconds: list[PositiveFloat] | None = None
 
     def build(self, step_time: StepTime | None) -> ChunkPolicy:
-        """The policy.
-
-        Raises:
-            BadInput: a table or limits that make none, or no table.
-        """
         tokens, seconds = self.tokens, self.seconds
-        table = step_time.chunk_table() if step_time and tokens is None and seconds is None else None
-        if table is not None:
-            tokens, seconds = table
         if tokens is None or seconds is None:
-            expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
-            raise BadInput(expected, field="engine.chunking")
+            stated = tokens is not None or seconds is not None
+            tokens, seconds = _table(None if stated else step_time, "engine.chunking")
         try:
             return SloChunks(tokens, seconds, self.slo_seconds, self.min_tokens, self.max_tokens, self.granularity)
         except ValueError as error:
             raise BadInput(str(error), field="engine.chunking") from None
 
 
-class RegisteredChunksSpec(Strict):
+class RegisteredChunksSpec(PolicySpec):
     """A policy that a plug-in registered in `CHUNK_POLICIES`; the other fields are its parameters."""
-
-    model_config = ConfigDict(extra="allow")
 
     policy: Annotated[str, registered(CHUNK_POLICIES)]
 
     def build(self, step_time: StepTime | None) -> ChunkPolicy:
-        """The policy.
-
-        Raises:
-            BadInput: parameters that it does not take.
-        """
-        try:
-            return CHUNK_POLICIES[self.policy](**self.model_extra or {})
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"expected parameters of {self.policy}: {error}", field="engine.chunking") from None
+        """The policy. The step-time model is not used."""
+        return make_policy(CHUNK_POLICIES, self.policy, self.parameters, field="engine.chunking")
 
 
 def _chunking_kind(value: Any) -> str:
@@ -128,10 +120,8 @@ Method = Literal["ngram", "draft_model"]
 MOST_DRAFT_TOKENS = 64
 
 
-class DraftPolicySpec(Strict):
+class DraftPolicySpec(PolicySpec):
     """A policy of `DRAFT_POLICIES`; the other fields are its parameters."""
-
-    model_config = ConfigDict(extra="allow")
 
     policy: Annotated[str, registered(DRAFT_POLICIES)] = "fixed"
 
@@ -191,23 +181,11 @@ class SpeculativeSpec(Strict):
         return stated or bool(self.acceptance_by_model) or self.proposed != 1.0
 
     def policy(self, step_time: StepTime | None) -> DraftPolicy:
-        """A new policy. `goodput` without a table takes the step times' own, where they have one.
-
-        Raises:
-            BadInput: parameters that it does not take.
-        """
-        name, parameters = self.drafts.policy, dict[str, Any](self.drafts.model_extra or {})
-        if name == "goodput" and "tokens" not in parameters:
-            table = step_time.chunk_table() if step_time is not None else None
-            if table is None:
-                expected = "expected tokens and seconds, a latency table, unless step_time.source is ec_tables"
-                raise BadInput(expected, field="engine.speculative_config.drafts")
-            parameters["tokens"], parameters["seconds"] = table
-        try:
-            return DRAFT_POLICIES[name](self.num_speculative_tokens, **parameters)
-        except (TypeError, ValueError) as error:
-            field = "engine.speculative_config.drafts"
-            raise BadInput(f"expected parameters of {name}: {error}", field=field) from None
+        """A new policy. `goodput` without a table takes the step times' own, where they have one."""
+        field, parameters = "engine.speculative_config.drafts", self.drafts.parameters
+        if self.drafts.policy == "goodput" and "tokens" not in parameters:
+            parameters["tokens"], parameters["seconds"] = _table(step_time, field)
+        return make_policy(DRAFT_POLICIES, self.drafts.policy, parameters, self.num_speculative_tokens, field=field)
 
     def shares(self) -> tuple[float, ...] | None:
         """The share of drafts whose token at each position is accepted; None where the scenario does not say."""
@@ -245,11 +223,6 @@ class PipelineSpec(Strict):
     link: StageLinkSpec | None = None
 
     def build(self, stages: int, step_time: StepTime | None) -> Stages:
-        """Divide an engine into stages.
-
-        Raises:
-            BadInput: another number of stages or layers, or an unknown link.
-        """
         known = step_time.measured_deployment() if step_time else None
         layers = known.model.layers if known is not None and known.model is not None else None
         if self.layers is not None:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from latency_models.io.config_io import Strict, checked
-from latency_models.io.late_section import late_section
+from latency_models.io.late_section import late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from scenarios.overload import Autoscaling
 else:
     Autoscaling = late_section("scenarios.overload", "Autoscaling")
-    LoRASpec = late_section("scenarios.model_slots", "LoRASpec")
-    WeightSwappingSpec = late_section("scenarios.model_slots", "WeightSwappingSpec")
+    LoRASpec, WeightSwappingSpec = late_sections("scenarios.model_slots", "LoRASpec", "WeightSwappingSpec")
 
 
 class LinkSpec(Strict):
@@ -117,7 +116,6 @@ class ColocatedSpec(SystemSpec):
     replicas: Engines = 1
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """See `SystemSpec.expand`."""
         return [PoolSpec(name="engine", replicas=self.replicas, engine=engine, step_time=step_time)]
 
 
@@ -138,7 +136,6 @@ class DisaggregatedSpec(SystemSpec):
     decode_step_time: StepTimeSpec | None = None
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """See `SystemSpec.expand`."""
         serves: Serves = "all" if self.decode == "shared" else "each"
         decode_time = self.decode_step_time or step_time
         prefill, decode = self.prefill_replicas, self.decode_replicas
@@ -151,11 +148,9 @@ class DisaggregatedSpec(SystemSpec):
 
     @property
     def kv_link(self) -> LinkSpec | None:
-        """See `SystemSpec.kv_link`."""
         return self.link
 
     def section(self, pool: int, field: str) -> str:
-        """See `SystemSpec.section`."""
         own = pool == 1 and field == "step_time" and self.decode_step_time is not None
         return "system.decode_step_time" if own else field
 
@@ -188,21 +183,17 @@ class PoolsSpec(SystemSpec):
         return self
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """See `SystemSpec.expand`: prefill pools first."""
         return sorted(self.pools, key=lambda pool: pool.role == "decode")
 
     @property
     def topology(self) -> str:
-        """See `SystemSpec.topology`."""
         return "colocated" if self.link is None else "disaggregated"
 
     @property
     def kv_link(self) -> LinkSpec | None:
-        """See `SystemSpec.kv_link`."""
         return self.link
 
     def section(self, pool: int, field: str) -> str:
-        """See `SystemSpec.section`."""
         expanded = sorted(range(len(self.pools)), key=lambda i: self.pools[i].role == "decode")
         return f"system.pools[{expanded[pool]}].{field}"
 
@@ -251,25 +242,20 @@ class ManyModelsSpec(SystemSpec):
 
     @property
     def topology(self) -> str:
-        """See `SystemSpec.topology`."""
         return "disaggregated" if self.strategy in SHARED_DECODER else "colocated"
 
     @property
     def kv_link(self) -> LinkSpec | None:
-        """See `SystemSpec.kv_link`."""
         return self.link if self.strategy in SHARED_DECODER else None
 
     def section(self, pool: int, field: str) -> str:
-        """See `SystemSpec.section`."""
         decodes_in_few_bits = self.strategy == "qsun" and field == "step_time" and pool >= self.num_prefill
         return "system.quantised_step_time" if decodes_in_few_bits else field
 
     def expand(self, engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """See `SystemSpec.expand`: as for one model."""
         return self.expand_for({"default": 1.0}, engine, step_time)
 
     def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        """See `SystemSpec.expand_for`."""
         from scenarios.many_models import Fleet, expand_strategy
 
         fleet = Fleet(

@@ -15,7 +15,7 @@ from scenarios.engine import EngineSpec
 from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
-from scenarios.reading import Plugin, check
+from scenarios.reading import ScenarioFile, check
 from scenarios.steps import SpeculativeSpec
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
 from workloads.errors import BadInput
@@ -106,7 +106,7 @@ class MachineSpeedSpec(Strict):
     share: float = Field(default=0.2, gt=0, le=0.5)
 
 
-class ValidationScenario(Strict):
+class ValidationScenario(ScenarioFile):
     """A workload and one or several engines, which are run live and simulated.
 
     Attributes:
@@ -125,12 +125,7 @@ class ValidationScenario(Strict):
 
     renamed: ClassVar[Mapping[str, str]] = {"probe": "profiling"}
 
-    schema_: Literal["twin.scenario/1"] = Field(alias="schema")
     kind: Literal["validation"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    description: str = ""
-    plugins: list[Plugin] = Field(default_factory=list)
-    seed: int = Field(default=0, ge=0)
     model: LiveModelSpec
     workload: dict[str, Any]
     engine: EngineSpec
@@ -234,9 +229,6 @@ class ValidationScenario(Strict):
         """This scenario with its clock chosen: unless it says so, `direct` on one CPU thread, else `wall`.
 
         Reading the machine's speed takes the wall clock, since its probes are timed by it.
-
-        Raises:
-            BadInput: a clock, or a reading of the machine's speed, that the device does not have.
         """
         if self.machine_speed and device != "cpu":
             raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
@@ -295,11 +287,7 @@ class ValidationScenario(Strict):
 
 
 def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:
-    """Apply `settings` to a document, and check it. Earlier names of fields are read, with one note on stderr.
-
-    Raises:
-        BadInput: naming the file, the field, the value and what was expected.
-    """
+    """Apply `settings` to a document, and check it. Earlier names of fields are read, with one note on stderr."""
     notes: Notes = {}
     document, settings = _machine_speed(document, settings, notes)
     return check(ValidationScenario, document, settings, path, notes)

@@ -57,3 +57,8 @@ class LateSection:
 def late_section(module: str, name: str) -> type[LateSection]:
     """A type that stands for the section `name` of `module`, which is imported when a file has it."""
     return type(name, (LateSection,), {"module": module, "name": name})
+
+
+def late_sections(module: str, *names: str) -> list[type[LateSection]]:
+    """Types that stand for several sections of one module."""
+    return [late_section(module, name) for name in names]

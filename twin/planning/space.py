@@ -134,7 +134,7 @@ def families(question: Question) -> list[Family]:
                 Family(layout, kinds, each, routing, shared, models)
                 for each, routing, shared in itertools.product(settings, spec.routing, shares)
             ]
-    if len(found) > SWEEP_POINTS.most:
+    if len(found) > SWEEP_POINTS.maximum:
         raise BadInput(SWEEP_POINTS.expectation(len(found)), field="plan.vary", value=len(found), file=question.path)
     return found
 

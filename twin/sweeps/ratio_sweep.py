@@ -205,7 +205,7 @@ def prepare(
 
 def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Path) -> None:
     """Refuse a bundle, or a number of points, beyond the limits."""
-    if (points := len(cases) * len(topologies)) > RUNS.most:
+    if (points := len(cases) * len(topologies)) > RUNS.maximum:
         raise BadInput(RUNS.expectation(points), field="ratio", value=points, file=path)
     most = max(topology.attention_instances for topology in topologies)
     for scenario in (case.plan.scenario for case in cases):
@@ -214,7 +214,7 @@ def _check_size(cases: Sequence[Case], topologies: Sequence[Topology], path: Pat
             "requests_per_instance": (BUNDLE_REQUESTS, scenario.requests_per_instance * most),
         }
         for field, (limit, count) in counts.items():
-            if count > limit.most:
+            if count > limit.maximum:
                 expected = f"{limit.expectation(count)}; there are {count:,} with {most:,} attention instances"
                 raise BadInput(expected, field=field, value=getattr(scenario, field), file=path)
 

@@ -286,10 +286,10 @@ def prepare(
         expected = f"expected 0, or {FEWEST_DRAWS} and more: fewer do not tell how far results may be off"
         raise BadInput(expected, field="--draws", value=draws)
     for limit, flag, count in ((REPLICATIONS, "--replications", replications), (DRAWS, "--draws", draws or 0)):
-        if count > limit.most:
+        if count > limit.maximum:
             raise BadInput(limit.expectation(count), field=flag, value=count)
     configurations = list(configurations)
-    if (runs := len(configurations) * (replications + (draws or 0))) > RUNS.most:
+    if (runs := len(configurations) * (replications + (draws or 0))) > RUNS.maximum:
         raise BadInput(RUNS.expectation(runs), field="configurations x (replications + draws)", value=runs)
     if trace is not None:
         document = _with_trace(document, trace)
