@@ -30,8 +30,7 @@ from live.models.weights import random_weights
 from live.topologies.bundle import ffn_worker
 from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout, bundle_forms
 from live.topologies.bundle.local_bundle import LocalBundle
-from live.topologies.packing import pack, unpack
-from live.topologies.transport import Message
+from live.topologies.transport import Message, pack, unpack
 from scenarios.ratios import parse_ratios
 from schedulers.engine_config import EngineConfig
 

@@ -39,10 +39,9 @@ from live.topologies.bundle.layout import OUTPUT, BundleLayout
 from live.topologies.bundle.measure import closed_loop, measure_bundle
 from live.topologies.direct_time import DirectTime
 from live.topologies.membership import Address, Membership, listen_at
-from live.topologies.packing import pack, unpack
 from live.topologies.processes import QUIET, TimeLimits, run_worker
 from live.topologies.sockets import SocketTransport
-from live.topologies.transport import Message, Receive, Role, Transport
+from live.topologies.transport import Message, Receive, Role, Transport, pack, unpack
 from reports.metrics import tpot
 from schedulers.engine_config import EngineConfig
 from workloads.lengths import Geometric

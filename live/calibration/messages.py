@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from live.topologies.connections import Connection
+from live.topologies.sockets import Connection
 
 REPEATS = 30
 WARM_UP = 5

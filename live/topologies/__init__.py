@@ -3,9 +3,9 @@
 A worker is a *role*: a generator that yields what it waits for (`transport.Receive`), and sends messages at once. Its
 code is the same whether all roles run in one process or each in its own.
 
-transport     messages, their forms, and what a role may wait for
+transport     messages, their forms and bytes, and what a role may wait for
 local         all roles in one process, one at a time
-sockets       each role in a process of its own, over TCP connections (`connections`)
+sockets       each role in a process of its own, over TCP connections
 membership    how processes find each other, and which one has failed
 requests      requests and their tokens as tensors
 deployment    what a topology consists of

@@ -6,21 +6,28 @@ as soon as it is called: both run on streams of their own, beside the worker's n
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.transport import Payload
 
 OUTSTANDING = 16
 """Sends to one destination that may be under way at a time."""
 
 TAG = 1
+
+MakeGroup: TypeAlias = Callable[[PrefixStore, Membership, timedelta], Any]
+"""Makes a process group of all workers, whose operations take at most some time."""
 
 
 @dataclass
@@ -129,7 +136,38 @@ class DeviceLink:
             work.wait(self._limit)
 
 
-def device_link(rank: int, make_group: Callable[[str], Any], seconds: float, device: str) -> DeviceLink:
-    """One worker's side. `make_group`: makes a process group, by the name under which its members meet."""
-    limit = timedelta(seconds=seconds)
-    return DeviceLink(rank, make_group("upwards"), make_group("downwards"), limit, torch.device(device))
+def device_link(members: Membership, seconds: float, device: str, make_group: MakeGroup | None = None) -> DeviceLink:
+    """One worker's side; every wait of a CPU, and to make the groups, takes at most so many seconds.
+
+    Raises:
+        TransportError: PyTorch has no NCCL, or a worker does not come.
+    """
+    if make_group is None and not dist.is_nccl_available():
+        raise members.fail(f"{members.name(members.rank)} has a PyTorch without NCCL")
+    store, limit = _store(members), timedelta(seconds=seconds)
+    make = make_group or _nccl_group
+    try:
+        upwards, downwards = (make(PrefixStore(name, store), members, limit) for name in ("upwards", "downwards"))
+    except RuntimeError as error:
+        raise members.fail(str(error).splitlines()[0]) from None
+    return DeviceLink(members.rank, upwards, downwards, limit, torch.device(device))
+
+
+def _nccl_group(store: PrefixStore, members: Membership, limit: timedelta) -> Any:
+    """An NCCL group of all ranks; those that never send or receive in it need not make it."""
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return dist.ProcessGroupNCCL(store, members.rank, len(members.names), options)
+
+
+def _store(members: Membership) -> TCPStore:
+    """The key-value store by which the members of the groups meet; rank 1 keeps it."""
+    limit: Any = {"timeout": timedelta(seconds=10), "wait_for_workers": False, "multi_tenant": False}
+    if members.rank != 1:
+        address = Address.parse(members.published("store"))
+        return TCPStore(address.host, address.port, None, False, **limit)
+    with listen_at(Address(members.address, 0)) as listener:
+        port = listener.getsockname()[1]
+        store = TCPStore(members.address, port, None, True, master_listen_fd=os.dup(listener.fileno()), **limit)
+    members.publish("store", str(Address(members.address, port)))
+    return store

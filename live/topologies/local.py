@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from live.topologies.packing import pack, unpack
 from live.topologies.transport import (
     Forms,
     Idle,
@@ -27,6 +26,8 @@ from live.topologies.transport import (
     TransportError,
     Wait,
     check_message,
+    pack,
+    unpack,
 )
 
 

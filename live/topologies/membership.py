@@ -1,25 +1,20 @@
 """The meeting of the processes of a topology, and which of them has failed.
 
-Rank 0 keeps a key-value store at the rendezvous address. Every rank enters itself there, and then shows every second
-that it is alive. When a wait fails, the store tells which rank is the cause: the peer that one waited for may itself
-only have waited for another.
+Every rank has a connection to rank 0 and shows over it, twice a second, that it is alive. Facts go the same way, keys
+with values as lines of JSON: rank 0 keeps the first value of each key and tells it to all. One of them is the first
+failure: the peer that a rank waited for may itself only have waited for another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
-
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from live.topologies.transport import TransportError
 from workloads.errors import BadInput
@@ -27,16 +22,16 @@ from workloads.errors import BadInput
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 2.5
 """Time between two signs of life of a rank, and time without one after which it counts as lost."""
 
-STORE_SECONDS = 1.0
-"""Time limit for the store's answers."""
+VERDICT_SECONDS = 4.0
+"""Time that a rank waits for rank 0 to say what has failed: long enough to notice that rank 0 is silent."""
 
 POLL_SECONDS = 0.02
 
 LINGER_SECONDS = 6.0
-"""Time that rank 0 keeps the store for those that learn of a failure later, at most."""
+"""Time that rank 0 stays for those that learn of a failure later, at most."""
 
-FAILED = "failed"
-"""Key of the first failure."""
+FAILED, LEFT = "failed", "left"
+"""Keys of the first failure, and of what a rank says before it leaves."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Address:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """A socket for rank 0's store, on this address only; port 0 takes a free one.
+    """A socket that listens on this address only; port 0 takes a free one.
 
     Raises:
         BadInput: the address is not this machine's, or the port is taken.
@@ -91,9 +86,9 @@ class Membership:
         join_seconds: time limit for all ranks to come.
 
     Attributes:
-        store: the key-value store. meeting_point: its address. address: this rank's own, towards the others.
-        closing: set when this rank leaves.
+        meeting_point: rank 0's address. address: this rank's own, towards the others.
         watch: called by `check`; raises for what else can fail, such as a process that this one has started.
+        on_failure: called, from any thread, when a rank has failed: it ends waits for messages.
 
     Raises:
         TransportError: rank 0 is not there. `gather` waits for the other ranks.
@@ -109,22 +104,23 @@ class Membership:
         listener: socket.socket | None = None,
         join_seconds: float = 10.0,
     ) -> None:
-        self.rank, self.names, self._keeps_store = rank, list(names), listener is not None
+        self.rank, self.names = rank, list(names)
         self._fingerprint, self._join_seconds = fingerprint, join_seconds
         self._deadline = time.monotonic() + join_seconds
+        self._facts: dict[str, str] = {}
+        self._peers: dict[int, socket.socket] = {}  # of rank 0 all that are there, of another rank 0 alone
         if listener is not None:
             address = Address(address.host, listener.getsockname()[1])
         else:
-            self._await_store(address)
+            self._peers[0] = self._call(address)
         self.meeting_point, self.address = address, _own_address(address)
         self.watch: Callable[[], None] = lambda: None
-        self.store = self._connect(address, listener)
-        self._pulse_store = self.store if listener is None else self._connect(address, None)
-        now = time.monotonic()
-        self._seen: list[tuple[bytes, float]] = [(b"", now)] * len(self.names)
-        self.closing = threading.Event()
-        self._pulse: threading.Thread | None = None
-        self._store_silent = self._store_ended = False
+        self.on_failure: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+        self._leaving = threading.Event()
+        for peer in self._peers.values():
+            _start(self._listen, peer, 0)
+        _start(self._beat, listener)
 
     def name(self, rank: int) -> str:
         """A rank in a message to people."""
@@ -135,22 +131,19 @@ class Membership:
         self._deadline = max(self._deadline, time.monotonic() + seconds)
 
     def gather(self) -> None:
-        """Wait until every rank has come.
+        """Wait until every rank has come. Rank 0 decides when that takes too long.
 
         Raises:
             TransportError: one does not come, has failed, or was started with other settings.
         """
-        self._tell(f"here/{self.rank}", self._fingerprint)
+        self.publish(f"here/{self.rank}", self._fingerprint)
         for rank in range(len(self.names)):
-            while not self._knows([f"here/{rank}"]):
-                self.check()
-                if time.monotonic() > self._deadline:
+            while f"here/{rank}" not in self._facts:
+                if self.rank == 0 and time.monotonic() > self._deadline:
                     raise self.fail(f"{self.name(rank)} has not come within {self._join_seconds:g} s")
-                time.sleep(POLL_SECONDS)
-            if self._ask(lambda store: store.get(f"here/{rank}")) != self._fingerprint.encode():  # noqa: B023
+                self._pause()
+            if self._facts[f"here/{rank}"] != self._fingerprint:
                 raise self.fail(f"{self.name(rank)} was started with other settings than {self.name(self.rank)}")
-        self._pulse = threading.Thread(target=self._keep_pulse, name="pulse", daemon=True)
-        self._pulse.start()
 
     def ready(self) -> None:
         """Wait until every rank has called this: its model is loaded.
@@ -158,15 +151,16 @@ class Membership:
         Raises:
             TransportError: one has failed or is lost.
         """
-        self._tell(f"ready/{self.rank}", "1")
-        keys = [f"ready/{rank}" for rank in range(len(self.names))]
-        while not self._knows(keys):
-            self.check()
-            time.sleep(POLL_SECONDS)
+        self.publish(f"ready/{self.rank}", "")
+        for rank in range(len(self.names)):
+            self.published(f"ready/{rank}")
 
     def publish(self, key: str, value: str) -> None:
-        """Enter something in the store that another rank asks for by `published`."""
-        self._tell(key, value)
+        """Tell all ranks something for which they ask by `published`."""
+        if self.rank == 0:
+            self._enter(key, value)
+        else:
+            self._tell_all(key, value)
 
     def published(self, key: str) -> str:
         """Wait for what a rank publishes.
@@ -174,47 +168,9 @@ class Membership:
         Raises:
             TransportError: a rank has failed or is lost.
         """
-        while not self._knows([key]):
-            self.check()
-            time.sleep(POLL_SECONDS)
-        return (self._ask(lambda store: store.get(key)) or b"").decode()
-
-    def gloo_group(self, seconds: float, name: str) -> dist.ProcessGroupGloo:
-        """A gloo group of all ranks, whose operations take at most so many seconds. `name`: under which they meet."""
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
-        options._timeout = timedelta(seconds=seconds)
-        store = PrefixStore(name, self.store)
-        try:
-            return dist.ProcessGroupGloo(store, self.rank, len(self.names), options)
-        except RuntimeError as error:
-            raise self.blame(None, str(error).splitlines()[0]) from None
-
-    def nccl_group(self, seconds: float, name: str) -> Any:
-        """An NCCL group of all ranks; those that never send or receive in it need not make it.
-
-        Raises:
-            TransportError: this process has no GPU, or PyTorch no NCCL.
-        """
-        if not dist.is_nccl_available():
-            raise self.fail(f"{self.name(self.rank)} has a PyTorch without NCCL")
-        options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=seconds)
-        try:
-            return dist.ProcessGroupNCCL(PrefixStore(name, self.store), self.rank, len(self.names), options)
-        except RuntimeError as error:
-            raise self.blame(None, str(error).splitlines()[0]) from None
-
-    def blame(self, peer: int | None, reason: str) -> TransportError:
-        """The failure behind a wait that has failed, entered in the store for the others.
-
-        Args:
-            peer: the rank that was waited for. reason: what happened, if no other rank is the cause.
-        """
-        text = self._failure()
-        if text is None:
-            text = reason if peer is None else f"{self.name(peer)} {reason}"
-        return self.fail(text)
+        while key not in self._facts:
+            self._pause()
+        return self._facts[key]
 
     def check(self) -> None:
         """Look whether all ranks are alive; for a rank that waits for no message.
@@ -222,36 +178,43 @@ class Membership:
         Raises:
             TransportError: one is not.
         """
-        self.watch()
-        if (text := self._failure()) is not None:
-            raise self.fail(text)
+        if FAILED in self._facts:
+            raise TransportError(self._facts[FAILED])
+        try:
+            self.watch()
+        except TransportError as error:
+            raise self.fail(str(error)) from None
 
     def fail(self, text: str) -> TransportError:
-        """An error with the first failure that a rank has entered in the store: this one, unless there is another."""
-        entered = self._ask(lambda store: store.compare_set(FAILED, "", text))
-        return TransportError(entered.decode() if entered else text)
+        """An error with the first failure of any rank: this one, unless there is another."""
+        if FAILED not in self._facts:
+            self.publish(FAILED, text)
+            with self._changed:
+                self._changed.wait_for(lambda: FAILED in self._facts, VERDICT_SECONDS)
+            self._enter(FAILED, text)
+        return TransportError(self._facts[FAILED])
+
+    def blame(self, peer: int, reason: str) -> TransportError:
+        """The failure behind a wait for a peer: as `fail`."""
+        return self.fail(f"{self.name(peer)} {reason}")
 
     def close(self) -> None:
-        """Leave. Rank 0 keeps the store until the others have left, or for a moment, so that they can read it."""
-        self._ask(lambda store: store.set(f"gone/{self.rank}", "1"))
-        end = time.monotonic() + LINGER_SECONDS
-        while self._keeps_store and time.monotonic() < end:
-            alive = [
-                rank for rank in range(len(self.names)) if self._knows([f"here/{rank}"]) and not self._silent(rank)
-            ]
-            if self.store.check([f"gone/{rank}" for rank in alive]):
-                break
-            time.sleep(POLL_SECONDS)
-        self.closing.set()
+        """Leave. Rank 0 waits for a moment until the others have left, so that they learn what has failed."""
+        with self._changed:
+            if self.rank == 0:
+                self._changed.wait_for(lambda: not self._peers, LINGER_SECONDS)
+            else:
+                self._tell_all(LEFT, "")
+            self._leaving.set()
+            for peer in self._peers.values():
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
 
-    # -- the store ---------------------------------------------------------------------------------------------------
-
-    def _await_store(self, address: Address) -> None:
-        """Wait until the store takes connections. Its own client would write warnings until then."""
+    def _call(self, address: Address) -> socket.socket:
+        """A connection to rank 0, as soon as it is there."""
         while True:
             try:
-                socket.create_connection((address.host, address.port), 1.0).close()
-                return
+                return socket.create_connection((address.host, address.port), 1.0)
             except OSError:
                 if time.monotonic() > self._deadline:
                     raise TransportError(
@@ -259,82 +222,91 @@ class Membership:
                     ) from None
                 time.sleep(POLL_SECONDS)
 
-    def _connect(self, address: Address, listener: socket.socket | None) -> TCPStore:
-        limit = timedelta(seconds=STORE_SECONDS)
-        keep: dict[str, Any] = {} if listener is None else {"master_listen_fd": os.dup(listener.fileno())}
-        try:
-            return TCPStore(
-                address.host, address.port, None, listener is not None, limit, wait_for_workers=False,
-                multi_tenant=False, **keep,
-            )  # fmt: skip
-        except (RuntimeError, ValueError) as error:
-            raise TransportError(f"{self.name(0)} cannot be reached at {address} ({_line(error)})") from None
+    def _pause(self) -> None:
+        """Wait for another fact, for a moment; raises as `check`."""
+        self.check()
+        with self._changed:
+            self._changed.wait(POLL_SECONDS)
 
-    def _tell(self, key: str, value: str) -> None:
-        self._ask(lambda store: store.set(key, value))
-
-    def _knows(self, keys: list[str]) -> bool:
-        """Return whether the store has all of some keys."""
-        return bool(self._ask(lambda store: b"1" if store.check(keys) else b""))
-
-    def _failure(self) -> str | None:
-        """The first failure that a rank has entered, or a rank that gives no sign of life; None if there is neither."""
-        present = self._knows([FAILED])
-        if self._store_silent:
-            return f"{self.name(0)} {'has ended' if self._store_ended else 'does not answer'}"
-        if present and (entered := self._ask(lambda store: store.get(FAILED))):
-            return entered.decode()
-        lost = self._lost()
-        return None if lost is None else f"{self.name(lost)} does not answer"
-
-    def _ask(self, question: Callable[[TCPStore], bytes | None]) -> bytes | None:
-        """Ask the store, in a thread: it has no time limit of its own. None if it does not answer."""
-        if self._store_silent:
-            return None
-        answers: list[bytes | None] = []
-
-        def ask() -> None:
-            try:
-                answers.append(question(self.store) or b"")
-            except RuntimeError:
-                self._store_ended = True
-
-        thread = threading.Thread(target=ask, name="ask the store", daemon=True)
-        thread.start()
-        thread.join(STORE_SECONDS)
-        self._store_silent = not answers
-        return answers[0] if answers else None
-
-    # -- signs of life -----------------------------------------------------------------------------------------------
-
-    def _keep_pulse(self) -> None:
-        """Show that this rank is alive, and note which of the others are."""
-        keys = [f"pulse/{rank}" for rank in range(len(self.names))]
-        count = 0
-        self._seen = [(b"", time.monotonic())] * len(self.names)
-        while not self.closing.wait(BEAT_SECONDS):
-            count += 1
-            try:
-                self._pulse_store.set(keys[self.rank], str(count))
-                present = [rank for rank, key in enumerate(keys) if self._pulse_store.check([key])]
-                values = self._pulse_store.multi_get([keys[rank] for rank in present])
-            except RuntimeError:
-                self._store_ended = True
+    def _enter(self, key: str, value: str) -> None:
+        """Note a fact if its key is new. Rank 0 tells it to all."""
+        with self._changed:
+            if key in self._facts:
                 return
-            now = time.monotonic()
-            for rank, value in zip(present, values, strict=True):
-                if value != self._seen[rank][0]:
-                    self._seen[rank] = value, now
+            self._facts[key] = value
+            self._changed.notify_all()
+            if self.rank == 0:
+                self._tell_all(key, value)
+        if key == FAILED:
+            for action in self.on_failure:
+                action()
 
-    def _lost(self) -> int | None:
-        """A rank that gives no sign of life, the one that has given none for longest; None if all do."""
-        _, rank = min(((at, rank) for rank, (_, at) in enumerate(self._seen)), default=(0.0, 0))
-        return rank if self._silent(rank) else None
+    def _tell_all(self, *fact: str) -> None:
+        """Send a key and a value, or nothing but a sign of life. That a peer has ended is noticed by `_listen`."""
+        with self._changed:
+            for peer in self._peers.values():
+                _send(peer, fact)
 
-    def _silent(self, rank: int) -> bool:
-        """Return whether a rank has given no sign of life for too long."""
-        silent = time.monotonic() - self._seen[rank][1] > SILENT_SECONDS
-        return silent and self._pulse is not None and rank != self.rank
+    # -- in threads --------------------------------------------------------------------------------------------------
+
+    def _beat(self, listener: socket.socket | None) -> None:
+        """Show that this rank is alive until it leaves; rank 0 takes callers meanwhile."""
+        if listener is not None:
+            listener.settimeout(BEAT_SECONDS)
+        while not self._leaving.wait(BEAT_SECONDS if listener is None else 0.0):
+            with contextlib.suppress(OSError):
+                if listener is not None:
+                    _start(self._listen, listener.accept()[0], None)
+            self._tell_all()
+
+    def _listen(self, peer: socket.socket, rank: int | None) -> None:
+        """Take what another rank says. `rank`: None for a caller that has not said who it is."""
+        reason = "has ended"
+        try:
+            with peer, peer.makefile("rb") as lines:
+                peer.settimeout(SILENT_SECONDS)
+                for key, value in filter(None, map(json.loads, lines)):
+                    if rank is None:
+                        rank = self._welcome(peer, key)
+                    if key == LEFT:
+                        reason = ""
+                        break
+                    self._enter(str(key), str(value))
+        except TimeoutError:
+            reason = "does not answer"
+        except (OSError, ValueError, TypeError):
+            pass  # also of callers that say something else
+        if rank is None:
+            return
+        with self._changed:
+            self._peers.pop(rank, None)
+            self._changed.notify_all()
+        if reason and not self._leaving.is_set():
+            self._enter(FAILED, f"{self.name(rank)} {reason}")
+
+    def _welcome(self, peer: socket.socket, key: str) -> int:
+        """Take a caller as the rank that it says it is.
+
+        Raises:
+            ValueError: there is no such rank, or it has come before.
+        """
+        rank = [f"here/{rank}" for rank in range(len(self.names))].index(key)
+        with self._changed:
+            if key in self._facts or rank == 0:
+                raise ValueError(key)
+            self._peers[rank] = peer
+            for fact in self._facts.items():
+                _send(peer, fact)
+        return rank
+
+
+def _start(target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, name="membership", daemon=True).start()
+
+
+def _send(peer: socket.socket, fact: tuple[str, ...]) -> None:
+    with contextlib.suppress(OSError):
+        peer.sendall(json.dumps(fact).encode() + b"\n")
 
 
 def _own_address(towards: Address) -> str:
@@ -346,7 +318,3 @@ def _own_address(towards: Address) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((towards.host, towards.port or 9))
         return str(probe.getsockname()[0])
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

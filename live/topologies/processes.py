@@ -6,18 +6,16 @@ import contextlib
 import os
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, TypeAlias
+from typing import IO
 
 from live.loaded_model import SeparateModels
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
-from live.topologies.device_link import DeviceLink, device_link
-from live.topologies.membership import BEAT_SECONDS, Address, Membership
+from live.topologies.device_link import MakeGroup, device_link
+from live.topologies.membership import Address, Membership
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Role, Transport, TransportError
 from workloads.errors import TwinError
@@ -41,22 +39,12 @@ class TimeLimits:
     answer: float = 6.0
 
 
-MakeLink: TypeAlias = Callable[[Deployment, Membership, TimeLimits], DeviceLink | None]
-"""Makes the link between the devices of workers; None where their tensors go through the host."""
-
-
-def nccl_link(deployment: Deployment, members: Membership, limits: TimeLimits) -> DeviceLink | None:
-    """The link between GPUs."""
-    if deployment.device == "cpu":
-        return None
-    seconds = limits.answer
-    return device_link(members.rank, partial(members.nccl_group, seconds), seconds, deployment.device)
-
-
 def run_worker(
-    deployment: Deployment, rank: int, address: Address, limits: TimeLimits, make_link: MakeLink = nccl_link
+    deployment: Deployment, rank: int, address: Address, limits: TimeLimits, make_group: MakeGroup | None = None
 ) -> None:
     """Run one worker of a topology until the topology ends.
+
+    `make_group`: of the link between the workers' devices. By default GPUs are linked by NCCL, and CPUs are not.
 
     Raises:
         TransportError: another process has failed, or this one; the message names the rank that failed first.
@@ -69,9 +57,10 @@ def run_worker(
         make_role = deployment.load(rank, SeparateModels())
         freeze_loaded_objects()
         members.ready()
-        link = make_link(deployment, members, limits)
-        if link is not None:
-            threading.Thread(target=_abort_on_failure, args=[members, link], name="guard", daemon=True).start()
+        link = None
+        if make_group is not None or deployment.device != "cpu":
+            link = device_link(members, limits.answer, deployment.device, make_group)
+            members.on_failure.append(link.abort)  # on a GPU nothing else would end the host's waits
         transport = SocketTransport(members, deployment.forms(), limits.answer, link)
         transport.run(make_role(transport))
     except TransportError:
@@ -86,16 +75,6 @@ def run_worker(
         if transport is not None:
             transport.close()
         members.close()
-
-
-def _abort_on_failure(members: Membership, link: DeviceLink) -> None:
-    """End what a link waits for when another rank has failed: on a GPU nothing else would, and the host would hang."""
-    while not members.closing.wait(BEAT_SECONDS):
-        try:
-            members.check()
-        except TransportError:
-            link.abort()
-            return
 
 
 class WorkerProcesses:

@@ -1,44 +1,203 @@
-"""Each role in a process of its own: messages over TCP connections.
+"""Each role in a process of its own: messages over TCP connections, one between every two ranks.
 
-A message is sent as one buffer of bytes (`live.topologies.packing`). The receiver has a buffer for the largest message
-that the forms allow. On GPUs the buffer has no tensors of the devices: `live.topologies.device_link` carries these.
+A message goes out in one system call of the thread that sends it, and comes in by two of the thread that waits for it,
+so that a hand-over costs one wake-up. What the kernel does not take at once, as of large caches, a thread sends. The
+receiver has a buffer for the largest message that the forms allow.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import secrets
 import select
 import socket
+import struct
+import threading
 import time
-from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
+from collections import deque
+from functools import cache, partial
 
 import torch
 
-from live.topologies.connections import connect_all
 from live.topologies.device_link import DeviceLink
-from live.topologies.membership import Membership
-from live.topologies.packing import HEADER_BYTES, as_bytes, capacity, message_bytes, on_device, pack, unpack
-from live.topologies.transport import STOP, Forms, Idle, Message, Receive, Role, TransportError, Wait, check_message
+from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.transport import (
+    HEADER_BYTES,
+    STOP,
+    Forms,
+    Idle,
+    Message,
+    Receive,
+    Role,
+    TransportError,
+    Wait,
+    capacity,
+    check_message,
+    pack,
+    unpack,
+)
+from live.topologies.transport import select as select_tensors
 
 KEEP_ALIVE_SECONDS = 1.0
 """Time that a rank waits for something to do before it looks after the others, and rank 0 shows that it is alive."""
 
-Poll: TypeAlias = "select.poll"
+OUTSTANDING = 16
+"""Messages to one destination that may wait for the kernel to take them."""
+
+GREETING = struct.Struct("!16sI")
+"""The first bytes of a connection: the topology's secret and the rank that connects."""
+
+GREETING_SECONDS = 1.0
+"""Time limit for it: who only connects must not keep the ranks waiting."""
 
 
-@dataclass
-class _Incoming:
-    """Messages of one source: a buffer for the latest, the same as a view, and whether more may come.
+class Connection:
+    """One end of the connection between two ranks. Messages are received by one thread, and sent by one.
 
-    Attributes:
-        served: how many messages this rank had received when it received the latest.
+    Args:
+        limit: seconds that a wait may take.
     """
 
-    buffer: torch.Tensor
-    view: memoryview
-    stopped: bool = False
-    served: int = 0
+    def __init__(self, connected: socket.socket, limit: float) -> None:
+        self._socket, self._limit = connected, limit
+        connected.setblocking(True)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel's own limits: `settimeout` would ask whether bytes have come before every read.
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), int(limit % 1 * 1e6)))
+        self._pending: deque[memoryview] = deque()  # the first is being sent
+        self._changed = threading.Condition()
+        self._sender: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def fileno(self) -> int:
+        """The file descriptor, for `select`."""
+        return self._socket.fileno()
+
+    def receive(self, view: memoryview) -> None:
+        """Wait for bytes, as many as the view has.
+
+        Raises:
+            TimeoutError: they do not come within the limit. OSError: the peer has ended.
+        """
+        while view:
+            try:
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise TimeoutError from None
+            if not count:
+                raise ConnectionResetError
+            view = view[count:]
+
+    def send(self, view: memoryview) -> None:
+        """Send bytes, which must not change from now on.
+
+        Raises:
+            TimeoutError: the peer does not read. OSError: it has ended.
+        """
+        with self._changed:
+            if not self._pending and self._error is None:
+                with contextlib.suppress(BlockingIOError):
+                    view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+                if not view:
+                    return
+            self._wait_until_pending(OUTSTANDING - 1)
+            self._pending.append(view)
+            self._changed.notify_all()
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_pending, name="sender", daemon=True)
+                self._sender.start()
+
+    def flush(self) -> None:
+        """Wait until the kernel has everything. Raises as `send`."""
+        with self._changed:
+            self._wait_until_pending(0)
+
+    def interrupt(self) -> None:
+        """End all waits, of the peer too."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End the connection, and the thread that sends. The peer still gets what the kernel has."""
+        with self._changed:
+            self._error = self._error or ConnectionAbortedError()
+            self._changed.notify_all()
+        self._socket.close()
+
+    def _wait_until_pending(self, most: int) -> None:
+        if not self._changed.wait_for(lambda: len(self._pending) <= most or self._error is not None, self._limit):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+
+    def _send_pending(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._error is not None)
+                if self._error is not None:
+                    return
+                view = self._pending[0]
+            try:
+                self._socket.sendall(view)
+            except OSError as error:
+                with self._changed:
+                    self._error = TimeoutError() if isinstance(error, BlockingIOError) else error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._pending.popleft()
+                self._changed.notify_all()
+
+
+def connect_all(members: Membership, limit: float) -> dict[int, Connection]:
+    """A connection to every other rank, by rank. All ranks call this; each connects to those below it.
+
+    A rank listens at the address that it has towards the others: on one machine at loopback. Callers that do not know
+    the topology's secret, which rank 0 publishes, are turned away.
+
+    Raises:
+        TransportError: a rank does not come.
+    """
+    rank, count = members.rank, len(members.names)
+    connections: dict[int, Connection] = {}
+    if rank == 0:
+        members.publish("secret", secrets.token_hex(8))
+    with listen_at(Address(members.address, 0)) as listener:
+        members.publish(f"listens/{rank}", str(Address(members.address, listener.getsockname()[1])))
+        secret = members.published("secret").encode()
+        for lower in range(rank):
+            address = Address.parse(members.published(f"listens/{lower}"))
+            try:
+                called = socket.create_connection((address.host, address.port), limit)
+                called.sendall(GREETING.pack(secret, rank))
+            except OSError as error:
+                reason = f"cannot be reached at {address} ({error.strerror or 'no answer'})"
+                raise members.blame(lower, reason) from None
+            connections[lower] = Connection(called, limit)
+        listener.settimeout(limit)
+        while missing := [higher for higher in range(rank + 1, count) if higher not in connections]:
+            try:
+                caller, _ = listener.accept()
+            except TimeoutError:
+                raise members.blame(missing[0], f"has not connected within {limit:g} s") from None
+            higher = _greeting_rank(caller, secret)
+            if higher in missing:
+                connections[higher] = Connection(caller, limit)
+            else:
+                caller.close()
+    return connections
+
+
+def _greeting_rank(caller: socket.socket, secret: bytes) -> int:
+    """The rank of a caller that knows the secret; -1 for others."""
+    caller.settimeout(GREETING_SECONDS)
+    try:
+        secret_of_caller, rank = GREETING.unpack(caller.recv(GREETING.size, socket.MSG_WAITALL))
+    except (OSError, struct.error):
+        return -1
+    return int(rank) if hmac.compare_digest(secret_of_caller, secret) else -1
 
 
 class SocketTransport:
@@ -55,25 +214,26 @@ class SocketTransport:
         self._is_front = members.rank == 0
         self._connections = connect_all(members, limit)
         size = capacity(forms)
-        self._incoming = {source: _incoming(size) for source in self._connections}
+        self._buffers = {source: torch.empty(size, dtype=torch.uint8) for source in self._connections}
+        self._views = {source: _bytes_of(buffer) for source, buffer in self._buffers.items()}
         self._received = 0
+        self._served = dict.fromkeys(self._connections, 0)  # how many messages had come with the latest of a source
+        self._stopped: set[int] = set()
         self._woken, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
-        self._polls: dict[tuple[int, ...], Poll] = {}
+        self._poll = cache(self._make_poll)
+        members.on_failure += [connection.interrupt for connection in self._connections.values()]
 
     def clock(self) -> float:
-        """See `Transport.clock`."""
         return time.perf_counter()
 
     def send(self, destination: int, message: Message) -> None:
-        """See `Transport.send`."""
         check_message(message, self._forms)
         form = None if self._link is None else self._forms[message.kind]
-        buffer = pack(message, form)
         try:
-            self._connections[destination].send(as_bytes(buffer))
+            self._connections[destination].send(_bytes_of(pack(message, form)))
             if self._link is not None and form is not None:
-                self._link.send(destination, on_device(message, form))
+                self._link.send(destination, select_tensors(message, form, on_device=True))
         except (OSError, RuntimeError) as error:
             raise self._blame(destination, error) from None
 
@@ -83,12 +243,11 @@ class SocketTransport:
         Raises:
             TransportError: none comes within the limit, the source has ended, or it sends what it must not.
         """
-        incoming, connection = self._incoming[source], self._connections[source]
-        buffer, view = incoming.buffer, incoming.view
+        connection, buffer, view = self._connections[source], self._buffers[source], self._views[source]
         try:
             connection.receive(view[:HEADER_BYTES])
-            size = message_bytes(buffer[:HEADER_BYTES])
-            if not size or size > len(view):
+            size = int(buffer[:HEADER_BYTES].view(torch.int64)[-1])
+            if not HEADER_BYTES <= size <= len(view):
                 raise TransportError(f"a message of {size} bytes: expected {HEADER_BYTES} to {len(view)}")
             connection.receive(view[HEADER_BYTES:size])
             apart = None if self._link is None else partial(self._link.receive, source)
@@ -98,34 +257,26 @@ class SocketTransport:
         except (OSError, RuntimeError) as error:
             raise self._blame(source, error) from None
         self._received += 1
-        incoming.served, incoming.stopped = self._received, message.kind == STOP
+        self._served[source] = self._received
+        if message.kind == STOP:
+            self._stopped.add(source)
         return message
 
     def wake(self) -> None:
         """Resume the role if it is idle, or waits for a message of any source. May be called from any thread."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
             self._wakes.send(b"1")
-        except BlockingIOError:
-            return  # it has been woken often enough
 
     def run(self, role: Role) -> None:
-        """Run a role to its end.
+        """Run a role to its end, and wait until everything has been sent.
 
         Raises:
             TransportError: a wait has failed.
         """
         message: Message | None = None
-        with torch.inference_mode():
+        with torch.inference_mode(), contextlib.suppress(StopIteration):
             while True:
-                try:
-                    wait = role.send(message)
-                except StopIteration:
-                    break
-                message = self._await(wait)
-        self.flush()
-
-    def flush(self) -> None:
-        """Wait until everything has been sent."""
+                message = self._await(role.send(message))
         for destination, connection in self._connections.items():
             try:
                 connection.flush()
@@ -157,7 +308,7 @@ class SocketTransport:
             TransportError: a source has ended, or the front does not answer within the limit.
         """
         deadline = time.monotonic() + seconds
-        sources = tuple(source for source in sources if not self._incoming[source].stopped)
+        sources = tuple(source for source in sources if source not in self._stopped)
         poll = self._poll(sources)
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(1e3 * min(seconds, KEEP_ALIVE_SECONDS))]
@@ -165,8 +316,8 @@ class SocketTransport:
                 self._woken.recv(4096)
                 return None
             if ready:
-                having = [source for source in sources if self._connections[source].fileno() in ready]
-                return self.receive(min(having, key=lambda source: self._incoming[source].served))
+                sending = [source for source in sources if self._connections[source].fileno() in ready]
+                return self.receive(min(sending, key=self._served.__getitem__))
             if not seconds:
                 return None
             self._members.check()  # another rank may have failed: nothing else would tell this one
@@ -175,14 +326,12 @@ class SocketTransport:
             if time.monotonic() > deadline:
                 raise self._members.blame(0, f"has not answered within {self._limit:g} s") from None
 
-    def _poll(self, sources: tuple[int, ...]) -> Poll:
-        found = self._polls.get(sources)
-        if found is None:
-            found = self._polls[sources] = select.poll()
-            found.register(self._woken, select.POLLIN)
-            for source in sources:
-                found.register(self._connections[source].fileno(), select.POLLIN)
-        return found
+    def _make_poll(self, sources: tuple[int, ...]) -> select.poll:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        for source in sources:
+            poll.register(self._connections[source], select.POLLIN)
+        return poll
 
     def _blame(self, peer: int, error: OSError | RuntimeError) -> TransportError:
         """The fate of a peer, from the error of a wait for it."""
@@ -193,6 +342,5 @@ class SocketTransport:
         return self._members.blame(peer, "has ended" if ended else f"cannot be reached ({str(error)[:160]})")
 
 
-def _incoming(size: int) -> _Incoming:
-    buffer = torch.empty(size, dtype=torch.uint8)
-    return _Incoming(buffer, as_bytes(buffer))
+def _bytes_of(buffer: torch.Tensor) -> memoryview:
+    return memoryview(buffer.numpy())  # type: ignore[arg-type]  # numpy's arrays are buffers from Python 3.12 on

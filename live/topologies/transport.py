@@ -1,13 +1,15 @@
-"""Messages between roles, and the seam between a role and what carries its messages.
+"""Messages between roles, their bytes, and the seam between a role and what carries its messages.
 
 A message is a header of integers and a few tensors. Which tensors a message of some kind has, their types, and how many
 rows they have at most is known to both sides beforehand (`Form`): nothing in a message says how it is to be read, and
-nothing is unpickled.
+nothing is unpickled. As bytes it is a header of 16 integers and then the tensors, each at its exact number of rows.
+Tensors of the workers' devices may travel apart (`live.topologies.device_link`); the header has their rows all the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -21,6 +23,14 @@ has nothing to do and is alive. Neither has fields or tensors."""
 
 FIELDS, PAYLOADS = 6, 8
 """The most fields and tensors of a message."""
+
+HEADER = 1 + FIELDS + PAYLOADS + 1
+"""Integers of a header: kind, fields, rows of each tensor, and the bytes of the whole message."""
+
+HEADER_BYTES = 8 * HEADER
+
+ALIGNMENT = 16
+"""Bytes that the beginning of a tensor in a buffer is a multiple of."""
 
 
 class TransportError(TwinError):
@@ -100,6 +110,71 @@ def check_message(message: Message, forms: Forms) -> None:
                 f"tensor {i} of a message of kind {message.kind}: expected up to {payload.rows} rows of "
                 f"{list(payload.row)} {payload.dtype}, found {list(tensor.shape)} {tensor.dtype}"
             )
+
+
+ReceiveApart: TypeAlias = Callable[[list[tuple[int, Payload, int]]], list[torch.Tensor]]
+"""Receives the tensors that travel apart: (place in the message, payload, rows) of each."""
+
+
+def capacity(forms: Forms) -> int:
+    """Bytes of the largest message that the forms allow."""
+    return HEADER_BYTES + max(sum(_aligned(p.rows * p.row_bytes) for p in form.payloads) for form in forms.values())
+
+
+def select(message: Message, form: Form, *, on_device: bool) -> list[torch.Tensor]:
+    """The tensors of a message that are on the workers' devices, or on the host."""
+    pairs = zip(message.tensors, form.payloads, strict=True)
+    return [tensor for tensor, payload in pairs if payload.on_device == on_device]
+
+
+def pack(message: Message, apart: Form | None = None) -> torch.Tensor:
+    """A message as bytes. `apart`: its form, whose tensors of devices are left out."""
+    rows = [tensor.shape[0] for tensor in message.tensors]
+    header = [message.kind, *message.fields, *[0] * (FIELDS - len(message.fields)), *rows]
+    tensors = message.tensors if apart is None else select(message, apart, on_device=False)
+    sizes = [_aligned(tensor.nbytes) for tensor in tensors]
+    buffer = torch.empty(HEADER_BYTES + sum(sizes), dtype=torch.uint8)
+    header += [0] * (HEADER - 1 - len(header)) + [buffer.nbytes]
+    buffer[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
+    begin = HEADER_BYTES
+    for tensor, size in zip(tensors, sizes, strict=True):
+        buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        begin += size
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, forms: Forms, apart: ReceiveApart | None = None) -> Message:
+    """The message at the beginning of a buffer; its tensors are views of it.
+
+    Args:
+        apart: receives the tensors of devices; None if they are in the buffer, too.
+
+    Raises:
+        TransportError: an unknown kind, or more rows than its form allows.
+    """
+    kind, *header = buffer[:HEADER_BYTES].view(torch.int64).tolist()
+    form: Form | None = forms.get(kind)
+    if form is None:
+        raise TransportError(f"a message of kind {kind}: expected one of {sorted(forms)}")
+    begin, tensors = HEADER_BYTES, []
+    following: list[tuple[int, Payload, int]] = []
+    for place, (payload, rows) in enumerate(zip(form.payloads, header[FIELDS:], strict=False)):
+        if not 0 <= rows <= payload.rows:
+            raise TransportError(f"a message of kind {kind} with {rows} rows: expected at most {payload.rows}")
+        if apart is not None and payload.on_device:
+            following.append((place, payload, rows))
+            continue
+        end = begin + rows * payload.row_bytes
+        tensors.append(buffer[begin:end].view(payload.dtype).view(rows, *payload.row))
+        begin += _aligned(end - begin)
+    if apart is not None and following:
+        for (place, _, _), tensor in zip(following, apart(following), strict=True):
+            tensors.insert(place, tensor)
+    return Message(kind, tuple(header[: form.fields]), tuple(tensors))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,23 @@ import json
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 from live.loaded_model import ModelSource
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.deployment import Deployment
-from live.topologies.device_link import DeviceLink, device_link
+from live.topologies.device_link import device_link
 from live.topologies.front import TopologyBackend
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.processes import TimeLimits, WorkerProcesses, nccl_link, run_worker
+from live.topologies.processes import TimeLimits, WorkerProcesses, run_worker
 from tests.live.topologies.answers import requests, settings
 from workloads.errors import TwinError
 
@@ -51,7 +56,7 @@ def run_front(folder: Path, port: int, kind: str, link: bool) -> str:
         try:
             members.gather()
             members.ready()
-            keep = gloo_link(wanted, members, LIMITS) if link else None
+            keep = device_link(members, LIMITS.answer, "cpu", gloo_group) if link else None
             backend = TopologyBackend(wanted, WorkerProcesses(wanted, members, None, LIMITS))
         except TwinError:
             members.close()
@@ -85,12 +90,15 @@ async def _serve(backend: TopologyBackend, folder: Path) -> str:
     return failed.result()
 
 
-def gloo_link(deployment: Deployment, members: Membership, limits: TimeLimits) -> DeviceLink:
-    """The link that GPUs have, between CPUs: gloo in NCCL's place.
+def gloo_group(store: PrefixStore, members: Membership, limit: timedelta) -> dist.ProcessGroupGloo:
+    """A group like those that GPUs have, between CPUs: gloo in NCCL's place.
 
     Unlike NCCL, gloo connects all members at once, so that rank 0 has to come, too.
     """
-    return device_link(members.rank, lambda name: members.gloo_group(limits.answer, name), limits.answer, "cpu")
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=members.address)]
+    options._timeout = limit
+    return dist.ProcessGroupGloo(store, members.rank, len(members.names), options)
 
 
 def run_rank(rank: int, folder: Path, port: int, kind: str, link: bool) -> None:
@@ -100,8 +108,8 @@ def run_rank(rank: int, folder: Path, port: int, kind: str, link: bool) -> None:
         if rank == 0:
             said = run_front(folder, port, kind, link)
         else:
-            make_link = gloo_link if link else nccl_link
-            run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS, make_link)
+            make_group = gloo_group if link else None
+            run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS, make_group)
     except TwinError as error:
         said = str(error)
     (folder / f"{rank}.tmp").write_text(said)

@@ -6,6 +6,8 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
-from live.topologies.connections import GREETING, OUTSTANDING, Connection, connect_all
 from live.topologies.membership import Address, Membership, listen_at
+from live.topologies.sockets import GREETING, OUTSTANDING, Connection, connect_all
 from live.topologies.transport import TransportError
 
 LARGE = 8_000_000
@@ -83,11 +85,18 @@ def test_the_end_of_a_peer_ends_waits(ends: tuple[Connection, Connection]) -> No
         other.receive(memoryview(bytearray(1)))
 
 
-def meeting(address: Address, listener: socket.socket, count: int) -> list[Membership]:
+@contextmanager
+def meeting(count: int) -> Iterator[list[Membership]]:
+    """The memberships of some ranks that have gathered."""
     names = [f"rank {rank}" for rank in range(count)]
-    first = Membership(address, 0, names, "the same", listener=listener, join_seconds=5)
-    address = Address(address.host, listener.getsockname()[1])
-    return [first, *(Membership(address, rank, names, "the same", join_seconds=5) for rank in range(1, count))]
+    with listen_at(address := Address("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
+        members = [Membership(address, 0, names, "the same", listener=listener, join_seconds=5)]
+        address = members[0].meeting_point
+        members += [Membership(address, rank, names, "the same", join_seconds=5) for rank in range(1, count)]
+        list(threads.map(Membership.gather, members))
+        yield members
+        for member in reversed(members):
+            member.close()
 
 
 def call(port: int, greeting: bytes) -> socket.socket:
@@ -97,50 +106,41 @@ def call(port: int, greeting: bytes) -> socket.socket:
     return stranger
 
 
-def exchange(found: dict[int, dict[int, Connection]]) -> list[tuple[int, int]]:
-    """Each end of each connection says its rank and the other's; the pairs that were heard."""
-    ends = [(rank, other, end) for rank, others in found.items() for other, end in others.items()]
-    for rank, other, end in ends:
-        end.send(memoryview(struct.pack("2i", rank, other)))
-    heard = []
-    for rank, other, end in ends:
-        said = bytearray(8)
-        end.receive(memoryview(said))
-        assert struct.unpack("2i", said) == (other, rank)
-        heard.append((other, rank))
-    return heard
-
-
 def test_every_two_ranks_are_connected_and_strangers_are_turned_away() -> None:
     """Strangers call rank 0 with another secret, as a rank that there is not, and with nothing."""
-    found: dict[int, dict[int, Connection]] = {}
-    with listen_at(address := Address("127.0.0.1", 0)) as listener:
-        members = meeting(address, listener, 3)
-        threads = [
-            threading.Thread(target=lambda each: found.update({each.rank: connect_all(each, 5.0)}), args=[member])
-            for member in members
-        ]
-        threads[0].start()
+    with meeting(3) as members, ThreadPoolExecutor() as threads:
+        first = threads.submit(connect_all, members[0], 5.0)
         port = Address.parse(members[0].published("listens/0")).port
         secret = members[0].published("secret").encode()
-        strangers = [call(port, each) for each in (GREETING.pack(b"x" * 16, 1), GREETING.pack(secret, 7), b"")]
-        for thread in threads[1:]:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        assert sorted(exchange(found)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+        strangers = [call(port, greeting) for greeting in (GREETING.pack(b"x" * 16, 1), GREETING.pack(secret, 7), b"")]
+        connections = [first, *(threads.submit(connect_all, member, 5.0) for member in members[1:])]
+        ends = [(rank, peer, end) for rank, future in enumerate(connections) for peer, end in future.result().items()]
+        assert sorted((rank, peer) for rank, peer, _ in ends) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+        for rank, peer, end in ends:
+            end.send(memoryview(struct.pack("2i", rank, peer)))
+        for rank, peer, end in ends:
+            pair_of_peer = bytearray(8)
+            end.receive(memoryview(pair_of_peer))
+            assert struct.unpack("2i", pair_of_peer) == (peer, rank)
         assert [stranger.recv(1) for stranger in strangers] == [b"", b"", b""]
-        for each in [*strangers, *(end for others in found.values() for end in others.values())]:
-            each.close()
-        for member in reversed(members):
-            member.close()
+        for end in (*strangers, *(end for _, _, end in ends)):
+            end.close()
 
 
 def test_a_rank_that_does_not_connect_is_named() -> None:
-    address = Address("127.0.0.1", 0)
-    with listen_at(address) as listener:
-        first, second = meeting(address, listener, 2)
-        with pytest.raises(TransportError, match=r"rank 1 \(rank 1\) has not connected within 0.2 s"):
-            connect_all(first, 0.2)
-        second.close()
+    with (
+        meeting(2) as members,
+        pytest.raises(TransportError, match=r"rank 1 \(rank 1\) has not connected within 0.2 s"),
+    ):
+        connect_all(members[0], 0.2)
+
+
+def test_a_caller_that_is_no_rank_changes_nothing() -> None:
+    with listen_at(address := Address("127.0.0.1", 0)) as listener:
+        first = Membership(address, 0, ["a", "b"], "x", listener=listener, join_seconds=0.5)
+        for line in (b"no JSON\n", b"5\n", b'["here/0", "x"]\n', b'["here/2", "x"]\n', b'["failed", "x"]\n'):
+            with call(first.meeting_point.port, line) as stranger:
+                assert stranger.recv(1) == b""
+        with pytest.raises(TransportError, match=r"^rank 1 \(b\) has not come within 0.5 s$"):
+            first.gather()
         first.close()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -176,15 +177,15 @@ def test_a_port_that_is_taken_is_named(starter: Starter, tmp_path: Path) -> None
     assert f"'127.0.0.1:{port}', expected a free address of this machine" in line
 
 
-def test_other_settings_are_refused(tmp_path: Path) -> None:
+def test_other_settings_are_refused() -> None:
     """Two ranks whose fingerprints differ: both say so."""
     address = Address("127.0.0.1", free_port())
-    with listen_at(address) as listener:
+    with listen_at(address) as listener, ThreadPoolExecutor() as threads:
         first = Membership(address, 0, ["a", "b"], "x", listener=listener, join_seconds=2)
         second = Membership(address, 1, ["a", "b"], "y", join_seconds=2)
-        second._tell("here/1", "y")
-        for members in (first, second):
+        gathered = [threads.submit(members.gather) for members in (first, second)]
+        for future in gathered:
             with pytest.raises(TransportError, match="was started with other settings than"):
-                members.gather()
+                future.result()
         second.close()
         first.close()
