@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -136,18 +135,6 @@ class EngineSpec(Strict):
         lora_config: the engine's models are LoRA adapters of one. weight_swapping: they share its memory by turns.
         admission_control: which arriving requests are shed; none without it.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "kv_blocks": "num_gpu_blocks",
-        "block_tokens": "block_size",
-        "prefix_caching": "enable_prefix_caching",
-        "share": "cache_blocks_on",
-        "lead_cold_prefixes": "in_batch_prefix_caching",
-        "order": "scheduling_policy",
-        "reserve": "kv_reservation",
-        "data_parallel": "data_parallel_size",
-    }
-    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"kv_reservation": {"answer": "max_tokens"}}
 
     num_gpu_blocks: KVBlocks | None = None
     kv_memory: KVMemorySpec | None = None

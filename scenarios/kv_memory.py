@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -29,11 +28,6 @@ class KVMemorySpec(Strict):
         weight_bytes: of one weight; None: those of the weights as published. cache_bytes: of one cached element.
         activations: bytes to leave for them.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "utilization": "gpu_memory_utilization",
-        "tensor_parallel": "tensor_parallel_size",
-    }
 
     memory: PositiveFloat | None = None
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latency_models.io.earlier_names import print_note
+from latency_models.io.config_io import print_note
 from scenarios.engine import ONE_STAGE, EngineSpec, SchedulerPlan
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field
 
 from latency_models.io.config_io import Strict, checked, read_text, read_yaml
-from latency_models.io.earlier_names import Notes, present_key, present_names, print_notes
 from latency_models.io.paths import CommandLineText
 from scenarios.limits import Name
 from scenarios.overrides import Settings, apply
@@ -176,37 +175,16 @@ class ScenarioFile(Strict):
 _Scenario = TypeVar("_Scenario", bound=Strict)
 
 
-def check(
-    model: type[_Scenario], document: dict[str, Any], settings: Settings, path: Path, notes: Notes | None = None
-) -> _Scenario:
+def check(model: type[_Scenario], document: dict[str, Any], settings: Settings, path: Path) -> _Scenario:
     """Apply `settings` to a document, and check it.
 
-    Its plug-ins are imported first. Fields with earlier names are read, and listed in one note on stderr.
-
-    Args:
-        notes: of earlier names that have been replaced already.
+    Its plug-ins are imported first.
     """
-    notes = {} if notes is None else notes
-    present = present_settings(model, settings, notes)
     try:
-        document = present_names(model, apply(present_names(model, document, notes), present), notes)
+        document = apply(document, settings)
     except BadInput as error:
         if error.field == "--set":
             raise
         raise error.in_file(path) from None
     load_plugins(document, path)
-    scenario = checked(model, document, path)
-    print_notes(notes)
-    return scenario
-
-
-def present_settings(model: type[Strict], settings: Settings, notes: Notes | None = None) -> Settings:
-    """Rename the fields of `settings` to their present names."""
-    notes = {} if notes is None else notes
-    present: Settings = {}
-    for key, value in settings.items():
-        name = present_key(model, key, notes)
-        if name in present:
-            raise BadInput(f"expected {name} alone: {key} is another name of it", field="--set", value=key)
-        present[name] = value
-    return present
+    return checked(model, document, path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     Discriminator,
@@ -40,8 +39,6 @@ def _table(step_time: StepTime | None, field: str) -> ChunkTable:
 class StaticChunksSpec(Strict):
     """At most `tokens` tokens a step, decodes included; with `exclude_decodes`, so many prompt tokens."""
 
-    renamed: ClassVar[Mapping[str, str]] = {"beside": "exclude_decodes"}
-
     policy: Literal["static"]
     tokens: StepTokens
     exclude_decodes: bool = False
@@ -57,13 +54,6 @@ class SloChunksSpec(Strict):
     Chunks are multiples of `granularity`. T is the table `seconds` over `tokens`. Without one it is the step-time
     model's own, where it has one (ec_tables).
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "goal": "slo_seconds",
-        "smallest": "min_tokens",
-        "largest": "max_tokens",
-        "step": "granularity",
-    }
 
     policy: Literal["slo"]
     slo_seconds: PositiveFloat

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
 
 from latency_models.io.config_io import Strict
-from latency_models.io.earlier_names import Notes
 from latency_models.io.paths import FilePath
 from scenarios.engine import EngineSpec
 from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
@@ -81,12 +80,6 @@ class ProfilingSpec(Strict):
             predict by that.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "steps": "max_steps",
-        "prompt": "max_prompt_tokens",
-        "answer": "max_output_tokens",
-    }
-
     rounds: Probes = Field(default=150, ge=10)
     max_steps: Probes = Field(default=100, ge=10)
     max_prompt_tokens: PositiveTokens
@@ -122,8 +115,6 @@ class ValidationScenario(ScenarioFile):
         machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
         calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {"probe": "profiling"}
 
     kind: Literal["validation"]
     model: LiveModelSpec
@@ -288,25 +279,4 @@ class ValidationScenario(ScenarioFile):
 
 def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:
     """Apply `settings` to a document, and check it. Earlier names of fields are read, with one note on stderr."""
-    notes: Notes = {}
-    document, settings = _machine_speed(document, settings, notes)
-    return check(ValidationScenario, document, settings, path, notes)
-
-
-def _machine_speed(document: dict[str, Any], settings: Settings, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Replace `probe.pace_share`, the earlier form of `machine_speed`, whose 0 is `off`."""
-    probe = document.get("probe")
-    if isinstance(probe, dict) and "pace_share" in probe and "machine_speed" not in document:
-        rest = {name: value for name, value in probe.items() if name != "pace_share"}
-        document = document | {"probe": rest, "machine_speed": _switched(probe["pace_share"])}
-        notes["probe.pace_share"] = "machine_speed.share"
-    if "probe.pace_share" in settings:
-        share = settings["probe.pace_share"]
-        rest = {name: value for name, value in settings.items() if name != "probe.pace_share"}
-        settings = rest | {"machine_speed": _switched(share)}
-        notes["probe.pace_share"] = "machine_speed.share"
-    return document, settings
-
-
-def _switched(share: object) -> dict[str, Any] | None:
-    return {"share": share} if share else None
+    return check(ValidationScenario, document, settings, path)

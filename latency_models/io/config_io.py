@@ -7,11 +7,13 @@ yes, no, on and off are booleans.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
-from collections.abc import Hashable, Mapping
+import sys
+from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,21 +27,22 @@ if TYPE_CHECKING:
 else:
     _FastestLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-__all__ = ["Strict", "checked", "explain_validation", "read_text", "read_yaml", "read_yaml_text", "write_yaml"]
+__all__ = [
+    "Strict",
+    "checked",
+    "explain_validation",
+    "print_note",
+    "read_text",
+    "read_yaml",
+    "read_yaml_text",
+    "write_yaml",
+]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Base class of file sections. Unknown fields, conversions and infinities are errors; instances are frozen.
-
-    Attributes:
-        renamed: earlier names of fields, with the present ones. renamed_values: earlier values of a field, likewise, by
-            its present name. See `latency_models.io.earlier_names`.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """Base class of file sections. Unknown fields, conversions and infinities are errors; instances are frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
@@ -190,3 +193,9 @@ def checked(model: type[_Model], document: dict[str, Any], file: Path | None, se
         return model.model_validate(document)
     except ValidationError as error:
         raise explain_validation(error, file, model, section=section) from None
+
+
+@functools.cache  # a sweep reads its scenario many times
+def print_note(text: str) -> None:
+    """Print a line on stderr, the same one once a process."""
+    print(f"twin: {text}", file=sys.stderr)

@@ -10,8 +10,8 @@ AICONFIGURATOR = "aiconfigurator"
 _FILES = {
     AICONFIGURATOR: "*_perf.[tp]*",
     KERNEL_TABLES: "attention.csv*",
-    "measured_steps": "*steps.csv*",
-    "engine_steps": "engine-steps*.yaml",
+    "vllm_step_log": "*steps.csv*",
+    "engine_regression": "engine-steps*.yaml",
 }
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from latency_models.io.config_io import Strict
 from latency_models.step_time import StepTime
@@ -16,14 +15,6 @@ class SourceSpec(Strict):
 
     A subclass has a field `source: Literal["its name"]`, fields for its settings, and is registered with `register`.
     """
-
-    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "source": {
-            "measured_steps": "vllm_step_log",
-            "engine_steps": "engine_regression",
-            "calibration": "calibration_file",
-        }
-    }
 
     @abstractmethod
     def build(self, base: Path) -> StepTime:

@@ -56,7 +56,6 @@ def serve_live(
     dtype = model.dtype or DEFAULT_DTYPE[model.device]
     wanted = ModelSource(model.model, model.random_weights, dtype, model.device, model.threads)
     text = build_text(model.tokenizer, model.model, model.random_weights)
-    engine = engine.renamed()
     config = replace(config, classes=_service_classes(engine))
     if engine.scenario is not None and is_topology(engine.scenario, engine.set_ or []):
         serve = partial(run, config=config, tokenizer=text[0], template=text[1], ends_on_failure=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -76,40 +76,6 @@ class EngineOptions:
 
     one_shot: bool | None = None
     """Run embeddings, scores, classes and single-token outputs in one step, without a KV cache (default)."""
-
-    kv_blocks: Annotated[int | None, Parameter(show=False)] = None
-    """The earlier name of num_gpu_blocks."""
-
-    kv_gib: Annotated[float | None, Parameter(show=False)] = None
-    """The earlier form of kv_cache_memory_bytes, GiB."""
-
-    def renamed(self) -> EngineOptions:
-        """The options under their present names, with one note on stderr where earlier ones were given.
-
-        Raises:
-            BadInput: an option is given under both of its names.
-        """
-        from latency_models.io.earlier_names import print_notes
-        from workloads.errors import BadInput
-
-        memory = None if self.kv_gib is None else f"{self.kv_gib * 2**30:.17g}"
-        notes: dict[str, str] = {}
-        for old, name, value in (
-            ("kv_blocks", "num_gpu_blocks", self.kv_blocks), ("kv_gib", "kv_cache_memory_bytes", memory),
-        ):  # fmt: skip
-            if value is not None:
-                if getattr(self, name) is not None:
-                    expected = f"expected {flag(name)} alone: {flag(old)} is its earlier name"
-                    raise BadInput(expected, field=flag(old), value=getattr(self, old))
-                notes[flag(old)] = flag(name)
-        print_notes(notes)
-        return replace(
-            self,
-            num_gpu_blocks=self.num_gpu_blocks if self.kv_blocks is None else self.kv_blocks,
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes if memory is None else memory,
-            kv_blocks=None,
-            kv_gib=None,
-        )
 
     @property
     def settings(self) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from latency_models.io import earlier_names
+from latency_models.io.config_io import print_note
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 
@@ -85,7 +85,7 @@ def test_serve_live(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     backends: list[Any] = []
     monkeypatch.setattr(launcher, "run", lambda backend, *rest: backends.append(backend) or 0)
-    earlier_names.print_note.cache_clear()
+    print_note.cache_clear()
     model = ["--model", str(folder / "config.json"), "--random-weights"]
     assert run(["serve-live", *model, "--scenario", str(serving(folder, 1))]) == 0
     (backend,) = backends

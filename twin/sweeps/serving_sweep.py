@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from reports.records.run_directory import fingerprint
 from scenarios.limits import DRAWS, REPLICATIONS, RUNS
 from scenarios.overrides import Settings, in_words
-from scenarios.reading import plugin_digest, present_settings
-from scenarios.serving import ServingScenario, check_scenario
+from scenarios.reading import plugin_digest
+from scenarios.serving import check_scenario
 from twin.executors.executor import Executor
 from twin.serving.client_summary import summarise_clients
 from twin.serving.devices import cost_per_million_tokens, describe_devices
@@ -306,13 +306,13 @@ def prepare(
                 traces[key] = scenario.workload.read_trace(path.parent)
             plan = replace(make_plan(scenario, path.parent, traces[key], step_times), file=path)
             _check_draws(plan, draws)
-            cases.append(Case(present_settings(ServingScenario, settings), plan))
+            cases.append(Case(settings, plan))
         except BadInput as error:
             errors.append((settings, error))
         advance(in_words(settings))
     if not cases and errors:
         raise errors[0][1].in_file(path)
-    infeasible = [Infeasible(present_settings(ServingScenario, each), str(error)) for each, error in errors]
+    infeasible = [Infeasible(each, str(error)) for each, error in errors]
     return ServingSweep(cases, replications, draws, infeasible)
 
 

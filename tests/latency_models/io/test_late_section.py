@@ -8,7 +8,6 @@ import pytest
 from pydantic import Field
 
 from latency_models.io.config_io import Strict, checked
-from latency_models.io.earlier_names import present_names
 from latency_models.io.late_section import late_section
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.sessions import RecordedSessionsSpec
@@ -67,9 +66,3 @@ def test_errors_in_a_union_and_by_name_say_where_they_are() -> None:
         checked(File, {"sessions": {"source": "here"}}, None)
     with pytest.raises(BadInput, match=r"^autoscaling\.decode\.min_replicas: got 0, expected "):
         checked(File, {"autoscaling": {"decode": {"policy": "slo", "min_replicas": 0, "max_replicas": 2}}}, None)
-
-
-def test_earlier_names_in_a_section_are_known() -> None:
-    notes: dict[str, str] = {}
-    assert present_names(File, {"memory": {"utilization": 0.5}}, notes) == {"memory": {"gpu_memory_utilization": 0.5}}
-    assert notes == {"memory.utilization": "memory.gpu_memory_utilization"}

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from latency_models.io import earlier_names
 from live import memory
-from live.engine import Engine
-from live.server import launcher
 from live.server.command import MAX_SETTING
 from twin.cli import run
 
@@ -62,26 +59,6 @@ def test_settings_beyond_the_machine(flags: str, said: str, folder: Path, refuse
     line = refuse("--model", folder / "config.json", "--random-weights", *flags.split())
     assert said in line
     assert flags.split()[0] in line
-
-
-def test_earlier_names_of_the_cache_are_read_with_one_note(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engines: list[Engine] = []
-    monkeypatch.setattr(launcher, "run", lambda backend, *rest: engines.append(backend.engine) or 0)
-    command = ["serve-live", "--model", str(folder / "config.json"), "--random-weights"]
-    for flags, note in (
-        (["--num-gpu-blocks", "512"], ""),
-        (["--kv-cache-memory-bytes", "2M"], ""),
-        (["--kv-blocks", "512"], "twin: --kv-blocks is now called --num-gpu-blocks\n"),
-        (["--kv-gib", str(2**-9)], "twin: --kv-gib is now called --kv-cache-memory-bytes\n"),
-    ):
-        earlier_names.print_note.cache_clear()
-        assert run([*command, *flags]) == 0
-        assert capsys.readouterr().err == note
-        assert engines.pop().core.config.num_gpu_blocks == 512
-    assert run([*command, "--kv-blocks", "5", "--num-gpu-blocks", "5"]) == 2
-    assert "--kv-blocks: got 5, expected --num-gpu-blocks alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
