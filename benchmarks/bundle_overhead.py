@@ -28,7 +28,7 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
 from live.topologies.bundle import ffn_worker
-from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout, bundle_forms
+from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.transport import Message, pack, unpack
 from scenarios.ratios import parse_ratios
@@ -103,7 +103,7 @@ def packing_seconds(config: ModelConfig, layout: BundleLayout, repeat: int = 300
     parts = FFNRows(hidden)
     if chosen:
         parts = FFNRows(hidden, torch.zeros(rows, chosen), torch.zeros(rows, chosen, dtype=torch.int32))
-    forms = bundle_forms(layout, config, torch.float32)
+    forms = layout.forms(config, torch.float32)
     there = Message(ROWS, (0, 0), tuple(each for each in parts if each is not None))
     back = Message(OUTPUT, (0, 0), (hidden,))
     begin = time.thread_time()

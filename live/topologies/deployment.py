@@ -2,97 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias
+
+import torch
 
 from live.backend import BackendLimits, BackendState
 from live.engine import Progress
 from live.generation import Generation
-from live.loaded_model import Models
+from live.loaded_model import DTYPES, Models, ModelSource
 from live.models.config import ModelConfig
-from live.topologies.transport import Forms, Role, Transport
+from live.topologies.requests import MAX_END_TOKENS, MOST_LOGPROBS
+from live.topologies.transport import Forms, Message, Role, Transport
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+"""Called with what each step has changed."""
 
 MakeRole: TypeAlias = Callable[[Transport], Role]
 """Makes a worker's role, once its model has been loaded."""
 
 
-class FrontRole(Protocol):
-    """The role of rank 0, which takes requests. Its methods may be called while it runs in another thread."""
+class FrontRole(ABC):
+    """The role of rank 0, which takes requests: it queues calls until the role takes them.
+
+    `submit`, `abort` and `stop` may be called at any time, also from another thread; the role is then to be woken.
+
+    Args:
+        gives: the workers and their verb, for messages ("a bundle gives").
+        max_model_len: tokens of a prompt and its output together, at most.
+        on_progress: called with what each step has changed.
+    """
+
+    def __init__(self, gives: str, max_model_len: int, transport: Transport, on_progress: OnProgress) -> None:
+        self._gives, self._max_model_len = gives, max_model_len
+        self._transport, self._on_progress = transport, on_progress
+        self._generations: dict[int, Generation] = {}
+        self._arriving: deque[Generation] = deque()
+        self._aborting: deque[int] = deque()
+        self._stopping = False
+
+    @abstractmethod
+    def state(self) -> BackendState:
+        """The present state, for metrics."""
+
+    @abstractmethod
+    def run(self) -> Role:
+        """The role."""
 
     def check(self, generation: Generation) -> None:
-        """Refuse what the topology cannot run.
+        """Refuse what the workers cannot run.
 
         Raises:
-            ValueError: a request that it cannot run.
+            ValueError: a request that is too long, or for something else than tokens and their log-probabilities.
         """
-        ...
+        request = generation.request
+        tokens = request.prompt_tokens + request.max_tokens
+        if request.task != "generate" or generation.prompt_logprobs >= 0:
+            expected = "expected output tokens to be wanted, and their log-probabilities at most"
+            raise ValueError(f"request {request.id}: {expected}: {self._gives} nothing else")
+        if generation.logprobs > MOST_LOGPROBS:
+            raise ValueError(f"request {request.id}: expected at most {MOST_LOGPROBS} log-probabilities of a token")
+        if not 1 <= request.prompt_tokens <= tokens <= self._max_model_len:
+            raise ValueError(
+                f"request {request.id}: expected a prompt, and at most {self._max_model_len} prompt and output tokens, "
+                f"found {tokens}"
+            )
+        if len(generation.end_tokens) > MAX_END_TOKENS:
+            raise ValueError(f"request {request.id}: expected at most {MAX_END_TOKENS} end tokens")
 
     def submit(self, generation: Generation) -> None:
         """Queue a request. Raises as `check`."""
-        ...
+        self.check(generation)
+        generation.submitted = self._transport.clock()
+        self._arriving.append(generation)
 
     def abort(self, request_id: int) -> None:
         """Abort a request; of one that is finished nothing happens."""
-        ...
+        self._aborting.append(request_id)
 
     def stop(self) -> None:
-        """Abort all requests and end all workers."""
-        ...
+        """Abort all requests and end all workers. A second call changes nothing."""
+        self._stopping = True
 
-    def state(self) -> BackendState:
-        """The present state."""
-        ...
-
-    def run(self) -> Role:
-        """The role."""
-        ...
+    def _send_all(self, ranks: Iterable[int], kind: int) -> None:
+        """Send several ranks a message that is nothing but its kind."""
+        for rank in ranks:
+            self._transport.send(rank, Message(kind))
 
 
-class Deployment(Protocol):
-    """One topology with its model, the same in all of its processes."""
+class Layout(Protocol):
+    """The sizes and ranks of a topology."""
 
     @property
     def names(self) -> list[str]:
         """A name for each rank, such as "attention 0"."""
         ...
 
+    def limits(self, config: ModelConfig) -> BackendLimits:
+        """The sizes that limit requests."""
+        ...
+
+    def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
+        """The forms of the messages."""
+        ...
+
+
+@dataclass(frozen=True)
+class Deployment(ABC):
+    """One topology with its model, the same in all of its processes.
+
+    Attributes:
+        model: the only model, or the decoder that all models share.
+    """
+
+    model: ModelSource
+    layout: Layout
+
     @property
     def models(self) -> tuple[str, ...]:
         """The names of several models that share the topology; empty where there is one."""
-        ...
+        return ()
 
-    @property
-    def fingerprint(self) -> str:
-        """Changes with everything that all processes must agree on."""
-        ...
-
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
         """The model's config."""
-        ...
+        return self.model.config()
 
     @property
     def limits(self) -> BackendLimits:
         """The sizes that limit requests."""
-        ...
-
-    def forms(self) -> Forms:
-        """The forms of the messages."""
-        ...
-
-    def front(self, transport: Transport, on_progress: Callable[[Progress], None]) -> FrontRole:
-        """The role of rank 0."""
-        ...
+        return self.layout.limits(self.config)
 
     @property
     def device(self) -> str:
         """The kind of device that workers compute on."""
-        ...
+        return self.model.device
 
+    @property
+    def names(self) -> list[str]:
+        """A name for each rank."""
+        return self.layout.names
+
+    def forms(self) -> Forms:
+        """The forms of the messages."""
+        return self.layout.forms(self.config, DTYPES[self.model.dtype])
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with everything that all processes must agree on."""
+        model = self.model
+        settings = self.config, self.layout, self._settings(), model.dtype, model.random, model.seed, model.rounding
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    @abstractmethod
+    def front(self, transport: Transport, on_progress: OnProgress) -> FrontRole:
+        """The role of rank 0."""
+
+    @abstractmethod
     def load(self, rank: int, models: Models) -> MakeRole:
         """Load the model of another rank; the result makes its role.
 
         Raises:
             BadInput: the model cannot be loaded.
         """
-        ...
+
+    @abstractmethod
+    def _settings(self) -> object:
+        """Further settings that all processes must agree on."""

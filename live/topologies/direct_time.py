@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from latency_models.message_link import MessageLink
 from live.clock import ClockName
+from live.topologies.local import Timekeeper
 from reports.bundle_metrics import Transfers
 
 
@@ -30,8 +31,8 @@ class RoleTime:
     waiting: float = 0.0
 
 
-class DirectTime:
-    """The virtual clocks of a topology's roles, as `live.topologies.local.Timekeeper`.
+class DirectTime(Timekeeper):
+    """The virtual clocks of a topology's roles.
 
     A role that is ready goes on at its own time, or when its message arrives if that is later. The role for which this
     time is lowest goes first: no message can come to it later that would have arrived earlier, since links have no
@@ -74,22 +75,18 @@ class DirectTime:
         self.work.clear()
 
     def now(self, rank: int) -> float:
-        """See `Timekeeper.now`."""
         if rank == self._running:
             self._end_stretch(rank)
         return self._role(rank).now
 
     def resume(self, rank: int) -> None:
-        """See `Timekeeper.resume`."""
         self._running, self._since = rank, self._cpu()
 
     def pause(self, rank: int) -> None:
-        """See `Timekeeper.pause`."""
         self._end_stretch(rank)
         self._running = None
 
     def arrival(self, source: int, destination: int, size: int) -> float:
-        """See `Timekeeper.arrival`."""
         seconds = self.link.seconds(size)
         self.transfers.setdefault((source, destination), Transfers()).add(size, seconds)
         if source == self._running:
@@ -103,19 +100,17 @@ class DirectTime:
         return left + self.link.latency
 
     def receive(self, rank: int, arrival: float) -> None:
-        """See `Timekeeper.receive`."""
         self.wait_until(rank, arrival)
         self._work(self._role(rank), self.link.overhead)
 
     def wait_until(self, rank: int, moment: float) -> None:
-        """See `Timekeeper.wait_until`."""
         role = self._role(rank)
         if moment > role.now:
             role.waiting += moment - role.now
             role.now = moment
 
     def first(self, ready: Mapping[int, float]) -> int:
-        """See `Timekeeper.first`: the one that goes on earliest, of several the lowest rank."""
+        """The role that goes on earliest, of several the lowest rank."""
         return min(ready, key=lambda rank: (max(self._role(rank).now, ready[rank]), rank))
 
     def _end_stretch(self, rank: int) -> None:

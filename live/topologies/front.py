@@ -18,10 +18,10 @@ from live.engine import Progress
 from live.generation import Generation, TopLogprobs
 from live.models.config import ModelConfig
 from live.topologies.deployment import Deployment
-from live.topologies.processes import END_SECONDS
+from live.topologies.in_process import InProcessWorkers
+from live.topologies.processes import END_SECONDS, WorkerProcesses
 from live.topologies.requests import FINISH_REASONS, append_token
 from live.topologies.transport import TransportError
-from live.topologies.workers import Workers
 
 Rows = list[tuple[int, int, int, tuple[float, TopLogprobs] | None]]
 """New tokens: request id, token, code of the finish reason; log-probabilities of it and of the most likely tokens."""
@@ -34,7 +34,7 @@ class TopologyBackend:
         workers: they have loaded their models.
     """
 
-    def __init__(self, deployment: Deployment, workers: Workers) -> None:
+    def __init__(self, deployment: Deployment, workers: WorkerProcesses | InProcessWorkers) -> None:
         self._deployment, self._workers = deployment, workers
         self._role = deployment.front(workers.transport, self._note)
         self._generations: dict[int, Generation] = {}
@@ -46,37 +46,30 @@ class TopologyBackend:
 
     @property
     def config(self) -> ModelConfig:
-        """See `Backend.config`."""
         return self._deployment.config
 
     @property
     def limits(self) -> BackendLimits:
-        """See `Backend.limits`."""
         return self._deployment.limits
 
     @property
     def models(self) -> tuple[str, ...]:
-        """See `Backend.models`."""
         return self._deployment.models
 
     def state(self) -> BackendState:
-        """See `Backend.state`."""
         return self._role.state()
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        """See `Backend.start`."""
         self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
         self._thread.start()
 
     def submit(self, generation: Generation) -> None:
-        """See `Backend.submit`."""
         self._role.submit(replace(generation, stop_check=None, output=[], token_logprobs=[], top_logprobs=[]))
         generation.submitted = time.perf_counter()
         self._generations[generation.request.id] = generation
         self._workers.wake()
 
     def abort(self, request_id: int) -> None:
-        """See `Backend.abort`."""
         generation = self._generations.pop(request_id, None)
         if generation is not None:
             generation.finish_reason = "abort"

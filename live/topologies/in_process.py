@@ -19,7 +19,7 @@ from live.topologies.transport import Role, Transport, TransportError
 
 
 class InProcessWorkers:
-    """The workers of a topology in this process, as `live.topologies.workers.Workers`.
+    """The workers of a topology in this process and the means to drive the front's role among them.
 
     Roles of the same model share its weights.
 
@@ -42,11 +42,9 @@ class InProcessWorkers:
 
     @property
     def transport(self) -> Transport:
-        """See `Workers.transport`."""
         return self._transport
 
     def run(self, role: Role) -> None:
-        """See `Workers.run`."""
         self._network.start({0: role, **self._roles})
         while not self._disconnected:
             self._network.run()
@@ -57,17 +55,14 @@ class InProcessWorkers:
             self._network.wake(0)
 
     def wake(self) -> None:
-        """See `Workers.wake`."""
         self._woken.set()
 
     def fail(self, reason: str) -> TransportError:
-        """See `Workers.fail`."""
         return TransportError(reason)
 
     def disconnect(self) -> None:
-        """See `Workers.disconnect`."""
         self._disconnected = True
         self._woken.set()
 
     def close(self) -> None:
-        """See `Workers.close`: they end with the role that drives them."""
+        """Nothing: the workers end with the role that drives them."""

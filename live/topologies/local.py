@@ -2,8 +2,7 @@
 
 Every message passes through `LocalNetwork`, and every stretch of a role's work runs between two calls of its
 `Timekeeper`. So a timekeeper can give each role a clock of its own: it advances by what the role's own work takes, and
-a message arrives when it would arrive over a link (`live.topologies.direct_time`). `WallTime` is the timekeeper that
-does neither.
+a message arrives when it would arrive over a link (`live.topologies.direct_time`).
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from live.generation import Generation
+from live.topologies.deployment import FrontRole
 from live.topologies.transport import (
     Forms,
     Idle,
@@ -31,107 +32,64 @@ from live.topologies.transport import (
 )
 
 
-class Timekeeper(Protocol):
-    """The clocks of the roles, by rank. All times are in seconds."""
+class Timekeeper:
+    """The clocks of the roles, by rank, in seconds.
+
+    This one is the clock on the wall: messages arrive at once, and roles take turns.
+    """
 
     def now(self, rank: int) -> float:
         """A role's time."""
-        ...
+        return time.perf_counter()
 
     def resume(self, rank: int) -> None:
         """A role's work goes on."""
-        ...
 
     def pause(self, rank: int) -> None:
         """A role waits."""
-        ...
 
     def arrival(self, source: int, destination: int, size: int) -> float:
         """When a message of `size` bytes arrives that a role sends now."""
-        ...
+        return time.perf_counter()
 
     def receive(self, rank: int, arrival: float) -> None:
         """A role takes a message that arrived at this time."""
-        ...
 
     def wait_until(self, rank: int, moment: float) -> None:
         """A role that waits is reached from outside at this time."""
-        ...
 
     def first(self, ready: Mapping[int, float]) -> int:
-        """Choose which of several roles that can go on does so first.
+        """Choose which of several roles that can go on does so first: the one that has waited longest.
 
         Args:
             ready: when the message arrives that each of them takes, by rank, the role that has waited longest first;
                 minus infinity for one that does not wait.
         """
-        ...
-
-
-class WallTime:
-    """The clock on the wall: messages arrive at once, and roles take turns."""
-
-    def now(self, rank: int) -> float:
-        """See `Timekeeper.now`."""
-        return time.perf_counter()
-
-    def resume(self, rank: int) -> None:
-        """See `Timekeeper.resume`."""
-
-    def pause(self, rank: int) -> None:
-        """See `Timekeeper.pause`."""
-
-    def arrival(self, source: int, destination: int, size: int) -> float:
-        """See `Timekeeper.arrival`: now."""
-        return time.perf_counter()
-
-    def receive(self, rank: int, arrival: float) -> None:
-        """See `Timekeeper.receive`."""
-
-    def wait_until(self, rank: int, moment: float) -> None:
-        """See `Timekeeper.wait_until`: at once."""
-
-    def first(self, ready: Mapping[int, float]) -> int:
-        """See `Timekeeper.first`: the one that has waited longest."""
         return next(iter(ready))
 
 
-class Handover(Protocol):
-    """The way of a message from one role to another in this process."""
+class Handover:
+    """The way of a message from one role to another in this process: the receiver gets the sender's tensors."""
 
     def give(self, message: Message) -> Any:
         """The message as it is kept on its way; called while the sender runs."""
-        ...
+        return message
 
     def take(self, content: Any) -> Message:
         """The message again; called while the receiver runs."""
-        ...
+        return content  # type: ignore[no-any-return]
 
 
-class SameTensors:
-    """The receiver gets the sender's tensors."""
-
-    def give(self, message: Message) -> Message:
-        """See `Handover.give`."""
-        return message
-
-    def take(self, content: Message) -> Message:
-        """See `Handover.take`."""
-        return content
-
-
-class PackedMessages:
+class PackedMessages(Handover):
     """Messages are packed by the sender and unpacked by the receiver, as between processes: it counts as their work."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
 
     def give(self, message: Message) -> torch.Tensor:
-        """See `Handover.give`."""
         return pack(message)
 
     def take(self, content: torch.Tensor) -> Message:
-        """See `Handover.take`."""
         return unpack(content, self._forms)
 
 
@@ -150,11 +108,9 @@ class LocalTransport:
         self.rank, self._network = rank, network
 
     def send(self, destination: int, message: Message) -> None:
-        """See `Transport.send`."""
         self._network.post(self.rank, destination, message)
 
     def clock(self) -> float:
-        """See `Transport.clock`."""
         return self._network.timekeeper.now(self.rank)
 
 
@@ -169,9 +125,9 @@ class LocalNetwork:
     """
 
     def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None) -> None:
-        self.timekeeper = timekeeper or WallTime()
+        self.timekeeper = timekeeper or Timekeeper()
         self.sent = 0
-        self._forms, self._handover = forms, handover or SameTensors()
+        self._forms, self._handover = forms, handover or Handover()
         self._mail: dict[tuple[int, int], deque[_InTransit]] = {}
         self._outside: dict[int, deque[tuple[float, Callable[[], None]]]] = {}
         self._roles: dict[int, Role] = {}
@@ -289,3 +245,29 @@ class LocalNetwork:
         taken = min(queues, key=lambda queue: queue[0][:2]).popleft()
         self.timekeeper.receive(rank, taken.arrival)
         return taken.content
+
+
+class LocalTopology:
+    """A topology whose roles all run in this process.
+
+    Attributes:
+        network: runs the roles.
+    """
+
+    def __init__(self, network: LocalNetwork, front: FrontRole, workers: Sequence[Role]) -> None:
+        self.network, self._front = network, front
+        network.start(dict(enumerate([front.run(), *workers])))
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request. Raises as `FrontRole.check`."""
+        self._front.submit(generation)
+
+    def run(self) -> None:
+        """Run until all requests are finished."""
+        self.network.wake(0)
+        self.network.run()
+
+    def stop(self) -> None:
+        """Abort all requests and end the workers; again it changes nothing."""
+        self._front.stop()
+        self.run()

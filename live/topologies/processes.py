@@ -17,7 +17,7 @@ from live.topologies.deployment import Deployment
 from live.topologies.device_link import MakeGroup, device_link
 from live.topologies.membership import Address, Membership
 from live.topologies.sockets import SocketTransport
-from live.topologies.transport import Role, Transport, TransportError
+from live.topologies.transport import Transport, TransportError
 from workloads.errors import TwinError
 
 END_SECONDS = 5.0
@@ -77,8 +77,8 @@ def run_worker(
         members.close()
 
 
-class WorkerProcesses:
-    """The workers of a topology in processes of their own, as `live.topologies.workers.Workers`.
+class WorkerProcesses(SocketTransport):
+    """The workers of a topology in processes of their own, and the means to drive the front's role among them.
 
     Args:
         members: rank 0's place among the others, gathered and ready. started: the workers that this process has started
@@ -88,33 +88,25 @@ class WorkerProcesses:
     def __init__(
         self, deployment: Deployment, members: Membership, started: LocalWorkers | None, limits: TimeLimits
     ) -> None:
-        self._members, self._started = members, started
-        self._sockets = SocketTransport(members, deployment.forms(), limits.answer)
+        super().__init__(members, deployment.forms(), limits.answer)
+        self._started = started
 
     @property
     def transport(self) -> Transport:
-        """See `Workers.transport`."""
-        return self._sockets
-
-    def run(self, role: Role) -> None:
-        """See `Workers.run`."""
-        self._sockets.run(role)
-
-    def wake(self) -> None:
-        """See `Workers.wake`."""
-        self._sockets.wake()
+        """Rank 0's side."""
+        return self
 
     def fail(self, reason: str) -> TransportError:
-        """See `Workers.fail`."""
+        """An error of the front itself, made known to the workers; an earlier failure of another goes first."""
         return self._members.fail(f"{self._members.name(0)} has failed: {reason}")
 
     def disconnect(self) -> None:
-        """See `Workers.disconnect`."""
-        self._sockets.close()
+        """Close the connections: the workers notice it at once."""
+        super().close()
 
     def close(self) -> None:
-        """See `Workers.close`: those that do not end by themselves are ended."""
-        self._sockets.close()
+        """Wait until the workers have ended; those on this machine that do not end by themselves are ended."""
+        super().close()
         if self._started is not None:
             self._started.close()
         self._members.close()

@@ -12,29 +12,27 @@ from typing import Any
 
 import torch
 
-from live.topologies.local import WallTime
+from live.topologies.local import Handover, Timekeeper
 from live.topologies.transport import Message
 
 
-class RoleStreams(WallTime):
-    """The streams of the roles, as `live.topologies.local.Timekeeper` and `Handover` of one network."""
+class RoleStreams(Timekeeper, Handover):
+    """The streams of the roles, as the timekeeper and the handover of one network."""
 
     def __init__(self) -> None:
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._entered: AbstractContextManager[Any] | None = None
 
     def resume(self, rank: int) -> None:
-        """See `Timekeeper.resume`: the role launches on its own stream."""
         self._entered = torch.cuda.stream(self._stream(rank))
         self._entered.__enter__()
 
     def pause(self, rank: int) -> None:
-        """See `Timekeeper.pause`."""
         assert self._entered is not None, "a role is paused after it was resumed"
         self._entered.__exit__(None, None, None)
 
     def give(self, message: Message) -> tuple[Message, torch.cuda.Event | None]:
-        """See `Handover.give`: the message, and an event behind the kernels that compute its tensors."""
+        """The message, and an event behind the kernels that compute its tensors."""
         if not any(tensor.is_cuda for tensor in message.tensors):
             return message, None
         ready = torch.cuda.Event()
@@ -42,7 +40,7 @@ class RoleStreams(WallTime):
         return message, ready
 
     def take(self, content: tuple[Message, torch.cuda.Event | None]) -> Message:
-        """See `Handover.take`: the receiver's next kernels wait for the event."""
+        """The message; the receiver's next kernels wait for the event."""
         message, ready = content
         if ready is not None:
             stream = torch.cuda.current_stream()

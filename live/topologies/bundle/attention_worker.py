@@ -17,7 +17,7 @@ from live.executor import ModelRunnerOutput
 from live.generation import Generation
 from live.models.decoder import Decoder, FFNRows
 from live.topologies.bundle.layout import COMMAND, COORDINATOR, LOGPROBS, OUTPUT, RESULT, ROWS, BundleLayout
-from live.topologies.bundle.stages import AttentionStages, GraphedAttentionStages, PlainAttentionStages
+from live.topologies.bundle.stages import AttentionStages, GraphedAttentionStages
 from live.topologies.requests import PackedRequests, pack_logprobs, pack_tokens, unpack_requests
 from live.topologies.transport import (
     STOP,
@@ -50,7 +50,7 @@ class AttentionWorker:
         self._layout, self._decoder, self._transport = layout, decoder, transport
         self._instance = transport.rank - layout.attention_ranks.start
         self.engines = [Engine(decoder, layout.engine, clock=transport.clock) for _ in range(layout.microbatches)]
-        make = GraphedAttentionStages if graphs else PlainAttentionStages
+        make = GraphedAttentionStages if graphs else AttentionStages
         self._stages: list[AttentionStages] = [make(decoder, engine) for engine in self.engines]
         self._home: dict[int, Engine] = {}  # of each unfinished request
         self._turns: deque[tuple[int, Turn]] = deque()
@@ -150,7 +150,7 @@ class AttentionWorker:
             found = (message.kind, message.fields, *(tensor.shape[0] for tensor in message.tensors))
             if found != (OUTPUT, (index, layer), share):
                 raise TransportError(
-                    f"{self._layout.role(rank)} sent {found}: expected {share} rows of microbatch {index}, "
+                    f"{self._layout.names[rank]} sent {found}: expected {share} rows of microbatch {index}, "
                     f"layer {layer}"
                 )
             parts.append(message.tensors[0])

@@ -7,7 +7,6 @@ report its new tokens, and the coordinator answers with who leaves, who enters, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import torch
 
@@ -15,7 +14,7 @@ from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
 from live.topologies.bundle.layout import COMMAND, LOGPROBS, RESULT, BundleLayout
-from live.topologies.front_role import FrontRole
+from live.topologies.deployment import FrontRole, OnProgress
 from live.topologies.requests import append_token, pack_requests, store_logprobs
 from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
@@ -39,7 +38,7 @@ class Coordinator(FrontRole):
         layout: BundleLayout,
         max_model_len: int,
         transport: Transport,
-        on_progress: Callable[[Progress], None],
+        on_progress: OnProgress,
         refill: Refill = refill_fcfs,
     ) -> None:
         super().__init__("a bundle gives", max_model_len, transport, on_progress)
@@ -76,7 +75,7 @@ class Coordinator(FrontRole):
             elif self._stopping:
                 break
             else:
-                self._send_all(Message(IDLE))
+                self._send_all(self._layout.attention_ranks, IDLE)
                 yield Idle()
             while running:
                 microbatch = running.popleft()
@@ -95,7 +94,7 @@ class Coordinator(FrontRole):
                 self._command(started)
                 running.extend(started)
                 self._on_progress(progress)
-        self._send_all(Message(STOP))
+        self._send_all(self._layout.attention_ranks, STOP)
 
     def _take_calls(self) -> None:
         """Queue the requests that have arrived, and note which are to be aborted."""
@@ -141,7 +140,7 @@ class Coordinator(FrontRole):
         """The tokens of one worker's result."""
         if message.kind != RESULT or message.fields[0] != microbatch.index:
             raise TransportError(
-                f"{self._layout.role(rank)} sent {message.kind, message.fields}: expected the result of microbatch "
+                f"{self._layout.names[rank]} sent {message.kind, message.fields}: expected the result of microbatch "
                 f"{microbatch.index}"
             )
         place = microbatch.index, rank - self._layout.attention_ranks.start
@@ -174,7 +173,3 @@ class Coordinator(FrontRole):
         for request_id in ended:
             del self._generations[request_id]
         return Progress(advanced, finished)
-
-    def _send_all(self, message: Message) -> None:
-        for rank in self._layout.attention_ranks:
-            self._transport.send(rank, message)

@@ -9,7 +9,7 @@ import torch
 from live.models.decoder import FFNRows
 from live.models.weights import FFN
 from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
-from live.topologies.bundle.stages import FFNStages, GraphedFFNStages, PlainFFNStages
+from live.topologies.bundle.stages import FFNStages, GraphedFFNStages
 from live.topologies.transport import IDLE, STOP, Message, Receive, Role, Transport, TransportError, received
 
 
@@ -24,7 +24,7 @@ class FFNWorker:
         self, layout: BundleLayout, ffns: Sequence[FFN], transport: Transport, *, graphs: bool = False
     ) -> None:
         self._layout, self._transport = layout, transport
-        self._stages: FFNStages = GraphedFFNStages(ffns) if graphs else PlainFFNStages(ffns)
+        self._stages = GraphedFFNStages(ffns) if graphs else FFNStages(ffns)
 
     def run(self) -> Role:
         """One microbatch after the other, in the order in which the attention instances send them.

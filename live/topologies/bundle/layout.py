@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from live.backend import BackendLimits
 from live.models.config import ModelConfig
 from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
@@ -60,12 +61,11 @@ class BundleLayout:
         """The number of ranks."""
         return 1 + self.attention_instances + self.ffn_instances
 
-    def role(self, rank: int) -> str:
-        """A rank's name in messages to people, such as "attention 0"."""
-        if rank == COORDINATOR:
-            return "coordinator"
-        attention = rank - self.attention_ranks.start
-        return f"attention {attention}" if rank in self.attention_ranks else f"ffn {rank - self.ffn_ranks.start}"
+    @property
+    def names(self) -> list[str]:
+        """A name for each rank, such as "attention 0"."""
+        instances = (("attention", self.attention_instances), ("ffn", self.ffn_instances))
+        return ["coordinator", *(f"{role} {i}" for role, count in instances for i in range(count))]
 
     def shares(self, rows: int, instance: int, microbatch: int) -> list[int]:
         """The numbers of an attention instance's rows that each FFN instance computes, consecutive ones.
@@ -77,29 +77,33 @@ class BundleLayout:
         start = instance + microbatch
         return [each + ((i - start) % self.ffn_instances < more) for i in range(self.ffn_instances)]
 
+    def limits(self, config: ModelConfig) -> BackendLimits:
+        """The sizes that limit requests."""
+        engine, parts = self.engine, self.attention_instances * self.microbatches
+        return BackendLimits(
+            min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size),
+            parts * self.batch_size,
+            parts * engine.num_gpu_blocks,
+            engine.block_size,
+            engine.prefix_id_tokens,
+        )
 
-def bundle_forms(layout: BundleLayout, config: ModelConfig, dtype: torch.dtype) -> Forms:
-    """The forms of a bundle's messages. Buffers have these sizes from the start: no step needs larger ones."""
-    shape, engine = config.shape, layout.engine
-    rows = engine.max_num_batched_tokens
-    slots = layout.batch_size * layout.microbatches
-    longest = min(config.max_position_embeddings, engine.num_gpu_blocks * engine.block_size)
-    routed = (
-        Payload(torch.float32, rows, (shape.experts_per_token,), on_device=True),
-        Payload(torch.int32, rows, (shape.experts_per_token,), on_device=True),
-    )
-    hidden = Payload(dtype, rows, (shape.hidden,), on_device=True)
-    return {
-        **COMMON_FORMS,
-        COMMAND: Form(
-            1,
-            (
-                *request_payloads(slots, longest, longest // engine.prefix_id_tokens),
-                Payload(torch.int64, 2 * slots * layout.attention_instances),  # each worker gets those of all
-            ),
-        ),
-        RESULT: Form(3, (Payload(torch.int64, layout.batch_size, (TOKEN_COLUMNS,)),)),
-        LOGPROBS: logprobs_form(layout.batch_size),
-        ROWS: Form(2, (hidden, *routed) if shape.experts else (hidden,)),
-        OUTPUT: Form(2, (hidden,)),
-    }
+    def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
+        """The forms of the messages. Buffers have these sizes from the start: no step needs larger ones."""
+        shape, rows, slots = config.shape, self.engine.max_num_batched_tokens, self.batch_size * self.microbatches
+        longest = self.limits(config).max_model_len
+        chosen = (shape.experts_per_token,)
+        routed = (
+            Payload(torch.float32, rows, chosen, on_device=True),
+            Payload(torch.int32, rows, chosen, on_device=True),
+        )
+        hidden = Payload(dtype, rows, (shape.hidden,), on_device=True)
+        leaving = Payload(torch.int64, 2 * slots * self.attention_instances)  # each worker gets those of all
+        return {
+            **COMMON_FORMS,
+            COMMAND: Form(1, (*request_payloads(slots, longest, longest // self.engine.prefix_id_tokens), leaving)),
+            RESULT: Form(3, (Payload(torch.int64, self.batch_size, (TOKEN_COLUMNS,)),)),
+            LOGPROBS: logprobs_form(self.batch_size),
+            ROWS: Form(2, (hidden, *routed) if shape.experts else (hidden,)),
+            OUTPUT: Form(2, (hidden,)),
+        }

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from live.engine import Progress
-from live.generation import Generation
 from live.models.decoder import Decoder
 from live.models.weights import ffns_of, without_ffns
 from live.topologies.bundle.attention_worker import AttentionWorker
 from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.ffn_worker import FFNWorker
-from live.topologies.bundle.layout import COORDINATOR, BundleLayout, bundle_forms
-from live.topologies.local import Handover, LocalNetwork, PackedMessages, Timekeeper
-from live.topologies.transport import Role
+from live.topologies.bundle.layout import COORDINATOR, BundleLayout
+from live.topologies.deployment import OnProgress
+from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
 from schedulers.bundle_slots import Refill, refill_fcfs
 
 
-class LocalBundle:
+class LocalBundle(LocalTopology):
     """A bundle in one process; its workers share one copy of the weights.
 
     Args:
@@ -39,32 +35,17 @@ class LocalBundle:
         packed: bool = False,
         handover: Handover | None = None,
         graphs: bool = False,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> None:
         config, weights = decoder.config, decoder.weights
-        longest = min(config.max_position_embeddings, layout.engine.num_gpu_blocks * layout.engine.block_size)
-        forms = bundle_forms(layout, config, weights.norm.dtype)
-        self.network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
-        transport = self.network.transport
+        forms = layout.forms(config, weights.norm.dtype)
+        network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
+        transport, longest = network.transport, layout.limits(config).max_model_len
         self.coordinator = Coordinator(layout, longest, transport(COORDINATOR), on_progress, refill)
         attention_only = Decoder(config, without_ffns(weights))
         self.attention = [
             AttentionWorker(layout, attention_only, transport(rank), graphs=graphs) for rank in layout.attention_ranks
         ]
         ffns = [FFNWorker(layout, ffns_of(weights), transport(rank), graphs=graphs) for rank in layout.ffn_ranks]
-        roles: list[Role] = [self.coordinator.run(), *(each.run() for each in self.attention), *(f.run() for f in ffns)]
-        self.network.start(dict(enumerate(roles)))
-
-    def submit(self, generation: Generation) -> None:
-        """Queue a request. Raises as `Coordinator.check`."""
-        self.coordinator.submit(generation)
-
-    def run(self) -> None:
-        """Run until all requests are finished."""
-        self.network.wake(COORDINATOR)
-        self.network.run()
-
-    def stop(self) -> None:
-        """Abort all requests and end the workers; again it changes nothing."""
-        self.coordinator.stop()
-        self.run()
+        roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]
+        super().__init__(network, self.coordinator, roles)

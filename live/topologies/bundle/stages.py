@@ -7,10 +7,10 @@ too much and run kernel by kernel. On a CPU the padded stages run kernel by kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -23,35 +23,11 @@ from live.models.weights import FFN
 from schedulers.batches import Batch
 
 
-class AttentionStages(Protocol):
-    """The attention stages of one microbatch of an attention instance. Calls come in the order of this list."""
+class AttentionStages:
+    """The attention stages of one microbatch of an attention instance, kernel by kernel.
 
-    def begin(self, batch: Batch) -> None:
-        """Take the inputs of a step."""
-        ...
-
-    def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
-        """One layer's attention stage: the rows for its FFN, valid until the next call.
-
-        `hidden`: (n, hidden), the output of the FFN before; None at the first layer.
-        """
-        ...
-
-    def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
-        """The step's output, from the last FFN's, (n, hidden)."""
-        ...
-
-
-class FFNStages(Protocol):
-    """The FFN stages of one FFN instance."""
-
-    def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
-        """One layer's FFN stage, (n, hidden), in memory of its own."""
-        ...
-
-
-class PlainAttentionStages:
-    """`AttentionStages`, kernel by kernel."""
+    Calls come in the order of this list.
+    """
 
     def __init__(self, decoder: Decoder, engine: Engine) -> None:
         self._decoder, self._executor = decoder, engine.executor
@@ -59,11 +35,14 @@ class PlainAttentionStages:
         self._residual: torch.Tensor | None = None
 
     def begin(self, batch: Batch) -> None:
-        """See `AttentionStages.begin`."""
+        """Take the inputs of a step."""
         self._inputs, self._residual = self._executor.step_inputs(batch), None
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
-        """See `AttentionStages.layer`."""
+        """One layer's attention stage: the rows for its FFN, valid until the next call.
+
+        `hidden`: (n, hidden), the output of the FFN before; None at the first layer.
+        """
         inputs = self._inputs
         assert inputs is not None, "a step has begun"
         hidden = self._decoder.embed(inputs) if hidden is None else hidden
@@ -72,12 +51,12 @@ class PlainAttentionStages:
         return rows
 
     def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
-        """See `AttentionStages.output`."""
+        """The step's output, from the last FFN's, (n, hidden)."""
         assert self._residual is not None, "every layer has run"
         return self._executor.output(batch, hidden + self._residual)
 
 
-class GraphedAttentionStages(PlainAttentionStages):
+class GraphedAttentionStages(AttentionStages):
     """`AttentionStages` whose steps without prompts are padded, and on a GPU become graphs, one for each layer."""
 
     def __init__(self, decoder: Decoder, engine: Engine) -> None:
@@ -91,7 +70,6 @@ class GraphedAttentionStages(PlainAttentionStages):
         self._rows = 0
 
     def begin(self, batch: Batch) -> None:
-        """See `AttentionStages.begin`."""
         super().begin(batch)
         self._padded = None
         if not batch.chunks:
@@ -106,16 +84,14 @@ class GraphedAttentionStages(PlainAttentionStages):
             self._padded = step
 
     def layer(self, index: int, hidden: torch.Tensor | None) -> FFNRows:
-        """See `AttentionStages.layer`."""
         step = self._padded
         if step is None:
             return super().layer(index, hidden)
         if hidden is not None:
             step.hidden[: self._rows].copy_(hidden)
-        return _first(step.stages[index](), self._rows)
+        return _map_rows(step.stages[index](), lambda tensor: tensor[: self._rows])
 
     def output(self, batch: Batch, hidden: torch.Tensor) -> ModelRunnerOutput:
-        """See `AttentionStages.output`."""
         if self._padded is not None:
             self._residual = self._padded.residual[: self._rows]
         return super().output(batch, hidden)
@@ -165,18 +141,18 @@ class _PaddedStep:
         return rows
 
 
-class PlainFFNStages:
-    """`FFNStages`, kernel by kernel."""
+class FFNStages:
+    """The FFN stages of one FFN instance, kernel by kernel."""
 
     def __init__(self, ffns: Sequence[FFN]) -> None:
         self._ffns = ffns
 
     def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
-        """See `FFNStages.layer`."""
+        """One layer's FFN stage, (n, hidden), in memory of its own."""
         return ffn_stage(self._ffns[index], rows)
 
 
-class GraphedFFNStages(PlainFFNStages):
+class GraphedFFNStages(FFNStages):
     """`FFNStages` of padded sizes, on a GPU as graphs.
 
     Args:
@@ -191,7 +167,6 @@ class GraphedFFNStages(PlainFFNStages):
         self._calls: dict[tuple[int, int], CapturedCall[torch.Tensor]] = {}
 
     def layer(self, index: int, rows: FFNRows) -> torch.Tensor:
-        """See `FFNStages.layer`."""
         n = rows.hidden.shape[0]
         if n > self._sizes[-1]:
             return super().layer(index, rows)
@@ -200,7 +175,7 @@ class GraphedFFNStages(PlainFFNStages):
         if padded is None:
             if rows.hidden.is_cuda and self._memory is None:
                 self._memory = torch.cuda.graph_pool_handle()
-            padded = self._inputs[size] = _empty_like(rows, size)
+            padded = self._inputs[size] = _map_rows(rows, lambda tensor: tensor.new_empty((size, *tensor.shape[1:])))
         call = self._calls.get((index, size))
         if call is None:
             function = partial(ffn_stage, self._ffns[index], padded)
@@ -212,20 +187,8 @@ class GraphedFFNStages(PlainFFNStages):
         return call()[:n].clone()  # the next microbatch may run before this one's output has been sent
 
 
-def _first(rows: FFNRows, n: int) -> FFNRows:
-    """The first n rows."""
-    return FFNRows(
-        rows.hidden[:n],
-        None if rows.weights is None else rows.weights[:n],
-        None if rows.experts is None else rows.experts[:n],
-    )
-
-
-def _empty_like(rows: FFNRows, size: int) -> FFNRows:
-    """Memory for so many rows of the same kinds."""
-    hidden, weights, experts = rows
-    return FFNRows(
-        hidden.new_empty((size, *hidden.shape[1:])),
-        None if weights is None else weights.new_empty((size, *weights.shape[1:])),
-        None if experts is None else experts.new_empty((size, *experts.shape[1:])),
-    )
+def _map_rows(rows: FFNRows, function: Callable[[torch.Tensor], torch.Tensor]) -> FFNRows:
+    """The same function of all tensors."""
+    hidden, *routed = (tensor if tensor is None else function(tensor) for tensor in rows)
+    assert hidden is not None, "there are hidden states"
+    return FFNRows(hidden, *routed)

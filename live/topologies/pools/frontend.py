@@ -17,7 +17,7 @@ import torch
 from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
-from live.topologies.front_role import FrontRole
+from live.topologies.deployment import FrontRole, OnProgress
 from live.topologies.pools.layout import (
     BEGUN,
     EVENTS,
@@ -103,7 +103,7 @@ class Frontend(FrontRole):
         layout: PoolsLayout,
         max_model_len: int,
         transport: Transport,
-        on_progress: Callable[[Progress], None],
+        on_progress: OnProgress,
         seed: int = 0,
     ) -> None:
         super().__init__("these engines give", max_model_len, transport, on_progress)
@@ -126,7 +126,6 @@ class Frontend(FrontRole):
     # -- called from outside -----------------------------------------------------------------------------------------
 
     def check(self, generation: Generation) -> None:
-        """See `FrontRole.check`; an unknown model is refused too."""
         request = generation.request
         if request.model not in self._layout.prefill:
             raise ValueError(f"request {request.id}: expected one of the models, found {request.model}")
@@ -158,10 +157,10 @@ class Frontend(FrontRole):
                 break
             message = yield ReceiveAny(ranks, wait=True) if self._generations else Idle()
             if message is None:
-                self._send_all(Message(IDLE))
+                self._send_all(self._layout.ranks, IDLE)
             else:
                 self._hear(message)
-        self._send_all(Message(STOP))
+        self._send_all(self._layout.ranks, STOP)
 
     def _hear(self, message: Message) -> None:
         """Take an engine's message."""
@@ -342,7 +341,3 @@ class Frontend(FrontRole):
         ids = torch.tensor(aborts, dtype=torch.int64)
         pairs = torch.tensor(sends, dtype=torch.int64).reshape(-1, 2)
         self._transport.send(rank, Message(WORK, (), (*packed, ids, pairs)))
-
-    def _send_all(self, message: Message) -> None:
-        for rank in self._layout.ranks:
-            self._transport.send(rank, message)

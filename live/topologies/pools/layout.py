@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from live.backend import BackendLimits
 from live.models.config import ModelConfig
 from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
@@ -38,6 +39,9 @@ FRONT = 0
 
 BLOCKS_AT_ONCE = 32
 """KV blocks of one message. The receiver copies one message while the next is on its way."""
+
+REQUESTS_AT_ONCE, IDS_AT_ONCE, EVENTS_AT_ONCE = 16, 1024, 1024
+"""Requests, ids and events of one message at most; more of them take several messages."""
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -111,34 +115,36 @@ class PoolsLayout:
             names.append(f"{role} {number}")
         return names
 
+    def limits(self, config: ModelConfig) -> BackendLimits:
+        """The sizes that limit requests."""
+        engines = [place.config for place in self.engines]
+        return BackendLimits(
+            min(config.max_position_embeddings, *(engine.num_gpu_blocks * engine.block_size for engine in engines)),
+            sum(engine.max_num_seqs for engine in engines),
+            sum(engine.num_gpu_blocks for engine in engines),
+            engines[0].block_size,
+            engines[0].prefix_id_tokens,
+        )
 
-def pool_forms(layout: PoolsLayout, config: ModelConfig, dtype: torch.dtype) -> Forms:
-    """The forms of the messages."""
-    shape, settings = config.shape, layout.engines[0].config
-    tokens = max(place.config.num_gpu_blocks * place.config.block_size for place in layout.engines)
-    longest = min(config.max_position_embeddings, tokens)
-    configs = [place.config for place in layout.engines]
-    sequences = max(each.max_num_seqs + (each.one_shot.sequences if each.one_shot else 0) for each in configs)
-    block = (2, shape.layers, settings.block_size, shape.kv_heads, shape.head_dim)
-    return {
-        **COMMON_FORMS,
-        WORK: Form(
-            0,
-            (
-                *request_payloads(REQUESTS_AT_ONCE, longest, longest // settings.prefix_id_tokens),
-                Payload(torch.int64, IDS_AT_ONCE),
-                Payload(torch.int64, IDS_AT_ONCE, (2,)),
-            ),
-        ),
-        REPORT: Form(6, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
-        LOGPROBS: logprobs_form(sequences),
-        SENT: Form(3),
-        BEGUN: Form(2),
-        RESERVED: Form(3),
-        EVENTS: Form(1, (Payload(torch.int64, EVENTS_AT_ONCE, (2,)),)),
-        BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block, on_device=True),)),
-    }
-
-
-REQUESTS_AT_ONCE, IDS_AT_ONCE, EVENTS_AT_ONCE = 16, 1024, 1024
-"""Requests, ids and events of one message at most; more of them take several messages."""
+    def forms(self, config: ModelConfig, dtype: torch.dtype) -> Forms:
+        """The forms of the messages."""
+        shape, engines = config.shape, [place.config for place in self.engines]
+        tokens = max(engine.num_gpu_blocks * engine.block_size for engine in engines)
+        longest = min(config.max_position_embeddings, tokens)
+        sequences = max(
+            engine.max_num_seqs + (engine.one_shot.sequences if engine.one_shot else 0) for engine in engines
+        )
+        requests = request_payloads(REQUESTS_AT_ONCE, longest, longest // engines[0].prefix_id_tokens)
+        ids, pairs = Payload(torch.int64, IDS_AT_ONCE), Payload(torch.int64, IDS_AT_ONCE, (2,))
+        block = (2, shape.layers, engines[0].block_size, shape.kv_heads, shape.head_dim)
+        return {
+            **COMMON_FORMS,
+            WORK: Form(0, (*requests, ids, pairs)),
+            REPORT: Form(6, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
+            LOGPROBS: logprobs_form(sequences),
+            SENT: Form(3),
+            BEGUN: Form(2),
+            RESERVED: Form(3),
+            EVENTS: Form(1, (Payload(torch.int64, EVENTS_AT_ONCE, (2,)),)),
+            BLOCKS: Form(2, (Payload(dtype, BLOCKS_AT_ONCE, block, on_device=True),)),
+        }

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 from kernels.sampling import SamplingParams  # noqa: E402
 from latency_models.pass_latency import PassLatency  # noqa: E402
 from live.engine import Progress  # noqa: E402
-from live.topologies.bundle.layout import ROWS, BundleLayout, bundle_forms  # noqa: E402
+from live.topologies.bundle.layout import ROWS, BundleLayout  # noqa: E402
 from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.local import LocalNetwork  # noqa: E402
 from live.topologies.transport import Message, TransportError  # noqa: E402
@@ -170,7 +170,7 @@ def test_a_stop_ends_a_bundle_that_runs_and_another_changes_nothing() -> None:
 def test_messages_have_their_form() -> None:
     layout = BundleLayout(1, 1, 1, settings(2))
     decoder = make_decoder("llama")
-    network = LocalNetwork(bundle_forms(layout, decoder.config, torch.float32))
+    network = LocalNetwork(layout.forms(decoder.config, torch.float32))
     rows = torch.zeros(65, 16)
     for message, said in (
         (Message(99), "expected one of"),
