@@ -30,11 +30,7 @@ class Origin:
     tensor_parallel: int | None = None
 
     def completed(self, stated: Origin) -> Origin:
-        """This origin, with unknown fields from `stated`.
-
-        Raises:
-            BadInput: something is stated that differs from what the source says.
-        """
+        """This origin, with unknown fields from `stated`."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in asdict(stated).items():
             if known[name] and value and plain_name(str(known[name])) != plain_name(str(value)):
@@ -58,11 +54,7 @@ class Origin:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Origin:
-        """The origin that `document` wrote.
-
-        Raises:
-            TypeError: it has other fields.
-        """
+        """The origin that `document` wrote."""
         return cls(**document)
 
 

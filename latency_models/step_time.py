@@ -1,4 +1,4 @@
-"""The duration of one engine step: the protocol that a simulator calls, and a base class with its defaults.
+"""The duration of one engine step: the base class of the models that a simulator calls.
 
 A model gives the same durations, bit for bit, for single batches and for runs of decode steps between which no
 sequence joins or leaves, so that a simulation can skip over such runs.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from latency_models.stages import split
 from latency_models.unknowns import Unknown, draw_scores
@@ -25,13 +25,18 @@ ChunkTable: TypeAlias = tuple[list[int], list[float]]
 """Token counts, rising, and the seconds of a pass over each."""
 
 
-class StepTime(Protocol):
-    """Step times of an engine, seconds. `StepTimeModel` has defaults for all methods but the first two."""
+class StepTime(ABC):
+    """Step times of an engine, seconds. A subclass implements `seconds` and `decode_seconds`.
 
+    The defaults describe a model whose error is not known, and whose ranks share nothing. A subclass that knows its
+    error implements `unknowns` and `vary`.
+    """
+
+    @abstractmethod
     def seconds(self, batch: Batch) -> float:
         """Duration of one step."""
-        ...
 
+    @abstractmethod
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         """Durations of `steps` successive decode steps of the same sequences; equal to `seconds` of each.
 
@@ -40,116 +45,13 @@ class StepTime(Protocol):
             kv: cached tokens that the first step attends to, of all sequences. It grows by `decodes` a step.
             longest: cached tokens of the longest sequence in the first step. It grows by 1 a step.
         """
-        ...
 
     def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
         """Durations of steps that verify drafts of the same decodes; equal to `seconds` of each."""
-        ...
-
-    def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
-        """Seconds that LoRA adapters of these decodes add to each value of `decode_seconds`."""
-        ...
-
-    def group_seconds(self, batch: GroupBatch) -> float:
-        """Duration of a step that data-parallel ranks take together: the slowest rank's."""
-        ...
-
-    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """Durations of successive decode steps of data-parallel ranks; equal to `group_seconds` of each.
-
-        Args:
-            runs: (decodes, kv, longest) of each rank, as in `decode_seconds`; an idle rank has 0 decodes.
-        """
-        ...
-
-    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
-        """Duration of one step in each pipeline stage, given the share of the layers that each has."""
-        ...
-
-    def send_seconds(self, tokens: int) -> float | None:
-        """Duration of the message of `tokens` rows from one pipeline stage to the next.
-
-        None where the source does not know it.
-        """
-        ...
-
-    def unknowns(self) -> tuple[Unknown, ...]:
-        """Parameters that the model does not know exactly. Empty: its error is unknown, which does not mean 0."""
-        ...
-
-    def vary(self, scores: Mapping[str, float]) -> StepTime:
-        """A model at these scores of its unknowns, by name; unknowns that are missing stay at their estimates."""
-        ...
-
-    @property
-    def can_draw(self) -> bool:
-        """True if the model has unknowns, so that `draw` gives other models."""
-        ...
-
-    def draw(self, rng: np.random.Generator) -> StepTime:
-        """A model with all unknowns drawn; the model itself where there are none."""
-        ...
-
-    def outside(self) -> Mapping[str, float]:
-        """Axes on which predictions so far lay beyond the measurements, with the largest value on each."""
-        ...
-
-    def chunk_table(self) -> ChunkTable | None:
-        """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
-        ...
-
-    def measured_deployment(self) -> MeasuredDeployment | None:
-        """The model and devices that the times were measured for; None where the source does not say."""
-        ...
-
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """Tokens that the KV cache of an engine holds beside the weights, in a share of its devices' memory.
-
-        None where the source does not know model and memory. 0 if the weights do not fit.
-
-        Args:
-            max_num_seqs: sequences that run at once; layers with a window keep one for each of them.
-        """
-        ...
-
-
-DecodeLine: TypeAlias = Callable[[int], tuple[float, float]]
-"""Takes a number of decodes. Returns the seconds of their step without cached tokens, and those of each cached token:
-`decode_seconds` of the model is, bit for bit, `fixed + slope * kv`."""
-
-
-def decode_line(step_time: StepTime) -> DecodeLine | None:
-    """The method `decode_line` of a model whose decode steps lie on a line over cached tokens; None without one.
-
-    One that its class inherits does not count, since a subclass may have other step times.
-    """
-    line: DecodeLine | None = (
-        getattr(step_time, "decode_line", None) if "decode_line" in vars(type(step_time)) else None
-    )
-    return line
-
-
-class StepTimeModel(ABC):
-    """Base class of step-time models. A subclass implements `seconds` and `decode_seconds`.
-
-    The defaults describe a model whose error is not known, and whose ranks share nothing. A subclass that knows its
-    error implements `unknowns` and `vary`.
-    """
-
-    @abstractmethod
-    def seconds(self, batch: Batch) -> float:
-        """See `StepTime.seconds`."""
-
-    @abstractmethod
-    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
-
-    def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
-        """See `StepTime.drafted_seconds`."""
         return [self.seconds(batch) for batch in steps.batches()]
 
     def adapter_seconds(self, decodes: Iterable[EngineSequence]) -> float:
-        """See `StepTime.adapter_seconds`."""
+        """Seconds that LoRA adapters of these decodes add to each value of `decode_seconds`."""
         return 0.0
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
@@ -166,53 +68,82 @@ class StepTimeModel(ABC):
         return self.decode_seconds(decodes, kv, longest, steps) if decodes else [0.0] * steps
 
     def group_seconds(self, batch: GroupBatch) -> float:
-        """See `StepTime.group_seconds`."""
+        """Duration of a step that data-parallel ranks take together: the slowest rank's."""
         return max(self.rank_seconds(rank, batch.tokens) for rank in batch.ranks)
 
     def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """See `StepTime.group_decode_seconds`."""
+        """Durations of successive decode steps of data-parallel ranks; equal to `group_seconds` of each.
+
+        Args:
+            runs: (decodes, kv, longest) of each rank, as in `decode_seconds`; an idle rank has 0 decodes.
+        """
         gathered = sum(decodes for decodes, _, _ in runs)
         ranks = [self.rank_decode_seconds(*run, gathered, steps) for run in runs]
         return [max(durations) for durations in zip(*ranks, strict=True)]
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
-        """See `StepTime.stage_seconds`. The whole step is taken to be that of alike layers."""
+        """Duration of one step in each pipeline stage, by the shares of the layers; alike layers by default."""
         return split(self.seconds(batch), shares)
 
     def send_seconds(self, tokens: int) -> float | None:
-        """See `StepTime.send_seconds`."""
+        """Duration of the message of `tokens` rows from one pipeline stage to the next.
+
+        None where the source does not know it.
+        """
         return None
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`."""
+        """Parameters that the model does not know exactly. Empty: its error is unknown, which does not mean 0."""
         return ()
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
-        """See `StepTime.vary`."""
+        """A model at these scores of its unknowns, by name; unknowns that are missing stay at their estimates."""
         return self
 
     @property
     def can_draw(self) -> bool:
-        """See `StepTime.can_draw`."""
+        """True if the model has unknowns, so that `draw` gives other models."""
         return bool(self.unknowns())
 
     def draw(self, rng: np.random.Generator) -> StepTime:
-        """See `StepTime.draw`."""
+        """A model with all unknowns drawn; the model itself where there are none."""
         unknowns = self.unknowns()
         return self.vary(draw_scores(unknowns, rng)) if unknowns else self
 
     def outside(self) -> Mapping[str, float]:
-        """See `StepTime.outside`."""
+        """Axes on which predictions so far lay beyond the measurements, with the largest value on each."""
         return {}
 
     def chunk_table(self) -> ChunkTable | None:
-        """See `StepTime.chunk_table`."""
+        """Durations by token count alone, for schedulers that size chunks by an SLO; None where context matters."""
         return None
 
     def measured_deployment(self) -> MeasuredDeployment | None:
-        """See `StepTime.measured_deployment`."""
+        """The model and devices that the times were measured for; None where the source does not say."""
         return None
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """See `StepTime.kv_tokens`."""
+        """Tokens that the KV cache of an engine holds beside the weights, in a share of its devices' memory.
+
+        None where the source does not know model and memory. 0 if the weights do not fit.
+
+        Args:
+            max_num_seqs: sequences that run at once; layers with a window keep one for each of them.
+        """
         return None
+
+
+DecodeLine: TypeAlias = Callable[[int], tuple[float, float]]
+"""Takes a number of decodes. Returns the seconds of their step without cached tokens, and those of each cached token:
+`decode_seconds` of the model is, bit for bit, `fixed + slope * kv`."""
+
+
+def decode_line(step_time: StepTime) -> DecodeLine | None:
+    """The method `decode_line` of a model whose decode steps lie on a line over cached tokens; None without one.
+
+    One that its class inherits does not count, since a subclass may have other step times.
+    """
+    line: DecodeLine | None = (
+        getattr(step_time, "decode_line", None) if "decode_line" in vars(type(step_time)) else None
+    )
+    return line

@@ -10,8 +10,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from latency_models.deployment.lora import TARGET_MODULES, TargetModule, adapter_bytes
 from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.io.paths import NAME_OR_FILE
-from latency_models.model_slots import LoRACost, ModelSlotsStepTime
 from latency_models.step_time import StepTime
+from latency_models.wrapped import LoRACost, ModelSlotsStepTime
 from scenarios.kv_memory import KVMemorySpec
 from scenarios.limits import Models
 from schedulers.model_slots import SlotsConfig

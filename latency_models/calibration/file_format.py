@@ -168,11 +168,7 @@ class Calibration(Strict):
         return write_yaml(self.model_dump(by_alias=True, exclude_none=True))
 
     def save(self, path: Path) -> None:
-        """Write the file atomically.
-
-        Raises:
-            BadInput: the folder is missing or not writable.
-        """
+        """Write the file atomically."""
         partial = path.parent / f".{path.name}.{os.getpid()}"
         try:
             partial.write_text(self.to_yaml(), encoding="utf-8")

@@ -20,12 +20,7 @@ Measurements = dict[Component, tuple[list[float], list[float]]]
 
 
 def read_measurements(path: Path) -> Measurements:
-    """Sizes and times of each component from a CSV with the columns component, size, time.
-
-    Raises:
-        BadInput: a file that cannot be read, a column that is missing or there twice, a row of more cells than columns,
-            an unknown component, or a value that is not a finite number, with file and line.
-    """
+    """Sizes and times of each component from a CSV with the columns component, size, time."""
     rows = csv.DictReader(io.StringIO(read_text(path)))
     try:
         return _read_rows(rows, path)
@@ -68,11 +63,7 @@ def fit_calibration(
     relative: bool = False,
     source: str = "",
 ) -> Calibration:
-    """Fit a line to every component, and report the quality of each fit.
-
-    Raises:
-        BadInput: a component that cannot be fitted, or a field that the calibration file does not accept.
-    """
+    """Fit a line to every component, and report the quality of each fit."""
     lines: dict[str, Line] = {}
     for component in COMPONENTS:
         try:

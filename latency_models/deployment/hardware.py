@@ -51,11 +51,7 @@ class Hardware(Strict):
     source: str
 
     def flops(self, precision: Precision) -> float:
-        """Peak FLOP/s.
-
-        Raises:
-            BadInput: the device does not compute in that precision.
-        """
+        """Peak FLOP/s."""
         if precision not in self.peak_flops:
             raise BadInput(
                 f"expected one that {self.name} has: {', '.join(self.peak_flops)}", field="precision", value=precision
@@ -64,10 +60,6 @@ class Hardware(Strict):
 
 
 def load_hardware(name: str | Path, base: Path = Path()) -> Hardware:
-    """Load a built-in hardware file by name, or a file by path; relative paths start from `base`.
-
-    Raises:
-        BadInput: an unknown name, or a file that cannot be read or breaks the schema.
-    """
+    """Load a built-in hardware file by name, or a file by path; relative paths start from `base`."""
     path = find_data("hardware", name, base)
     return checked(Hardware, read_yaml(path), path)

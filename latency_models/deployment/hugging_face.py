@@ -21,31 +21,18 @@ EXPERT_FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v3
 
 
 def read_config(path: Path) -> ConfigFields:
-    """The fields of a config.json of one of FAMILIES.
-
-    Raises:
-        BadInput: a file that cannot be read, another kind of model, or a field that makes the model another than the
-            one that a model file describes.
-    """
+    """The fields of a config.json of one of FAMILIES."""
     return read_config_fields(path, FAMILIES)
 
 
 def model_from_config(path: Path) -> Model:
-    """The model file that a config.json stands for, with the formats that its `quantization_config` states.
-
-    Raises:
-        BadInput: as `read_config`, or a field that is missing or wrong.
-    """
+    """The model file that a config.json stands for, with the formats that its `quantization_config` states."""
     fields = read_config(path)
     return _model(fields, _grouped_queries(fields), {"kind": "dense", **_sizes(fields, "intermediate_size")})
 
 
 def any_model(name: str | Path, base: Path = Path()) -> Model:
-    """The model of a name (`load_model`), a model file, or a config.json of FAMILIES or EXPERT_FAMILIES, or its folder.
-
-    Raises:
-        BadInput: an unknown name, or a file that cannot be read or describes another kind of model.
-    """
+    """The model of a name (`load_model`), a model file, a config.json of a known family, or its folder."""
     path = base / name
     if is_path(str(name)) and (path / "config.json").is_file():
         path /= "config.json"
@@ -116,11 +103,7 @@ def _latent(fields: ConfigFields) -> dict[str, Any]:
 
 
 def _experts(fields: ConfigFields) -> dict[str, Any]:
-    """The experts of a layer; the families name them differently, and some have dense layers before them.
-
-    Raises:
-        BadInput: dense layers in other places, which a model file cannot describe.
-    """
+    """The experts of a layer; the families name them differently, and some have dense layers before them."""
     known = fields.document
     experts = next((name for name in ("num_local_experts", "n_routed_experts") if known.get(name)), "num_experts")
     size = "moe_intermediate_size" if known.get("moe_intermediate_size") else "intermediate_size"

@@ -152,12 +152,7 @@ class ConfigFields:
 
 
 def read_config_fields(file: Path, families: tuple[str, ...]) -> ConfigFields:
-    """The fields of a config.json, with FAMILY_DEFAULTS for those that it leaves out.
-
-    Raises:
-        BadInput: no JSON object, a `model_type` that is none of `families`, or a field that changes the model to one
-            that is not served.
-    """
+    """The fields of a config.json, with FAMILY_DEFAULTS for those that it leaves out."""
     fields = ConfigFields(read_json_object(file), file)
     family = fields.document.get("model_type")
     if family not in families:
@@ -182,11 +177,7 @@ def attention_sizes(fields: ConfigFields) -> tuple[int, int, int]:
 
 
 def end_tokens(fields: ConfigFields) -> tuple[int, ...]:
-    """The ids in `eos_token_id`, one or a list, of a config.json or generation_config.json.
-
-    Raises:
-        BadInput: something other than token ids.
-    """
+    """The ids in `eos_token_id`, one or a list, of a config.json or generation_config.json."""
     value = fields.document.get("eos_token_id")
     tokens = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= MAX_COUNT for token in tokens):

@@ -225,9 +225,6 @@ class Model(Strict):
 
         `experts` is `weights` where only these are stated. MXFP4 is a format of experts alone: stated for the weights
         of a mixture of experts, its linear layers are in bf16.
-
-        Raises:
-            BadInput: the formats are neither stated nor known.
         """
         if weights is None:
             published = self.published_formats
@@ -296,9 +293,6 @@ def load_model(name: str | Path, base: Path = Path()) -> Model:
     """Load a built-in model file by one of its names (`builtin_files`), or a file by path.
 
     Relative paths start from `base`. The first checkpoint is the one that the name means.
-
-    Raises:
-        BadInput: an unknown name, or a file that cannot be read or breaks the schema.
     """
     path = find_data("models", name, base)
     try:

@@ -40,9 +40,6 @@ def stated_formats(fields: ConfigFields, *, sparse: bool) -> Formats:
 
     Args:
         sparse: a mixture of experts.
-
-    Raises:
-        BadInput: a quantisation that has no step times, by its name.
     """
     section = _section(fields)
     if section is None:

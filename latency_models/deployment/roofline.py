@@ -67,11 +67,7 @@ class Deployment(Strict):
 
 
 def read_deployment(section: dict[str, Any], field: str) -> Deployment:
-    """A deployment from a section of a file, `field`.
-
-    Raises:
-        BadInput: a field that is unknown or out of range.
-    """
+    """A deployment from a section of a file, `field`."""
     return checked(Deployment, section, None, field)
 
 
@@ -80,10 +76,6 @@ def derive(hardware: Hardware, model: Model, deployment: Deployment, section: st
 
     Args:
         section: dotted field under which the deployment stands in a file, for the error.
-
-    Raises:
-        BadInput: a precision that the hardware does not have, experts that the model does not have, or more of them
-            than the cards hold.
     """
     try:
         hardware.flops(deployment.precision)
@@ -142,9 +134,6 @@ def implied_ratios(calibration: Calibration, model: Model, deployment: Deploymen
 
     The hardware, and so the number of cards, cancels: of the deployment only byte counts and the MTP depth enter.
     Experts are assumed to lie once over the cards.
-
-    Raises:
-        ZeroDivisionError: a calibration whose FFN or communication slope is 0.
     """
     rows = _rows_per_request(model, deployment)
     if isinstance(model.ffn, ExpertFFN):

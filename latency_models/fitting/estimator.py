@@ -36,11 +36,7 @@ class Estimator:
         return {name: getattr(self, name) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
-        """Change some of the constructor's arguments. Fitted attributes stay until the next `fit`.
-
-        Raises:
-            BadInput: a name that is not a parameter.
-        """
+        """Change some of the constructor's arguments. Fitted attributes stay until the next `fit`."""
         known = self._param_names()
         for name in params:
             if name not in known:
@@ -71,12 +67,7 @@ def clone(estimator: _Estimator) -> _Estimator:
 
 
 def measurements(sizes: Numbers, times: Numbers) -> tuple[Floats, Floats]:
-    """Checked copies of sizes (at least 0) and times (above 0), as float64 arrays of shape (n,).
-
-    Raises:
-        CannotFit: lists that are not flat or of different lengths, or a value that is out of bounds or not finite. The
-            error names its place.
-    """
+    """Checked copies of sizes (at least 0) and times (above 0), as float64 arrays of shape (n,)."""
     x, t = _flat(sizes, "sizes"), _flat(times, "times")
     if len(x) != len(t):
         raise CannotFit(f"expected as many times as sizes ({len(x)})", field="times", value=len(t))

@@ -48,9 +48,6 @@ def fit_piecewise(sizes: Numbers, times: Numbers, max_pieces: int = 4) -> list[L
 
     Args:
         sizes, times: shape (n,), n ≥ 3, in any order.
-
-    Raises:
-        CannotFit: fewer than 3 different sizes.
     """
     x, t = np.asarray(sizes, dtype=np.float64), np.asarray(times, dtype=np.float64)
     if len(np.unique(x)) < MIN_POINTS:

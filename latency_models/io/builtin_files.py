@@ -73,9 +73,6 @@ def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
 
     Every `Path`, text that ends as a YAML or JSON file, and text with a slash that leads somewhere is a path; relative
     paths start from `base`. Any other text is a name (`builtin_name`).
-
-    Raises:
-        BadInput: the name is not built in. It says which name is nearest.
     """
     if isinstance(name, Path) or name.endswith(ENDINGS) or (is_path(name) and _exists(base / name)):
         return base / name
@@ -95,9 +92,6 @@ def name_on_command_line(kind: Kind, flag: str, text: str) -> str:
     """The built-in name that a flag's value means, or the absolute path of a file.
 
     A model keeps its name as it is written, which may mean one of its checkpoints.
-
-    Raises:
-        BadInput: it is neither, with `flag` as the field.
     """
     try:
         path = find_data(kind, text)

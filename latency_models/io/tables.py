@@ -24,21 +24,13 @@ class Columns:
         return len(self._lines)
 
     def text(self, name: str) -> list[str]:
-        """A column as text.
-
-        Raises:
-            BadInput: there is no such column.
-        """
+        """A column as text."""
         if name not in self._columns:
             raise BadInput(f"expected this column, found {', '.join(self.names)}", field=name, file=self.path, line=1)
         return list(self._columns[name])
 
     def numbers(self, name: str, *, above: float = -math.inf, blank: float | None = None) -> list[float]:
-        """A column of finite numbers greater than `above`; an empty cell is `blank`, where that is given.
-
-        Raises:
-            BadInput: there is no such column, or a cell holds something else.
-        """
+        """A column of finite numbers greater than `above`; an empty cell is `blank`, where that is given."""
         cells = self.text(name)
         values = _all_numbers(cells)
         if values is not None and min(values) > above:
@@ -53,11 +45,7 @@ class Columns:
         return values
 
     def wholes(self, name: str, *, low: int, blank: int | None = None) -> list[int]:
-        """A column of whole numbers of at least `low`; 8.0 is one. An empty cell is `blank`, where that is given.
-
-        Raises:
-            BadInput: there is no such column, or a cell holds something else.
-        """
+        """A column of whole numbers of at least `low`; 8.0 is one. An empty cell is `blank`, where that is given."""
         whole = _all_wholes(self.text(name))
         if whole is not None and min(whole) >= low:
             return whole
@@ -83,12 +71,7 @@ class Columns:
 
 
 def read_columns(path: Path) -> Columns:
-    """A CSV file with a header, gzipped or not, whose blank lines are passed over; or a file that ends in .parquet.
-
-    Raises:
-        BadInput: a file that cannot be read, a broken gzip, CSV or Parquet file, a column twice, a row of more or fewer
-            cells than there are columns, or no row at all.
-    """
+    """A CSV file with a header, gzipped or not, whose blank lines are passed over; or a file that ends in .parquet."""
     if path.suffix == ".parquet":
         return _parquet_columns(path)
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
@@ -141,11 +124,7 @@ def _parquet_columns(path: Path) -> Columns:
 
 
 def read_text(path: Path) -> str:
-    """A text file's content, unpacked if it is a gzip file, and without a byte order mark.
-
-    Raises:
-        BadInput: it cannot be read, is cut short, or is not UTF-8.
-    """
+    """A text file's content, unpacked if it is a gzip file, and without a byte order mark."""
     try:
         data = path.read_bytes()
         if data.startswith(b"\x1f\x8b"):

@@ -29,9 +29,6 @@ def check_limits(text: str, loader: type[Any]) -> None:
 
     Stops at the first event beyond a limit, so the time is bounded by the limits whatever the text is. An alias of
     something unknown is left to the loader.
-
-    Raises:
-        yaml.YAMLError: nested too deeply, too many values, an alias inside what it names, or text that is not YAML.
     """
     values, open_nodes = 0, list[tuple[str | None, int]]()
     sizes: dict[str | None, int | None] = {}

@@ -26,11 +26,7 @@ def built_in_sources() -> dict[str, type[SourceSpec]]:
 
 
 def find_source(name: str) -> type[SourceSpec]:
-    """The source of this name. Of those in folders, only this one is imported.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The source of this name. Of those in folders, only this one is imported."""
     if name not in SOURCES:
         packages = (module.name for module in iter_modules(sources.__path__) if module.ispkg)
         if name in packages:

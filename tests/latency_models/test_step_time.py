@@ -1,4 +1,4 @@
-"""The defaults of `StepTimeModel`."""
+"""The defaults of `StepTime`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.sources.linear.step_time import LinearStepTime
-from latency_models.step_time import StepTimeModel, decode_line
+from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch, DecodeBatch, DraftedDecode, DraftedSteps
 from schedulers.lockstep import GroupBatch
 from schedulers.sequence import Sequence
@@ -16,7 +16,7 @@ from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.request import Request
 
 
-class Quadratic(StepTimeModel):
+class Quadratic(StepTime):
     """A user's model: the two methods that have no default."""
 
     def seconds(self, batch: Batch) -> float:
@@ -72,7 +72,7 @@ def test_a_subclass_with_other_durations_has_no_line() -> None:
 
 
 @pytest.mark.parametrize("model", [Quadratic(), LinearStepTime(0.01, 0.00037, 0.0000013)])
-def test_drafted_steps_take_as_long_as_each_of_them(model: StepTimeModel) -> None:
+def test_drafted_steps_take_as_long_as_each_of_them(model: StepTime) -> None:
     decodes = [DraftedDecode(Sequence(Request(i, 0.0, 10, 20), i, False)) for i in range(2)]
     steps = DraftedSteps(decodes, 3)
     decodes[0].num_drafted, decodes[1].num_drafted = [3, 1], [0, 2]

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="the live engine needs the extra [li
 
 from kernels.shapes import Shape  # noqa: E402
 from latency_models.sources.engine_regression.step import describe  # noqa: E402
-from latency_models.step_time import StepTimeModel  # noqa: E402
+from latency_models.step_time import StepTime  # noqa: E402
 from live.block_pool import BlockPool  # noqa: E402
 from live.engine import Engine  # noqa: E402
 from live.executor import Executor  # noqa: E402
@@ -99,7 +99,7 @@ def trace(batch: Batch) -> tuple[object, ...]:
     return type(batch).__name__, chunks, decodes, ending, describe(batch, BLOCK)
 
 
-class Recorded(StepTimeModel):
+class Recorded(StepTime):
     """Step times that have happened, one after the other."""
 
     def __init__(self, durations: Iterator[float]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
-from latency_models.step_time import StepTimeModel  # noqa: E402
+from latency_models.step_time import StepTime  # noqa: E402
 from live.clock import Clock  # noqa: E402
 from live.engine import Engine, InFlightStep  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
@@ -62,7 +62,7 @@ def seconds(batch: Batch) -> float:
     return (10 + batch.tokens) / 1024
 
 
-class Fixed(StepTimeModel):
+class Fixed(StepTime):
     def seconds(self, batch: Batch) -> float:
         return seconds(batch)
 

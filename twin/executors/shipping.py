@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from scenarios.reading import ImportedPlugin, import_again, imported_plugins
 from twin.executors.versions import versions
 from workloads.errors import TwinError
@@ -135,7 +135,7 @@ class _Pickler(pickle.Pickler):
 @functools.cache  # a point has some hundred objects of a few types
 def _is_part_by_type(kind: type) -> bool | None:
     """True if objects of a type are parts; None where it depends on their size."""
-    return None if issubclass(kind, np.ndarray) else issubclass(kind, StepTimeModel | Trace)
+    return None if issubclass(kind, np.ndarray) else issubclass(kind, StepTime | Trace)
 
 
 class Cabinet:

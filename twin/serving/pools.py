@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latency_models.drafted import DraftedStepTime
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
+from latency_models.wrapped import DraftedStepTime
 from scenarios.engine import SchedulerPlan
 from scenarios.pools import PoolSpec
 from scenarios.serving import ServingScenario
@@ -153,7 +153,7 @@ def plan_pools(
         with _named(engine_section, "engine"):
             step_time = pool.engine.with_models(step_time, base)
         if pool.engines_per_device > 1:
-            from latency_models.model_slots import PartitionedStepTime
+            from latency_models.wrapped import PartitionedStepTime
 
             step_time = PartitionedStepTime(step_time, pool.engines_per_device)
         check_deployment(pool.engine, base, step_time, engine_section, section)

@@ -49,7 +49,6 @@ class AfdBundleSpec(SourceSpec):
     calibration: NameOrFile | None = None
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.deployment.hardware import load_hardware
         from latency_models.deployment.hugging_face import any_model
         from latency_models.sources.afd_bundle.step_time import BundleStepTime, Shape
@@ -70,23 +69,17 @@ class AfdBundleSpec(SourceSpec):
         return made
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         found = {"source": self.source, "model": self.model, "hardware": self.hardware}
         shape = f"{self.attention_instances}A-{self.ffn_instances}F"
         return found | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
 
     def check_ranks(self, data_parallel: int) -> None:
-        """See `SourceSpec.check_ranks`."""
         if data_parallel != 1:
             expected = "expected 1: the attention instances of a bundle are within its step times"
             raise BadInput(expected, field="engine.data_parallel_size", value=data_parallel)
 
     def _weights(self, model: Model, hardware: Hardware) -> Weights:
-        """The format of all weights.
-
-        Raises:
-            BadInput: a model or a format that bundles have no step times for.
-        """
+        """The format of all weights."""
         from latency_models.deployment.models import ExpertFFN
         from latency_models.sources.roofline.placement import COMPUTED_IN
 

@@ -95,7 +95,7 @@ class DataSheetStages:
     measured: Measured
 
     def attention(self, sequences: float) -> tuple[float, float, float]:
-        """See `Stages.attention`. Shared experts are computed here, as in `footprint`."""
+        """Shared experts are computed here, as in `footprint`."""
         model, hidden = self.model, self.model.hidden_size
         token = model.kv_bytes(CACHE_BYTES[self.cache]) / self.hardware.memory_bandwidth
         if isinstance(model.attention, LatentAttention):
@@ -109,7 +109,6 @@ class DataSheetStages:
         return rows + sequence * min(sequences, FITTED_SEQUENCES), token, rows + sequence * sequences
 
     def ffn(self, sequences: float) -> float:
-        """See `Stages.ffn`."""
         ffn, hidden, gpus = self.model.ffn, self.model.hidden_size, self.ffn_gpus
         if isinstance(ffn, ExpertFFN):
             touched = ffn.experts * (1 - (1 - ffn.experts_per_token / ffn.experts) ** sequences)
@@ -122,17 +121,17 @@ class DataSheetStages:
         return self._read(weights) + busy / self.measured.efficiency + self.measured.source * self.ratio
 
     def exchange(self, sequences: float) -> float:
-        """See `Stages.exchange`. The rows' transfer is in the FFN's time."""
+        """The rows' transfer is in the FFN's time."""
         return self.measured.exchange
 
     def head(self, sequences: float) -> float:
-        """See `Stages.head`. It is in bf16, as source `roofline` has it."""
+        """It is in bf16, as source `roofline` has it."""
         weights = self.model.vocabulary * self.model.hidden_size
         read = weights * WEIGHT_BYTES["bf16"] / self.hardware.memory_bandwidth
         return max(read, 2 * weights * sequences / self.hardware.flops("bf16") / self.measured.efficiency)
 
     def host(self, sequences: float) -> float:
-        """See `Stages.host`: that of source `roofline`, fitted to engines without bundles."""
+        """The host time of source `roofline`, fitted to engines without bundles."""
         return built_in_efficiency().engine.per_sequence * sequences
 
     @property
@@ -151,24 +150,21 @@ class CalibratedStages:
     layers: int
 
     def attention(self, sequences: float) -> tuple[float, float, float]:
-        """See `Stages.attention`."""
         alpha, beta = self.latency.attention
         return beta / self.layers, alpha / self.layers, 0.0
 
     def ffn(self, sequences: float) -> float:
-        """See `Stages.ffn`."""
         alpha, beta = self.latency.ffn
         return (alpha * sequences + beta) / self.layers
 
     def exchange(self, sequences: float) -> float:
-        """See `Stages.exchange`."""
         alpha, beta = self.latency.communication
         return (alpha * sequences + beta) / self.layers
 
     def head(self, sequences: float) -> float:
-        """See `Stages.head`: not among the lines."""
+        """Not among the lines."""
         return 0.0
 
     def host(self, sequences: float) -> float:
-        """See `Stages.host`: not among the lines."""
+        """Not among the lines."""
         return 0.0

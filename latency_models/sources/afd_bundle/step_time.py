@@ -31,7 +31,7 @@ from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.afd_bundle.stages import CalibratedStages, DataSheetStages
 from latency_models.sources.roofline.memory import RESERVED
 from latency_models.sources.roofline.placement import CACHE_BYTES, Cache, Weights
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from workloads.errors import BadInput
@@ -68,7 +68,7 @@ class Shape:
         return self.attention_instances + self.ffn_instances * self.ffn_gpus
 
 
-class BundleStepTime(StepTimeModel):
+class BundleStepTime(StepTime):
     """Decode steps of a bundle.
 
     Args:
@@ -96,7 +96,7 @@ class BundleStepTime(StepTimeModel):
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def seconds(self, batch: Batch) -> float:
-        """See `StepTime.seconds`. Prompts, as of preempted sequences, pass by themselves on one instance."""
+        """Prompts, as of preempted sequences, pass by themselves on one instance."""
         decodes, seconds = batch.n_decodes, 0.0
         if decodes:
             (seconds,) = self.decode_seconds(decodes, batch.decode_kv, batch.longest_decode, 1)
@@ -111,13 +111,12 @@ class BundleStepTime(StepTimeModel):
         return seconds
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         (attention, token), (alone, its_token), other = self._bounds(decodes)
         run = range(kv, kv + decodes * steps, decodes)
         return [max(attention + token * tokens, alone + its_token * tokens, other) for tokens in run]
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`. Of a calibration's lines the error is not known."""
+        """The unknowns of data sheets; of a calibration's lines the error is not known."""
         if not isinstance(self.stages, DataSheetStages):
             return ()
         name, same = self.hardware.name, self.hardware.name == FITTED_ON
@@ -133,7 +132,6 @@ class BundleStepTime(StepTimeModel):
         )
 
     def vary(self, scores: Mapping[str, float]) -> BundleStepTime:
-        """See `StepTime.vary`."""
         factors = {each.name: each.factor(scores.get(each.name, 0.0)) for each in self.unknowns()}
         stages, scale = self.stages, self.scale * factors.get("bundle_step", 1.0)
         if isinstance(stages, DataSheetStages):
@@ -147,18 +145,14 @@ class BundleStepTime(StepTimeModel):
         )  # fmt: skip
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """See `StepTime.measured_deployment`. Nothing was measured, but the model and the devices are known."""
+        """Nothing was measured, but the model and the devices are known."""
         return MeasuredDeployment(
             Origin(), self.model, None, tuple(self._notes()),
             measured=False, device=self.hardware.name, devices=self.shape.gpus,
         )  # fmt: skip
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
-        """See `StepTime.kv_tokens`: tokens of all attention instances together.
-
-        Raises:
-            BadInput: the FFN's weights do not fit.
-        """
+        """Tokens of all attention instances together."""
         need, limit = self.footprint.ffn_weights + RESERVED, self.hardware.memory_capacity * gpu_memory_utilization
         if need > limit:
             expected = (

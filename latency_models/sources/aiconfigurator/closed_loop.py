@@ -60,9 +60,6 @@ def closed_loop(
             number of others.
         max_batched_tokens: rows of a step; longer prompts are prefilled in chunks.
         kv_capacity: tokens that the KV cache holds. Requests beyond it wait, as part of their TTFT.
-
-    Raises:
-        BadInput: fewer than one request, prompt token, or two output tokens, or a step too small for the decodes.
     """
     for name, value, least in (("concurrency", concurrency, 1), ("isl", isl, 1), ("osl", osl, 2)):
         if not value >= least:
@@ -85,11 +82,7 @@ def closed_loop(
 def step_and_prompt(
     step_time: StepTime, decoding: int, isl: float, osl: float, max_batched_tokens: int
 ) -> tuple[float, float]:
-    """D and P, seconds, while `decoding` requests are past their first token.
-
-    Raises:
-        BadInput: a step too small for the decodes.
-    """
+    """D and P, seconds, while `decoding` requests are past their first token."""
     kv = round(decoding * (isl + osl / 2))
     step = step_time.decode_seconds(decoding, kv, round(isl + osl), 1)[0]
     return step, _prompt_seconds(step_time, decoding, kv, round(isl), max_batched_tokens)

@@ -120,11 +120,7 @@ class ModelKernels:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ModelKernels:
-        """Kernels from the content of a file.
-
-        Raises:
-            BadInput: a document of another schema, or one without a required field.
-        """
+        """Kernels from the content of a file."""
         if document.get("schema") != SCHEMA:
             raise BadInput(f"expected {SCHEMA}", field="schema", value=document.get("schema"))
         try:
@@ -149,12 +145,7 @@ class ModelKernels:
 
 
 def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKernels:
-    """The kernels of a model on one rank.
-
-    Raises:
-        BadInput: a model with latent attention, a split that does not divide its heads, or a kernel that the tables do
-            not have.
-    """
+    """The kernels of a model on one rank."""
     _check(model, placement)
     if HEAD_FORMAT not in tables.gemms:
         expected = f"expected GEMMs in {HEAD_FORMAT} too: the output head and routers run in it whatever the weights"
@@ -190,11 +181,7 @@ def compose(tables: KernelTables, model: Model, placement: Placement) -> ModelKe
 
 
 def kv_capacity(device: Device, model: Model, placement: Placement, share: float = 0.9) -> float:
-    """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory.
-
-    Raises:
-        BadInput: weights that do not fit.
-    """
+    """Tokens that the KV cache of one attention replica holds, in what the weights leave of a `share` of memory."""
     attention = model.attention
     assert isinstance(attention, GroupedQueryAttention)
     ranks = max(placement.tensor_parallel, placement.expert_ranks if isinstance(model.ffn, ExpertFFN) else 1)

@@ -69,11 +69,7 @@ def flat_tables(folder: Path) -> TableFiles:
 
 
 def installed_data() -> Path:
-    """The data of an installed aiconfigurator.
-
-    Raises:
-        BadInput: none is installed.
-    """
+    """The data of an installed aiconfigurator."""
     for package in PACKAGES:
         found = find_spec(package)
         for place in found.submodule_search_locations or () if found else ():
@@ -98,11 +94,7 @@ def systems(data: Path) -> dict[str, dict[str, list[str]]]:
 
 
 def packaged_tables(data: Path, system: str, backend: str, version: str | None = None) -> TableFiles:
-    """The tables of one system and backend, by default of its newest version of GEMMs.
-
-    Raises:
-        BadInput: no such system, backend or version.
-    """
+    """The tables of one system and backend, by default of its newest version of GEMMs."""
     known = systems(data)
     for name, value, choices in (("--system", system, known), ("--backend", backend, known.get(system, {}))):
         if value not in choices:

@@ -14,9 +14,6 @@ def model_and_format(name: str) -> tuple[Model, str]:
     """A model and the format of its weights: as it is published, or as its name or `quantization_config` says.
 
     Mixtures of experts in FP8 are scaled block by block, as they are published.
-
-    Raises:
-        BadInput: an unknown name, a file that cannot be read, or a format that the tables do not name.
     """
     model = any_model(name)
     formats = model.formats()

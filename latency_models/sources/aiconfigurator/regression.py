@@ -123,10 +123,6 @@ class SiliconRegression(Estimator):
 
         Args:
             library: of another fit with the same settings, whose tables are not read again.
-
-        Raises:
-            CannotFit: fewer than 8 rows.
-            BadInput: a row whose kernels are not in the tables.
         """
         if len(rows) < 8:
             raise CannotFit("expected at least 8 rows", field="rows", value=len(rows))
@@ -139,12 +135,7 @@ class SiliconRegression(Estimator):
         return self
 
     def predict(self, rows: Sequence[SiliconRow]) -> Floats:
-        """Seconds an output token after the first, shape (n,).
-
-        Raises:
-            NotFitted: before `fit`.
-            BadInput: a row whose kernels are not in the tables.
-        """
+        """Seconds an output token after the first, shape (n,)."""
         return np.array([self.loop(row).tpot for row in rows], dtype=np.float64)
 
     def loop(self, row: SiliconRow, scores: Mapping[str, float] | None = None) -> ClosedLoop:
@@ -176,11 +167,7 @@ class SiliconRegression(Estimator):
         return AiconfiguratorStepTime(self.library_.engine(row)[0], self.corrections(row), share)
 
     def corrections(self, row: SiliconRow) -> Corrections:
-        """Corrections of a row's group, or of the closest known level.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Corrections of a row's group, or of the closest known level."""
         learnt, layers = self._learnt(row), self.library_.engine(row)[0].layers
         decode = learnt.factor("decode", row)
         return Corrections(

@@ -77,10 +77,6 @@ def read_silicon_rows(path: Path, *, known_only: bool = False) -> list[SiliconRo
     Args:
         known_only: rows of models that are not known are left out, too, and those in four bits (`fp4`) are kept. Kernel
             tables have no kernels for the latter.
-
-    Raises:
-        BadInput: a file that cannot be read, a column that is missing, a cell that is not what it should be, a model
-            or precision that is not known, or a pipeline of more than one stage, with file, line and column.
     """
     table = read_columns(path)
     precisions: tuple[str, ...] = ("bf16", "fp8")

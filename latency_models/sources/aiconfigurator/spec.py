@@ -40,7 +40,6 @@ class AiconfiguratorSpec(SourceSpec):
     step: NonNegativeFloat = 0.0
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.sources.aiconfigurator.kernels import ModelKernels
         from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
 
@@ -52,5 +51,4 @@ class AiconfiguratorSpec(SourceSpec):
         return AiconfiguratorStepTime(kernels, Corrections(**stated, experts=self.expert_layers))
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from latency_models.interpolation import Curve, blend
 from latency_models.origin import MeasuredDeployment
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
@@ -62,7 +62,7 @@ STEP_PER_LAYER, PROMPT_STEP_PER_LAYER, PER_SEQUENCE = 1e-5, 1e-4, 2e-5
 """Seconds at a score of +1 where a scenario states none."""
 
 
-class AiconfiguratorStepTime(StepTimeModel):
+class AiconfiguratorStepTime(StepTime):
     """The sum of GEMMs and all-reduces by rows, attention by context, and the head by sequences.
 
     A step takes the time of its decodes plus the time that prompts add. Decodes of uneven lengths count as decodes of
@@ -83,12 +83,11 @@ class AiconfiguratorStepTime(StepTimeModel):
         self._by_decodes: dict[int, tuple[float, Curve, Curve, float]] = {}
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """See `StepTime.measured_deployment`. The kernels are sums over the layers of one model."""
+        """The kernels are sums over the layers of one model."""
         kernels = self.kernels
         return MeasuredDeployment(kernels.origin, ranks=kernels.origin.tensor_parallel, notes=kernels.notes)
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
         decodes = batch.n_decodes
         duration = self._decode(decodes, batch.decode_kv) if decodes else 0.0
         if batch.draft_tokens:
@@ -98,11 +97,10 @@ class AiconfiguratorStepTime(StepTimeModel):
         return duration
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         return [self._decode(decodes, tokens) for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: corrections of the kernels that a step has, and of the host."""
+        """Corrections of the kernels that a step has, and of the host."""
         absent = {name for name in ("experts", "collectives") if getattr(self.kernels, name) is None}
         found = (unknown for name, unknown in UNKNOWNS.items() if name not in absent)
         if self.share == 1.0:
@@ -113,7 +111,6 @@ class AiconfiguratorStepTime(StepTimeModel):
         )
 
     def vary(self, scores: Mapping[str, float]) -> AiconfiguratorStepTime:
-        """See `StepTime.vary`."""
         centre, layers = self.corrections, self.kernels.layers
         factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
         changed = {name: getattr(centre, name) * factor for name, factor in factors.items() if name != "host"}

@@ -91,9 +91,6 @@ class KernelTables:
         """Seconds of a GEMM by its rows, and whether its shape was measured or is a straight line between others.
 
         Beyond the largest shape, time grows in proportion.
-
-        Raises:
-            BadInput: a weight format that is not in the table.
         """
         shapes = self._find(self.gemms, weights, "weights", "gemm")
         corners = [
@@ -107,35 +104,19 @@ class KernelTables:
         return weighted_sum(corners), (n, k) in shapes
 
     def context_attention(self, kind: AttentionKind) -> Curve:
-        """Seconds of one prompt's attention by its tokens.
-
-        Raises:
-            BadInput: formats or heads that are not in the table.
-        """
+        """Seconds of one prompt's attention by its tokens."""
         return self._find(self.context, kind, "context_attention", "context_attention")
 
     def generation_attention(self, kind: AttentionKind) -> Surface:
-        """Seconds of decode attention by sequences and by the cached tokens of each.
-
-        Raises:
-            BadInput: formats or heads that are not in the table.
-        """
+        """Seconds of decode attention by sequences and by the cached tokens of each."""
         return self._find(self.generation, kind, "generation_attention", "generation_attention")
 
     def expert_layer(self, kind: ExpertKind) -> Curve:
-        """Seconds of a layer's experts on one rank, by tokens.
-
-        Raises:
-            BadInput: experts, or a split of them, that are not in the table.
-        """
+        """Seconds of a layer's experts on one rank, by tokens."""
         return self._find(self.experts, kind, "moe", "moe")
 
     def reduction(self, devices: int) -> Curve:
-        """Seconds of an all-reduce by its elements.
-
-        Raises:
-            BadInput: a number of devices that is not in the table.
-        """
+        """Seconds of an all-reduce by its elements."""
         return self._find(self.all_reduce, devices, "devices", "custom_allreduce")
 
     def _find(self, table: Mapping[_Key, _Value], key: _Key, name: str, file: str) -> _Value:
@@ -147,12 +128,7 @@ class KernelTables:
 
 
 def read_tables(source: Path | TableFiles) -> KernelTables:
-    """Read a folder of tables, or those that were found. Those of experts and of all-reduces may be missing.
-
-    Raises:
-        BadInput: a file that cannot be read, a missing column, or a cell that is not a number, with file, line and
-            column.
-    """
+    """Read a folder of tables, or those that were found. Those of experts and of all-reduces may be missing."""
     files = flat_tables(source) if isinstance(source, Path) else source
     folder = files.folder
     if files.path("gemm") is None and folder.is_dir():

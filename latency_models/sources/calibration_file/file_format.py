@@ -124,11 +124,7 @@ class MeasuredCalibration(Strict):
         return write_yaml(self.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     def step_time(self) -> KernelTableStepTime:
-        """Step times of the measured device and model.
-
-        Raises:
-            BadInput: a file without kernel tables.
-        """
+        """Step times of the measured device and model."""
         from latency_models.sources.kernel_tables.parallel import KernelTableSettings
         from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 
@@ -145,11 +141,7 @@ class MeasuredCalibration(Strict):
         return KernelTableStepTime(self.tables, settings, self.model, self.overhead.median_error)
 
     def lines(self) -> Calibration:
-        """The lines α and β of a decode step, for an AFD scenario.
-
-        Raises:
-            BadInput: a component that was not measured.
-        """
+        """The lines α and β of a decode step, for an AFD scenario."""
         for name in ("attention", "ffn", "communication"):
             if getattr(self, name) is None:
                 expected = "expected this line, which was not measured; run it with layers, attention and communication"
@@ -168,18 +160,10 @@ class MeasuredCalibration(Strict):
 
 
 def read_measured_calibration(path: Path) -> MeasuredCalibration:
-    """Read and check a file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read and check a file."""
     return from_document(read_yaml(path), path)
 
 
 def from_document(document: dict[str, Any], path: Path | None = None) -> MeasuredCalibration:
-    """Check a document; `path` is named in errors.
-
-    Raises:
-        BadInput: a document that breaks the schema.
-    """
+    """Check a document; `path` is named in errors."""
     return checked(MeasuredCalibration, document, path)

@@ -18,11 +18,9 @@ class CalibrationFileSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.sources.calibration_file.file_format import read_measured_calibration
 
         return read_measured_calibration(base / self.path).step_time()
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

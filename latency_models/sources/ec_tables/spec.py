@@ -38,7 +38,6 @@ class EcTablesSpec(SourceSpec):
         return self
 
     def build(self, base: Path) -> EcTables:
-        """See `SourceSpec.build`."""
         tables = self.tables
         if tables is None:
             assert self.path is not None
@@ -46,6 +45,5 @@ class EcTablesSpec(SourceSpec):
         return EcTables(tables, self.selection, self.passes, self.pad_to, self.spread)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         origin = {"path": self.path} if self.tables is None else {"note": self.tables.source}
         return {"source": self.source, **origin}

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from latency_models.sources.ec_tables.tables import LayerTables, Selection
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from schedulers.chunking import interpolate
@@ -25,7 +25,7 @@ Passes: TypeAlias = Literal["separate", "joint"]
 """Passes of a step with d decodes and c prompt tokens: T(d) + T(c), the estimate of SPEAR's scheduler, or T(d + c)."""
 
 
-class EcTables(StepTimeModel):
+class EcTables(StepTime):
     """Step times of a compensated model, and the latency table that the SLO scheduler uses.
 
     Context lengths have no influence: the paper profiles attention by tokens, like the rest.
@@ -36,9 +36,6 @@ class EcTables(StepTimeModel):
         passes: whether prompt tokens run in a pass of their own beside a step's decodes.
         pad_to: tokens to which a pass with prompt tokens is padded ("regular chunked prefill", SPEAR 4.3); 0: none.
         spread: relative uncertainty of T_S; None: unknown.
-
-    Raises:
-        BadInput: a selection of layers that the model does not have.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class EcTables(StepTimeModel):
         return interpolate(self._tokens, self._seconds, tokens)
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
         if not batch.chunks:
             return self.at(batch.decode_tokens)
         if self.passes == "joint":
@@ -73,17 +69,15 @@ class EcTables(StepTimeModel):
         return self.at(batch.decode_tokens) + self.at(max(batch.prefill_tokens, self.pad_to))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         return [self.at(decodes)] * steps
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: all times by one factor, where its spread is stated."""
+        """All times by one factor, where its spread is stated."""
         if self.spread is None:
             return ()
         return (Unknown("tables", "all times of the tables", "stated", self.spread, "steps of the engine"),)
 
     def vary(self, scores: Mapping[str, float]) -> EcTables:
-        """See `StepTime.vary`."""
         varied = EcTables(self.tables, self.selection, self.passes, self.pad_to)
         for unknown in self.unknowns():
             factor = unknown.factor(scores.get(unknown.name, 0.0))
@@ -91,15 +85,11 @@ class EcTables(StepTimeModel):
         return varied
 
     def outside(self) -> dict[str, float]:
-        """See `StepTime.outside`, on the axis `tokens`. The last slope continues beyond the tables."""
+        """On the axis `tokens`. The last slope continues beyond the tables."""
         return dict(self._outside)
 
     def chunk_table(self) -> tuple[list[int], list[float]]:
-        """Token counts and T_S at each: the table of `schedulers.chunking.SloChunks`.
-
-        Raises:
-            BadInput: T_S does not grow from one count to the next, so that bisection cannot find a chunk.
-        """
+        """Token counts and T_S at each: the table of `schedulers.chunking.SloChunks`."""
         for i, (before, after) in enumerate(pairwise(self._seconds), start=1):
             if after <= before:
                 expected = (

@@ -36,11 +36,7 @@ class Selection(Strict):
         return self
 
     def modules(self, kind: LayerType, layers: int) -> float:
-        """Number of compensated modules among the `layers` modules of one type; with a density it may be fractional.
-
-        Raises:
-            BadInput: a layer that the model does not have.
-        """
+        """Number of compensated modules among the `layers` modules of one type; with a density it may be fractional."""
         if self.density is not None:
             return self.density * layers
         numbers = (self.layers or {}).get(kind, [])
@@ -94,11 +90,7 @@ class LayerTables(Strict):
         return self.model_dump(by_alias=True)
 
     def iteration(self, selection: Selection) -> list[float]:
-        """The time T_S at each of `tokens`, seconds.
-
-        Raises:
-            BadInput: a selection of layers that the model does not have.
-        """
+        """The time T_S at each of `tokens`, seconds."""
         shares = [(kind, selection.modules(kind, self.layers)) for kind in LAYER_TYPES]
         totals = []
         for i in range(len(self.tokens)):
@@ -110,9 +102,5 @@ class LayerTables(Strict):
 
 
 def read_layer_tables(path: Path) -> LayerTables:
-    """Read the tables in a YAML file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read the tables in a YAML file."""
     return checked(LayerTables, read_yaml(path), path)

@@ -53,9 +53,5 @@ class EngineRegressionFile(Strict):
 
 
 def read_engine_regression_file(path: Path) -> EngineRegressionFile:
-    """Read and check a file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read and check a file."""
     return checked(EngineRegressionFile, read_yaml(path), path)

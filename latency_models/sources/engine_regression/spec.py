@@ -18,11 +18,9 @@ class EngineRegressionSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.sources.engine_regression.step_time import read_engine_regression  # loads numpy
 
         return read_engine_regression(base / self.path)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

@@ -32,7 +32,7 @@ from latency_models.sources.engine_regression.file_format import (
     read_engine_regression_file,
 )
 from latency_models.sources.engine_regression.step import Step, describe, whole_blocks
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
@@ -53,7 +53,7 @@ BEYOND = 0.4
 MORE_STEPS = "more profiling rounds"
 
 
-class EngineRegression(Estimator, StepTimeModel):
+class EngineRegression(Estimator, StepTime):
     """The regression above: least squares of relative errors, with no coefficient below 0.
 
     `fit` sets:
@@ -82,11 +82,7 @@ class EngineRegression(Estimator, StepTimeModel):
         self.block_size, self.support, self.huber = block_size, support, huber
 
     def fit(self, steps: Sequence[Step]) -> Self:
-        """Fit the model to timed steps.
-
-        Raises:
-            CannotFit: fewer than 16 steps, or one without a duration.
-        """
+        """Fit the model to timed steps."""
         if len(steps) < 16:
             raise CannotFit("expected at least 16 steps", field="steps", value=len(steps))
         seconds = np.array([step.seconds for step in steps])
@@ -109,35 +105,22 @@ class EngineRegression(Estimator, StepTimeModel):
         return self
 
     def predict(self, steps: Sequence[Step]) -> Floats:
-        """Seconds of each step, shape (n,).
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Seconds of each step, shape (n,)."""
         self._require_fit()
         return np.array([self._at(step) for step in steps])
 
     def errors(self, steps: Sequence[Step]) -> Floats:
-        """Relative errors (predicted / measured − 1), shape (n,).
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Relative errors (predicted / measured − 1), shape (n,)."""
         measured = np.array([step.seconds for step in steps])
         errors: Floats = self.predict(steps) / measured - 1
         return errors
 
     def seconds(self, batch: Batch) -> float:
-        """The value of `predict` for one batch, bit for bit.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """The value of `predict` for one batch, bit for bit."""
         self._require_fit()
         return self._at(describe(batch, self.block_size))
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         self._require_fit()
         durations = []
         known: dict[int, float] = {}
@@ -149,7 +132,7 @@ class EngineRegression(Estimator, StepTimeModel):
         return durations
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: parts of a step by the error of held-out steps; none for a model without a file."""
+        """Parts of a step by the error of held-out steps; none for a model without a file."""
         if self.heldout_error_ is None:
             return ()
         # Half of normal errors are below 0.674 deviations. Scatter of equal steps is no error of the model.
@@ -166,7 +149,6 @@ class EngineRegression(Estimator, StepTimeModel):
         )
 
     def vary(self, scores: Mapping[str, float]) -> EngineRegression:
-        """See `StepTime.vary`."""
         self._require_fit()
         factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
         machine, beyond = factors.get("machine", 1.0), factors.get("beyond", 1.0)
@@ -220,9 +202,6 @@ class EngineRegression(Estimator, StepTimeModel):
         Args:
             errors: predicted / measured − 1 of held-out steps, shape (n,).
             repeat_spread, round_spread, clock, speed_probes, frontend: as in the file.
-
-        Raises:
-            NotFitted: before `fit`.
         """
         self._require_fit()
         size = np.abs(errors)
@@ -256,11 +235,7 @@ class EngineRegression(Estimator, StepTimeModel):
 
 
 def read_engine_regression(path: Path) -> EngineRegression:
-    """Read the model in a file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read the model in a file."""
     return EngineRegression.from_file(read_engine_regression_file(path))
 
 

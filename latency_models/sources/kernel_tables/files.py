@@ -46,10 +46,6 @@ def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
 
     Args:
         describe: also compute the ranges and held-out errors of a folder, which takes seconds; a file contains them.
-
-    Raises:
-        BadInput: a file that is missing or cannot be read, a missing column, a cell that is not the number it should
-            be, or a repeated point; with file, line, column, value and what was expected.
     """
     if path.is_dir():
         tables = _read_folder(path, describe=describe)

@@ -54,11 +54,7 @@ class ByCount:
 
 
 def linear_layers(tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> ByCount:
-    """Seconds of all row-by-row layers of a step, with the collectives of tensor parallelism.
-
-    Raises:
-        BadInput: tables without the layers of a dense FFN, where the model has one.
-    """
+    """Seconds of all row-by-row layers of a step, with the collectives of tensor parallelism."""
     dense_layers = model.layers - moe_layers(model)
     if dense_layers and not any(name in tables.dense for name in FFN):
         expected = f"expected one of {', '.join(FFN)}, since {dense_layers} layers of {model.name} are dense"
@@ -118,9 +114,6 @@ class ExpertTimes:
 
     Attributes:
         note: on such a table; empty for one of these ranks.
-
-    Raises:
-        BadInput: no table for so many ranks.
     """
 
     def __init__(self, tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> None:

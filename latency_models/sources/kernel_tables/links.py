@@ -78,7 +78,7 @@ class MeasuredLink(Communication):
     factor: float = 1.0
 
     def all_reduce(self, ranks: int, elements: float) -> float:
-        """See `Communication.all_reduce`. Ranks that were not measured get the next number's, by the ring's share."""
+        """Ranks that were not measured get the next number's, by the ring's share."""
         if not self.all_reduces:
             return super().all_reduce(ranks, elements)
         nearest = min(self.all_reduces, key=lambda measured: (abs(measured - ranks), measured))
@@ -86,21 +86,16 @@ class MeasuredLink(Communication):
         return self.factor * _between(self.all_reduces[nearest], elements * self.element_bytes * share)
 
     def all_gather(self, ranks: int, elements: float) -> float:
-        """See `Communication.all_gather`: half the way of an all-reduce."""
+        """Half the way of an all-reduce."""
         return self.all_reduce(ranks, elements) / 2 if self.all_reduces else super().all_gather(ranks, elements)
 
     def scaled(self, factor: float) -> MeasuredLink:
-        """See `Communication.scaled`."""
         slower = super().scaled(factor)
         return MeasuredLink.model_construct(**{**dict(slower), "factor": self.factor * factor})
 
 
 def resolve(communication: Communication, base: Path) -> Communication:
-    """The link that a section names, by a preset or a file; the section itself where it states its numbers.
-
-    Raises:
-        BadInput: no such preset, or a file that breaks its format.
-    """
+    """The link that a section names, by a preset or a file; the section itself where it states its numbers."""
     if communication.link is None:
         return communication
     path = find_data("links", communication.link, base)

@@ -20,18 +20,16 @@ class KernelTablesSpec(KernelTableSettings, SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.sources.kernel_tables.step_time import load_kernel_tables  # loads numpy
 
         settings = KernelTableSettings(**self.model_dump(exclude={"source", "path"}, exclude_unset=True))
         return load_kernel_tables(Path(self.path), settings, base=base)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path, "model": self.model}
 
     def check_ranks(self, data_parallel: int) -> None:
-        """See `SourceSpec.check_ranks`: both sides state the number of ranks that share experts."""
+        """Both sides state the number of ranks that share experts."""
         if self.data_parallel != data_parallel:
             expected = f"expected engine.data_parallel_size ({data_parallel}): ranks that step together"
             raise BadInput(expected, field="step_time.data_parallel", value=self.data_parallel)

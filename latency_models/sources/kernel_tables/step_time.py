@@ -16,13 +16,13 @@ from latency_models.sources.kernel_tables.links import note, resolve
 from latency_models.sources.kernel_tables.parallel import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import KernelTables
 from latency_models.sources.kernel_tables.varied import Factors, settings_at, unknowns_of
-from latency_models.step_time import StepTime, StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from workloads.errors import BadInput
 
 
-class KernelTableStepTime(StepTimeModel):
+class KernelTableStepTime(StepTime):
     """The sum of linear layers, attention, LM head and sampler, experts, collectives and overhead.
 
     The head computes one row for every sequence in the step, including prompts that continue in the next step: vLLM
@@ -36,9 +36,6 @@ class KernelTableStepTime(StepTimeModel):
         settings: of the deployment.
         model: the measured model.
         composed_error: relative error of composed steps on the measured engine; None where there were none.
-
-    Raises:
-        BadInput: tables of another degree of tensor parallelism, or without what the model needs.
     """
 
     def __init__(
@@ -61,7 +58,6 @@ class KernelTableStepTime(StepTimeModel):
         self._composed_error = composed_error
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """See `StepTime.measured_deployment`."""
         ranks = None if self.settings.expert_parallel else self.settings.tensor_parallel
         return MeasuredDeployment(self.tables.origin, self.model, ranks, self._notes())
 
@@ -76,11 +72,10 @@ class KernelTableStepTime(StepTimeModel):
         return self.rank_seconds(batch, batch.tokens * self._peers if self._experts is not None else 0)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         return self.rank_decode_seconds(decodes, kv, longest, decodes * self._peers, steps)
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """See `StepTimeModel.rank_seconds`. An idle rank lends its experts, and runs a row of its own to keep step."""
+        """An idle rank lends its experts, and runs a row of its own to keep step."""
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
@@ -90,22 +85,21 @@ class KernelTableStepTime(StepTimeModel):
         return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """See `StepTimeModel.rank_decode_seconds`."""
         if not decodes:
             return [self.rank_seconds(None, gathered)] * steps
         return self._attention.decode_run(decodes, kv, longest, steps, self._rest(decodes, decodes, gathered))
 
     def outside(self) -> dict[str, float]:
-        """See `StepTime.outside`: axes are named `attention.kv_decode`, `dense.tokens`, ..."""
+        """Axes are named `attention.kv_decode`, `dense.tokens`, ..."""
         return dict(self._outside)
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: `varied.unknowns_of` lists them."""
+        """`varied.unknowns_of` lists them."""
         return self._known_unknowns
 
     @property
     def can_draw(self) -> bool:
-        """See `StepTime.can_draw`: always, and the errors of the tables need not be computed for that."""
+        """Always, and the errors of the tables need not be computed for that."""
         return True
 
     @cached_property
@@ -113,7 +107,6 @@ class KernelTableStepTime(StepTimeModel):
         return unknowns_of(self.tables, self.settings, self._experts is not None, self._composed_error)
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
-        """See `StepTime.vary`."""
         return VariedKernelTables(self, scores)
 
     def _expert_times(self) -> ExpertTimes | None:
@@ -161,7 +154,6 @@ class VariedKernelTables(KernelTableStepTime):
         return ()
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """See `StepTimeModel.rank_seconds`."""
         if batch is None:
             return self._step(self._kernels(1, 0, gathered), 0.0, 1, 0) if self._experts is not None else 0.0
         rows, chunks = batch.tokens, batch.chunks
@@ -174,7 +166,6 @@ class VariedKernelTables(KernelTableStepTime):
         return self._step(kernels, attention, rows, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """See `StepTimeModel.rank_decode_seconds`."""
         if not decodes:
             return [self.rank_seconds(None, gathered)] * steps
         kernels, factor = self._kernels(decodes, decodes, gathered), self._factors.decode_attention
@@ -203,9 +194,6 @@ def load_kernel_tables(
         settings: of the deployment.
         model: used in place of the model that the settings name.
         base: the folder from which relative paths start.
-
-    Raises:
-        BadInput: a file that cannot be read or breaks its format, an unknown model, or tables that do not fit.
     """
     tables = read_kernel_tables(base / path)
     if settings.communication is not None:

@@ -211,11 +211,7 @@ class KernelTables(Strict):
 
     @classmethod
     def from_document(cls, document: dict[str, Any], file: Path | None = None) -> KernelTables:
-        """Check the content of a file; `file` is named in errors.
-
-        Raises:
-            BadInput: a document that breaks the schema.
-        """
+        """Check the content of a file; `file` is named in errors."""
         return checked(cls, document, file)
 
     def measured_ranges(self) -> dict[str, tuple[float, float]]:

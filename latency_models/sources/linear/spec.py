@@ -31,11 +31,9 @@ class LinearSpec(SourceSpec):
     spread: PositiveFloat | None = None
 
     def build(self, base: Path) -> LinearStepTime:
-        """See `SourceSpec.build`."""
         return LinearStepTime(
             self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token, spread=self.spread
         )
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "note": "coefficients stated in the scenario"}

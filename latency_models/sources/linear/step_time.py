@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch, DraftedSteps
 
@@ -16,7 +16,7 @@ COEFFICIENTS = {
 }
 
 
-class LinearStepTime(StepTimeModel):
+class LinearStepTime(StepTime):
     """t = β + α_token · (prompt tokens + decodes' tokens) + α_kv · KV tokens read.
 
     Args:
@@ -41,7 +41,6 @@ class LinearStepTime(StepTimeModel):
         self.spread = spread
 
     def seconds(self, batch: Batch) -> float:
-        """Duration of one step, seconds."""
         duration = self.overhead + self.per_token * batch.decode_tokens + self.per_kv_token * batch.decode_kv
         if batch.chunks:
             duration += self.per_token * batch.prefill_tokens
@@ -50,21 +49,18 @@ class LinearStepTime(StepTimeModel):
         return duration
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         fixed, slope = self.decode_line(decodes)
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def drafted_seconds(self, steps: DraftedSteps) -> list[float]:
-        """See `StepTime.drafted_seconds`."""
         fixed, per_row, per_kv = self.overhead, self.per_token, self.per_kv_token
         return [fixed + per_row * rows + per_kv * kv for rows, kv in zip(steps.rows, steps.kv_tokens, strict=True)]
 
     def decode_line(self, decodes: int) -> tuple[float, float]:
-        """See `latency_models.step_time.decode_line`."""
         return self.overhead + self.per_token * decodes, self.per_kv_token
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: coefficients above 0, where their spread is stated."""
+        """Coefficients above 0, where their spread is stated."""
         if self.spread is None:
             return ()
         return tuple(
@@ -74,7 +70,6 @@ class LinearStepTime(StepTimeModel):
         )
 
     def vary(self, scores: Mapping[str, float]) -> LinearStepTime:
-        """See `StepTime.vary`."""
         factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
         return LinearStepTime(*(getattr(self, name) * factors.get(name, 1.0) for name in COEFFICIENTS))
 

@@ -42,9 +42,5 @@ class RefinedFile(Strict):
 
 
 def read_refined_file(path: Path) -> RefinedFile:
-    """Read and check a file.
-
-    Raises:
-        BadInput: a file that cannot be read, or breaks the schema.
-    """
+    """Read and check a file."""
     return checked(RefinedFile, read_yaml(path), path)

@@ -19,7 +19,6 @@ class RefinedSpec(SourceSpec):
     path: FilePath
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.io.config_io import checked
         from latency_models.sources.refined.file_format import read_refined_file
         from latency_models.sources.refined.step_time import RefinedStepTime
@@ -38,5 +37,4 @@ class RefinedSpec(SourceSpec):
         return RefinedStepTime.from_file(file, section.build(path.parent / file.folder), path)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path}

@@ -15,67 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from latency_models.fitting.estimator import Floats
-from latency_models.origin import MeasuredDeployment
 from latency_models.sources.refined.file_format import RefinedFile
-from latency_models.step_time import ChunkTable, StepTime, StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
-from schedulers.batches import Batch
-from schedulers.lockstep import GroupBatch
+from latency_models.wrapped import ScaledStepTime
 from workloads.errors import BadInput
 
 DRIFT = "refined"
 """Name of the factor on all step times."""
-
-
-class ScaledStepTime(StepTimeModel):
-    """The step times of another model, times a factor."""
-
-    def __init__(self, inner: StepTime, factor: float) -> None:
-        self._inner, self._factor = inner, factor
-
-    def seconds(self, batch: Batch) -> float:
-        """See `StepTime.seconds`."""
-        return self._factor * self._inner.seconds(batch)
-
-    def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
-        factor = self._factor
-        return [factor * each for each in self._inner.decode_seconds(decodes, kv, longest, steps)]
-
-    def group_seconds(self, batch: GroupBatch) -> float:
-        """See `StepTime.group_seconds`."""
-        return self._factor * self._inner.group_seconds(batch)
-
-    def group_decode_seconds(self, runs: Sequence[tuple[int, int, int]], steps: int) -> list[float]:
-        """See `StepTime.group_decode_seconds`."""
-        factor = self._factor
-        return [factor * each for each in self._inner.group_decode_seconds(runs, steps)]
-
-    def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
-        """See `StepTime.stage_seconds`."""
-        return [self._factor * seconds for seconds in self._inner.stage_seconds(batch, shares)]
-
-    def send_seconds(self, tokens: int) -> float | None:
-        """See `StepTime.send_seconds`."""
-        seconds = self._inner.send_seconds(tokens)
-        return None if seconds is None else self._factor * seconds
-
-    def outside(self) -> Mapping[str, float]:
-        """See `StepTime.outside`."""
-        return self._inner.outside()
-
-    def chunk_table(self) -> ChunkTable | None:
-        """See `StepTime.chunk_table`."""
-        table = self._inner.chunk_table()
-        return None if table is None else (table[0], [self._factor * each for each in table[1]])
-
-    def measured_deployment(self) -> MeasuredDeployment | None:
-        """See `StepTime.measured_deployment`."""
-        return self._inner.measured_deployment()
-
-    def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float | None:
-        """See `StepTime.kv_tokens`."""
-        return self._inner.kv_tokens(gpu_memory_utilization, max_num_seqs)
 
 
 class RefinedStepTime(ScaledStepTime):
@@ -98,11 +45,7 @@ class RefinedStepTime(ScaledStepTime):
 
     @classmethod
     def from_file(cls, file: RefinedFile, prior: StepTime, path: Path) -> RefinedStepTime:
-        """The model of a file.
-
-        Raises:
-            BadInput: names that are no unknowns of the refined section, or no covariance.
-        """
+        """The model of a file."""
         known = {unknown.name for unknown in prior.unknowns()}
         for i, name in enumerate(file.unknowns):
             if name not in known:
@@ -114,7 +57,7 @@ class RefinedStepTime(ScaledStepTime):
         return cls(prior, file.unknowns, np.array(file.estimate), covariance, file.drift)
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: those of the prior model with what is left of their deviations, and the drift."""
+        """Those of the prior model with what is left of their deviations, and the drift."""
         return self._known_unknowns
 
     @cached_property
@@ -134,7 +77,6 @@ class RefinedStepTime(ScaledStepTime):
         return replace(unknown, basis="fitted", deviation=deviation)
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
-        """See `StepTime.vary`."""
         moved = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
         others = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
         varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | others)

@@ -134,9 +134,5 @@ def built_in_efficiency() -> Efficiency:
 
 
 def load_efficiency(path: Path) -> Efficiency:
-    """Read a file of fits.
-
-    Raises:
-        BadInput: a file that cannot be read or breaks the schema.
-    """
+    """Read a file of fits."""
     return checked(Efficiency, read_yaml(path), path)

@@ -69,9 +69,6 @@ def engine_option(
     Args:
         model, hardware: names or files, as a scenario has them; relative paths start from `base`.
         max_model_len: tokens that the KV cache must hold at least, those of the longest request.
-
-    Raises:
-        BadInput: an unknown name, or a file that cannot be read.
     """
     shapes, device = any_model(model, base), load_hardware(hardware, base)
     try:
@@ -123,9 +120,6 @@ def placements(
 
     Args:
         weights: their format; None: as the model is published.
-
-    Raises:
-        BadInput: an unknown model, or a file that cannot be read.
     """
     shapes = any_model(model, base)
     sparse, formats = isinstance(shapes.ffn, ExpertFFN), shapes.formats(weights)

@@ -53,11 +53,7 @@ class Placement:
 
 
 def check_placement(model: Model, hardware: Hardware, placement: Placement) -> None:
-    """Refuse a split that does not divide the model, and formats that the device does not compute in.
-
-    Raises:
-        BadInput: with the field of `Placement` that is wrong.
-    """
+    """Refuse a split that does not divide the model, and formats that the device does not compute in."""
     attention, ffn, width = model.attention, model.ffn, placement.tensor_parallel
     if attention.heads % width:
         raise BadInput(f"expected a divisor of the {attention.heads} heads", field="tensor_parallel", value=width)

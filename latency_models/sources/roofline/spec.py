@@ -48,11 +48,7 @@ class RooflineSpec(SourceSpec):
     efficiency: FilePath | None = None
 
     def placement(self, model: Model) -> Placement:
-        """The model on its devices.
-
-        Raises:
-            BadInput: its weights are in a format that is not known, and none is stated.
-        """
+        """The model on its devices."""
         formats = model.formats(self.weights, self.experts)
         return Placement(
             tensor_parallel=self.tensor_parallel,
@@ -65,7 +61,6 @@ class RooflineSpec(SourceSpec):
         )
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.deployment.hardware import load_hardware
         from latency_models.deployment.hugging_face import any_model
         from latency_models.sources.roofline.efficiency import built_in_efficiency, load_efficiency
@@ -82,17 +77,15 @@ class RooflineSpec(SourceSpec):
         return RooflineStepTime(model, hardware, placement, efficiency, link=self.link)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "model": self.model, "hardware": self.hardware}
 
     def check_ranks(self, data_parallel: int) -> None:
-        """See `SourceSpec.check_ranks`."""
         if data_parallel != self.data_parallel:
             expected = f"expected {data_parallel}, as engine.data_parallel_size"
             raise BadInput(expected, field="step_time.data_parallel", value=self.data_parallel)
 
     def check_stages(self, pipeline_parallel: int) -> None:
-        """See `SourceSpec.check_stages`. An engine of one stage in flight may have step times of several stages."""
+        """An engine of one stage in flight may have step times of several stages."""
         if pipeline_parallel not in (1, self.pipeline_parallel):
             expected = f"expected {pipeline_parallel}, as engine.pipeline_parallel_size"
             raise BadInput(expected, field="step_time.pipeline_parallel", value=self.pipeline_parallel)

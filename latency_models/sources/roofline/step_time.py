@@ -24,7 +24,7 @@ from latency_models.sources.roofline.work import (
     routed_experts,
 )
 from latency_models.stages import TENSORS_SENT, split
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Basis, Unknown
 from schedulers.batches import Batch
 
@@ -32,7 +32,7 @@ STEP_SHARE = 0.7
 """Share of the variance of served TPOT that moves whole steps, so that a short run tells it from that of one part."""
 
 
-class RooflineStepTime(StepTimeModel):
+class RooflineStepTime(StepTime):
     """The sum over the kernels of a step of `launch + max(FLOPs / rate, bytes / bandwidth)`, and the engine's own time.
 
     A step's kernels are linear layers by rows, routed experts by the experts that its rows reach, attention of prompts
@@ -79,11 +79,10 @@ class RooflineStepTime(StepTimeModel):
         return self.rank_seconds(batch, batch.tokens * self.placement.data_parallel)
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         return self.rank_decode_seconds(decodes, kv, longest, decodes * self.placement.data_parallel, steps)
 
     def rank_seconds(self, batch: Batch | None, gathered: int) -> float:
-        """See `StepTimeModel.rank_seconds`. An idle rank computes its share of the experts."""
+        """An idle rank computes its share of the experts."""
         seconds = self._rank_seconds(batch, gathered)
         return seconds if self._floor is None else max(seconds, self._floor.rank_seconds(batch, gathered))
 
@@ -101,7 +100,6 @@ class RooflineStepTime(StepTimeModel):
         return self.scales[WHOLE_STEP] * (shared + self._sampled(batch.outputs) + attention + host)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
-        """See `StepTimeModel.rank_decode_seconds`."""
         seconds = self._rank_decode_seconds(decodes, kv, gathered, steps)
         if self._floor is None:
             return seconds
@@ -119,7 +117,7 @@ class RooflineStepTime(StepTimeModel):
         return [whole * (fixed + token * (layers * tokens)) for tokens in run]
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
-        """See `StepTime.stage_seconds`; with the messages between stages, they sum to `seconds`.
+        """With the messages between stages, they sum to `seconds`.
 
         The last stage has the output head and the host's work on sampled tokens.
         """
@@ -133,7 +131,6 @@ class RooflineStepTime(StepTimeModel):
         return stages
 
     def send_seconds(self, tokens: int) -> float | None:
-        """See `StepTime.send_seconds`."""
         return self._message(tokens) if self.placement.pipeline_parallel > 1 else None
 
     def _message(self, tokens: int) -> float:
@@ -141,7 +138,7 @@ class RooflineStepTime(StepTimeModel):
         return self.scales[WHOLE_STEP] * self.scales["all_reduce_kernels"] * sent
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: a factor for each kind of kernel, and one for the whole step.
+        """A factor for each kind of kernel, and one for the whole step.
 
         The error of served TPOT contains that of kernels which were measured on the device: `STEP_SHARE` of its
         variance is the whole step's, and the rest, at most, that of each part. It is known of devices, formats and
@@ -169,7 +166,6 @@ class RooflineStepTime(StepTimeModel):
         )
 
     def vary(self, scores: Mapping[str, float]) -> RooflineStepTime:
-        """See `StepTime.vary`."""
         scales = {
             unknown.name: self.scales[unknown.name] * unknown.factor(scores.get(unknown.name, 0.0))
             for unknown in self.unknowns()
@@ -179,7 +175,7 @@ class RooflineStepTime(StepTimeModel):
         )
 
     def measured_deployment(self) -> MeasuredDeployment:
-        """See `StepTime.measured_deployment`. Nothing was measured, but the model and the devices are known."""
+        """Nothing was measured, but the model and the devices are known."""
         alone = self.placement.devices == self.placement.tensor_parallel
         ranks = self.placement.tensor_parallel if alone else None
         memory = device_memory(self.model, self.hardware, self.placement)
@@ -196,7 +192,6 @@ class RooflineStepTime(StepTimeModel):
         )
 
     def kv_tokens(self, gpu_memory_utilization: float, max_num_seqs: int) -> float:
-        """See `StepTime.kv_tokens`."""
         return device_memory(self.model, self.hardware, self.placement, gpu_memory_utilization, max_num_seqs).kv_tokens
 
     # -- what is known of its error ----------------------------------------------------------------------------------

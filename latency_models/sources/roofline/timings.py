@@ -60,11 +60,7 @@ class Timings:
 
 
 def table_timings(files: TableFiles, hardware: Hardware) -> list[Timings]:
-    """The timings of aiconfigurator's tables of one engine on a device.
-
-    Raises:
-        BadInput: a table that cannot be read.
-    """
+    """The timings of aiconfigurator's tables of one engine on a device."""
     made: list[Timings] = []
     readers = {
         "gemm": _linear,
@@ -83,11 +79,7 @@ def table_timings(files: TableFiles, hardware: Hardware) -> list[Timings]:
 
 
 def elementwise_timings(folder: Path, model: Model, hardware: Hardware) -> Timings:
-    """The elementwise kernels of a layer of `model`, added up, from the profiler's table of them.
-
-    Raises:
-        BadInput: a table that cannot be read.
-    """
+    """The elementwise kernels of a layer of `model`, added up, from the profiler's table of them."""
     table = read_columns(folder / "dense.csv.gz")
     rows: dict[int, float] = {}
     weights = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}  # kernels of each in a layer

@@ -28,7 +28,6 @@ class VllmStepLogSpec(SourceSpec):
     model: str | None = None
 
     def build(self, base: Path) -> StepTime:
-        """See `SourceSpec.build`."""
         from latency_models.sources.vllm_step_log.step_log import read_step_log  # loads numpy
         from latency_models.sources.vllm_step_log.step_time import StepRegression
 
@@ -40,5 +39,4 @@ class VllmStepLogSpec(SourceSpec):
         return StepRegression().fit(training)
 
     def provenance(self) -> dict[str, Any]:
-        """See `SourceSpec.provenance`."""
         return {"source": self.source, "path": self.path, "share": self.share}

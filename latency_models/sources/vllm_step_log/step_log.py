@@ -59,11 +59,7 @@ class StepLog:
         return StepLog(**columns, origin=self.origin)
 
     def split(self, share: float = 0.5) -> tuple[StepLog, StepLog]:
-        """Split the rows of each run: the first `share` of them, and the rest.
-
-        Raises:
-            BadInput: a share that is not above 0 and below 1.
-        """
+        """Split the rows of each run: the first `share` of them, and the rest."""
         if not 0 < share < 1:
             raise BadInput("expected a share above 0 and below 1", field="share", value=share)
         early = np.zeros(len(self), dtype=np.bool_)
@@ -113,10 +109,6 @@ def read_step_log(path: Path, block_tokens: int = 16) -> StepLog:
 
     Args:
         block_tokens: tokens of a KV block; the file counts blocks.
-
-    Raises:
-        BadInput: a file that cannot be read, a missing column, a cell that is not the number it should be, a run whose
-            steps do not rise, or steps of several models or degrees of tensor parallelism, with file, line and column.
     """
     table = read_columns(path)
     model = _one(table, "model", table.text("model")) if "model" in table.names else ""

@@ -26,7 +26,7 @@ from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted
 from latency_models.origin import MeasuredDeployment
 from latency_models.sources.vllm_step_log.step_log import StepLog
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 
@@ -60,7 +60,7 @@ PROMPT = 0.7
 """Deviation of the logarithm of a prompt token's seconds where no step with prompts was logged."""
 
 
-class StepRegression(Estimator, StepTimeModel):
+class StepRegression(Estimator, StepTime):
     """The regression above, with Huber's loss, so that a few stalled steps do not bend the line.
 
     Coefficients are at least 0: more work never takes less time. A coefficient that the data push below 0 is 0, without
@@ -94,11 +94,7 @@ class StepRegression(Estimator, StepTimeModel):
         self.late, self.graph_sizes, self.huber = late, graph_sizes, huber
 
     def fit(self, steps: StepLog) -> Self:
-        """Fit the line.
-
-        Raises:
-            CannotFit: settings out of their range, fewer than 8 steps, or steps that are all alike.
-        """
+        """Fit the line."""
         self._check_settings()
         used = steps.executed() if self.late else steps
         if len(used) < 8:
@@ -120,11 +116,7 @@ class StepRegression(Estimator, StepTimeModel):
         return self
 
     def predict(self, steps: StepLog) -> Floats:
-        """Seconds of each row's batch as logged, shape (n,); for a late log, pass `steps.executed()`.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Seconds of each row's batch as logged, shape (n,); for a late log, pass `steps.executed()`."""
         self._require_fit()
         _, doublings, prompts, kv = _features(steps, self.curve_).T
         fixed = self.overhead_ + self.per_doubling_ * doublings + self.per_prompt_token_ * prompts
@@ -138,9 +130,6 @@ class StepRegression(Estimator, StepTimeModel):
         """The value of `predict` for one batch, bit for bit.
 
         Its KV tokens are those of decodes and of prompts up to the end of their chunks.
-
-        Raises:
-            NotFitted: before `fit`.
         """
         kv = batch.decode_kv
         for chunk in batch.chunks:
@@ -149,7 +138,6 @@ class StepRegression(Estimator, StepTimeModel):
         return seconds * self._beyond(batch.tokens, kv) if self.beyond_ else seconds
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        """See `StepTime.decode_seconds`."""
         fixed, slope = self._fixed(decodes, 0), self.per_kv_token_
         if self.beyond_:
             tokens = range(kv, kv + decodes * steps, decodes)
@@ -157,29 +145,17 @@ class StepRegression(Estimator, StepTimeModel):
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def in_range(self, batch: Batch) -> bool:
-        """True if a batch as large was measured.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """True if a batch as large was measured."""
         self._require_fit()
         return batch.tokens <= self.max_rows_ and batch.decode_kv <= self.max_kv_tokens_
 
     def measured_deployment(self) -> MeasuredDeployment | None:
-        """See `StepTime.measured_deployment`; None for a log that names no model.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """None for a log that names no model."""
         self._require_fit()
         return MeasuredDeployment(self.origin_, ranks=self.origin_.tensor_parallel) if self.origin_.model else None
 
     def unknowns(self) -> tuple[Unknown, ...]:
-        """See `StepTime.unknowns`: the covariance of the fit, and what no fit to one log shows.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """The covariance of the fit, and what no fit to one log shows."""
         self._require_fit()
         fit = (Unknown(f"fit.{i}", FIT, "fitted", measure="more steps") for i in range(len(COEFFICIENTS)))
         beyond = Unknown("beyond", "rows and KV tokens beyond the log", "extrapolated", None, "steps of larger batches")
@@ -188,11 +164,7 @@ class StepRegression(Estimator, StepTimeModel):
         return (*fit, WORKLOAD, stalls, beyond, *(() if self.prompts_known_ else (prompts,)))
 
     def vary(self, scores: Mapping[str, float]) -> StepRegression:
-        """A regression with other coefficients, none below 0. Its range, errors and covariance are those of this fit.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """A regression with other coefficients, none below 0. Range, errors and covariance are those of this fit."""
         self._require_fit()
         scale = np.sqrt(np.diag(self.covariance_))
         scale[scale == 0] = 1.0
@@ -210,11 +182,7 @@ class StepRegression(Estimator, StepTimeModel):
         return other
 
     def errors(self, steps: StepLog, typical_prompt: int | None = None) -> Floats:
-        """Relative errors (predicted / measured − 1) for a log like the fitted one, in the rows that `executed` keeps.
-
-        Raises:
-            NotFitted: before `fit`.
-        """
+        """Relative errors (predicted / measured − 1) for a log like the fitted one, by the rows of `executed`."""
         ran = steps.executed(typical_prompt) if self.late else steps
         errors: Floats = self.predict(ran) / ran.seconds - 1
         return errors

@@ -13,7 +13,7 @@ from latency_models.io.config_io import write_yaml
 from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.step_time import StepTimeModel
+from latency_models.step_time import StepTime
 from reports.serving.table import footnote
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch
@@ -28,7 +28,7 @@ from workloads.errors import BadInput
 LINK = {"bandwidth": 1e9, "latency": 0.0, "source": "made up"}
 
 
-class ConstantStepTime(StepTimeModel):
+class ConstantStepTime(StepTime):
     def seconds(self, batch: Batch) -> float:
         return 0.02
 
