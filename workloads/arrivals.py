@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,36 +24,25 @@ TimeStream: TypeAlias = Callable[[int], FloatArray]
 _SLOWEST, _FASTEST = 1e-12, 1e12
 
 
-class Arrivals(Protocol):
+class Arrivals(ABC):
     """A source of arrival times."""
 
     @property
     def is_random(self) -> bool:
         """True if the times depend on the generator that `stream` gets."""
+        return False
 
+    @abstractmethod
     def stream(self, rng: np.random.Generator) -> TimeStream:
         """A source of arrival times that starts at 0; from now on `rng` is its own."""
 
     def times(self, rng: np.random.Generator, size: int) -> FloatArray:
         """The times of the first `size` requests, from 0 on and never going backwards, shape (size,)."""
-
-
-class _Streamed(ABC):
-    """A process that is defined by its stream; `times` are the first times of a new stream."""
-
-    @property
-    def is_random(self) -> bool:
-        return False
-
-    @abstractmethod
-    def stream(self, rng: np.random.Generator) -> TimeStream: ...
-
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
         return self.stream(rng)(whole(size, "size", low=0))
 
 
 @dataclass(frozen=True)
-class ClosedLoop(_Streamed):
+class ClosedLoop(Arrivals):
     """All requests arrive at time 0 and wait for a slot, so that slots never run empty."""
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
@@ -61,7 +50,7 @@ class ClosedLoop(_Streamed):
 
 
 @dataclass(frozen=True)
-class Poisson(_Streamed):
+class Poisson(Arrivals):
     """Exponential gaps with mean 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
 
     rate: float
@@ -78,7 +67,7 @@ class Poisson(_Streamed):
 
 
 @dataclass(frozen=True)
-class Gamma(_Streamed):
+class Gamma(Arrivals):
     """Gamma-distributed gaps with mean 1/rate and the given coefficient of variation.
 
     A cv above 1 gives bursts, 1 is Poisson, and below 1 is smoother. Gaps are never clipped, so that the rate
@@ -102,7 +91,7 @@ class Gamma(_Streamed):
 
 
 @dataclass(frozen=True)
-class Deterministic(_Streamed):
+class Deterministic(Arrivals):
     """Equal gaps of 1/rate. Raises `BadInput` unless 1e-12 <= rate <= 1e12."""
 
     rate: float
@@ -122,7 +111,7 @@ class Deterministic(_Streamed):
 
 
 @dataclass(frozen=True, init=False, eq=False)
-class Replay(_Streamed):
+class Replay(Arrivals):
     """Recorded times, used as they are: neither shifted nor repeated (read-only float64 array, shape (n,)).
 
     Raises `BadInput` unless they are finite, 0 or later and never go backwards; and from `times` and `stream`

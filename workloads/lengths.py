@@ -92,22 +92,15 @@ class Lengths(Protocol):
         """
 
 
-class _Moments(Protocol):
-    @property
-    def mean(self) -> float: ...
-    @property
-    def variance(self) -> float: ...
-
-
 class _Spread:
     """Quantities that every family derives from its mean and variance in the same way."""
 
     @property
-    def cv(self: _Moments) -> float:
+    def cv(self: Lengths) -> float:
         return math.sqrt(self.variance) / self.mean if self.mean else 0.0
 
     @property
-    def is_constant(self: _Moments) -> bool:
+    def is_constant(self: Lengths) -> bool:
         return self.variance == 0.0
 
 

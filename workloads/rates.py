@@ -134,7 +134,7 @@ class Bursts:
 
 
 @dataclass(frozen=True)
-class Varying:
+class Varying(Arrivals):
     """A process whose rate follows a profile, bursts, or both.
 
     `start`: seconds into the profile at time 0; None: drawn, each time of a period being as likely.
@@ -147,16 +147,10 @@ class Varying:
 
     @property
     def is_random(self) -> bool:
-        """See `Arrivals`."""
-        drawn_start = self.start is None and self.profile is not None and len(self.profile.pieces) > 1
-        return self.base.is_random or self.bursts is not None or drawn_start
-
-    def times(self, rng: np.random.Generator, size: int) -> FloatArray:
-        """See `Arrivals`."""
-        return self.stream(rng)(whole(size, "size", low=0))
+        draws_start = self.start is None and self.profile is not None and len(self.profile.pieces) > 1
+        return self.base.is_random or self.bursts is not None or draws_start
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
-        """See `Arrivals`."""
         for_rate, for_bursts, for_base = rng.spawn(3)
         stretched = _Stretched(self._pieces(for_rate, for_bursts))
         base = self.base.stream(for_base)

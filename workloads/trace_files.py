@@ -14,11 +14,10 @@ import json
 import math
 import re
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,131 +38,45 @@ CHUNK_ROWS = 1 << 14
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
+_Names: TypeAlias = tuple[int, dict[str, Any]]
+_Row: TypeAlias = tuple[int, Any]
+"""A line of the file, and its cells: a list, or an object of JSON."""
+
+
 def name_of(file: Path) -> str:
     """A trace's name: that of its file, without endings."""
     name = file.name.removesuffix(".gz")
     return name.removesuffix(".csv").removesuffix(".jsonl").removesuffix(".json")
 
 
-class Table(ABC):
+class Table:
     """Successive rows of named cells: row i stood on line `lines[i]` of `file`, the names on line `names_line`.
 
-    There is at least one row. In JSON Lines the names are those of the first object of the file.
+    There is at least one row. In JSON Lines the names are those of the first object of the file, keys that no column
+    needs are skipped, and a dot in a column's name goes into an object: `usage.prompt_tokens`.
     """
 
-    def __init__(self, file: Path, names: list[str], names_line: int, lines: list[int]) -> None:
-        self.file, self.names, self.names_line, self.lines = file, names, names_line, lines
+    def __init__(self, file: Path, first: _Names, rows: list[_Row], *, is_json: bool) -> None:
+        """`first`: line and names of a CSV file's header, with their positions, or of the file's first object."""
+        self.file, self._is_json = file, is_json
+        self.names_line, self._first = first
+        self.lines = [line for line, _ in rows]
+        self._rows = [row for _, row in rows]
 
-    @abstractmethod
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._first)
+
     def named(self, name: str) -> bool:
         """True if the file's header, or its first object, has this name."""
-
-    @abstractmethod
-    def has(self, name: str) -> bool:
-        """True if the rows have this column; raises `BadInput` when only some of the file's rows do."""
-
-    @abstractmethod
-    def column(self, name: str) -> Sequence[Any]:
-        """The raw cells of one column; raises `BadInput` when a row lacks it."""
-
-    @abstractmethod
-    def number(self, cell: object) -> float:
-        """The number a raw cell holds; NaN where it holds something else."""
-
-    def _missing(self, name: str, found: Iterable[str], line: int) -> BadInput:
-        expected = f"expected this column, found only {', '.join(found) or 'none'}"
-        return BadInput(expected, file=self.file, line=line, field=name)
-
-
-def read_tables(path: Path) -> Iterator[Table]:
-    """The rows of a file, in tables of `CHUNK_ROWS` each, at least one; JSON Lines if its first mark is a brace or a
-    bracket, else CSV.
-    """
-    lines = _lines(path)
-    head = []
-    for line in lines:
-        head.append(line)
-        if line.strip():
-            break
-    whole = itertools.chain(head, lines)
-    is_json = bool(head) and head[-1].lstrip().startswith(("{", "["))
-    return _json_tables(path, whole) if is_json else _csv_tables(path, whole)
-
-
-class CsvTable(Table):
-    """Comma-separated cells under a header line. Blank lines are skipped."""
-
-    def __init__(self, file: Path, names: list[str], names_line: int, rows: list[tuple[int, list[str]]]) -> None:
-        super().__init__(file, names, names_line, [line for line, _ in rows])
-        for line, row in rows:
-            if len(row) != len(names):
-                expected = f"expected {len(names)} ({', '.join(names)})"
-                raise BadInput(expected, file=file, line=line, field="number of fields", value=len(row))
-        self._columns = dict(zip(names, zip(*(row for _, row in rows), strict=True), strict=True))
-
-    def named(self, name: str) -> bool:
-        return name in self._columns
-
-    def has(self, name: str) -> bool:
-        return name in self._columns
-
-    def column(self, name: str) -> Sequence[Any]:
-        if name not in self._columns:
-            raise self._missing(name, self.names, self.names_line)
-        return self._columns[name]
-
-    def number(self, cell: object) -> float:
-        text = str(cell).strip()
-        return float(text) if _NUMBER.fullmatch(text) else math.nan
-
-
-def _csv_tables(file: Path, text: Iterable[str]) -> Iterator[Table]:
-    numbered = _csv_rows(file, text)
-    names_line, header = next(numbered, (1, []))
-    if not header:
-        raise BadInput("expected a trace, found an empty file", file=file)
-    names = [name.strip() for name in header]
-    for name in names:
-        if names.count(name) > 1:
-            raise BadInput("expected each column once", file=file, line=names_line, field=name)
-    rows = list(itertools.islice(numbered, CHUNK_ROWS))
-    if not rows:
-        raise BadInput("expected rows below the header, found none", file=file, line=names_line)
-    while rows:
-        yield CsvTable(file, names, names_line, rows)
-        rows = list(itertools.islice(numbered, CHUNK_ROWS))
-
-
-def _csv_rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not blank, each with its line."""
-    reader = csv.reader(_split_at_returns(text), strict=True)
-    try:
-        for row in reader:
-            if len(row) > 1 or (row and row[0].strip()):
-                yield reader.line_num, row
-    except csv.Error as error:
-        expected = f"expected comma-separated fields ({error})"
-        raise BadInput(expected, file=file, line=reader.line_num, field="row") from None
-
-
-class JsonTable(Table):
-    """One JSON object a line. Blank lines are skipped, and so are keys that no column needs.
-
-    A dot in a column's name goes into an object: `usage.prompt_tokens`.
-    """
-
-    def __init__(self, file: Path, rows: list[tuple[int, dict[str, Any]]], first: tuple[int, dict[str, Any]]) -> None:
-        super().__init__(file, list(first[1]), first[0], [line for line, _ in rows])
-        self._objects = [row for _, row in rows]
-        self._first = first[1]
-
-    def named(self, name: str) -> bool:
         return _cell(self._first, name) is not _ABSENT
 
     def has(self, name: str) -> bool:
+        """True if the rows have this column; raises `BadInput` when only some of the file's rows do."""
         first = self.named(name)
-        having = [_cell(row, name) is not _ABSENT for row in self._objects]
-        if any(each != first for each in having):
+        having = [cell is not _ABSENT for cell in self._cells(name)]
+        if any(row != first for row in having):
             differing = self.lines[having.index(not first)]
             line, other = (differing, self.names_line) if first else (self.names_line, differing)
             expected = f"expected this key on every line or on none, found it on line {other} but not here"
@@ -171,19 +84,34 @@ class JsonTable(Table):
         return first
 
     def column(self, name: str) -> Sequence[Any]:
-        cells = [_cell(row, name) for row in self._objects]
+        """The raw cells of one column; raises `BadInput` when a row lacks it."""
+        cells = self._cells(name)
         if _ABSENT in cells:
-            lacking = cells.index(_ABSENT)
-            raise self._missing(name, self._objects[lacking], self.lines[lacking])
+            row = cells.index(_ABSENT)
+            names, line = (self._rows[row], self.lines[row]) if self._is_json else (self._first, self.names_line)
+            expected = f"expected this column, found only {', '.join(names) or 'none'}"
+            raise BadInput(expected, file=self.file, line=line, field=name)
         return cells
 
     def number(self, cell: object) -> float:
+        """The number a raw cell holds; NaN where it holds something else."""
+        if not self._is_json:
+            text = str(cell).strip()
+            return float(text) if _NUMBER.fullmatch(text) else math.nan
         if isinstance(cell, bool) or not isinstance(cell, int | float):
             return math.nan
         try:
             return float(cell)
         except OverflowError:
             return math.inf
+
+    def _cells(self, name: str) -> list[Any]:
+        if not self._is_json:
+            position = self._first.get(name)
+            return [_ABSENT if position is None else row[position] for row in self._rows]
+        if "." in name:
+            return [_cell(row, name) for row in self._rows]
+        return [row.get(name, _ABSENT) for row in self._rows]
 
 
 _ABSENT: Final = object()
@@ -198,13 +126,65 @@ def _cell(row: dict[str, Any], name: str) -> Any:
     return _cell(inner, rest) if isinstance(inner, dict) else _ABSENT
 
 
-def _json_tables(file: Path, text: Iterable[str]) -> Iterator[Table]:
+def read_tables(path: Path) -> Iterator[Table]:
+    """The rows of a file, in tables of `CHUNK_ROWS` each, at least one; JSON Lines if its first mark is a brace or a
+    bracket, else CSV.
+    """
+    lines = _lines(path)
+    head = []
+    for line in lines:
+        head.append(line)
+        if line.strip():
+            break
+    text = itertools.chain(head, lines)
+    is_json = bool(head) and head[-1].lstrip().startswith(("{", "["))
+    first, rows = (_json_rows if is_json else _csv_rows)(path, text)
+    while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
+        yield Table(path, first, chunk, is_json=is_json)
+
+
+def _csv_rows(file: Path, text: Iterable[str]) -> tuple[_Names, Iterator[_Row]]:
+    """The names of a CSV file with their line, and its rows: at least one."""
+    numbered = _csv_cells(file, text)
+    names_line, header = next(numbered, (1, []))
+    if not header:
+        raise BadInput("expected a trace, found an empty file", file=file)
+    names = [name.strip() for name in header]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput("expected each column once", file=file, line=names_line, field=name)
+
+    def rows() -> Iterator[_Row]:
+        for line, cells in numbered:
+            if len(cells) != len(names):
+                expected = f"expected {len(names)} ({', '.join(names)})"
+                raise BadInput(expected, file=file, line=line, field="number of fields", value=len(cells))
+            yield line, cells
+
+    following = rows()
+    first = next(following, None)
+    if first is None:
+        raise BadInput("expected rows below the header, found none", file=file, line=names_line)
+    return (names_line, {name: i for i, name in enumerate(names)}), itertools.chain([first], following)
+
+
+def _csv_cells(file: Path, text: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, each with its line."""
+    reader = csv.reader(_split_at_returns(text), strict=True)
+    try:
+        for row in reader:
+            if len(row) > 1 or (row and row[0].strip()):
+                yield reader.line_num, row
+    except csv.Error as error:
+        expected = f"expected comma-separated fields ({error})"
+        raise BadInput(expected, file=file, line=reader.line_num, field="row") from None
+
+
+def _json_rows(file: Path, text: Iterable[str]) -> tuple[_Names, Iterator[_Row]]:
+    """The first object of a file with its line, and all of them. Blank lines are skipped."""
     numbered = ((line, _parse(file, row, line)) for line, row in enumerate(text, start=1) if not row.isspace())
-    rows = list(itertools.islice(numbered, CHUNK_ROWS))
-    first = rows[0]
-    while rows:
-        yield JsonTable(file, rows, first)
-        rows = list(itertools.islice(numbered, CHUNK_ROWS))
+    first = next(numbered)
+    return first, itertools.chain([first], numbered)
 
 
 def _parse(file: Path, text: str, line: int) -> dict[str, Any]:
