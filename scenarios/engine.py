@@ -111,8 +111,8 @@ class SchedulerPlan:
             return PipelinedEngineCore(self.config, len(self.stages.layers), self.chunk_policy(), make_cache)
         if self.speculation is None:
             return EngineCore(self.config, self.chunk_policy(), make_cache)
-        drafts, most = self.speculation.policy(self.step_time), self.speculation.num_speculative_tokens
-        return SpeculativeEngineCore(self.config, drafts, most, self.chunk_policy(), make_cache)
+        drafts, max_tokens = self.speculation.policy(self.step_time), self.speculation.num_speculative_tokens
+        return SpeculativeEngineCore(self.config, drafts, max_tokens, self.chunk_policy(), make_cache)
 
 
 class EngineSpec(Strict):
@@ -162,13 +162,13 @@ class EngineSpec(Strict):
 
     @model_validator(mode="after")
     def _one_kind_of_slots(self) -> EngineSpec:
-        given = [name for name in ("lora_config", "weight_swapping") if getattr(self, name) is not None]
-        if len(given) > 1:
+        slots = [name for name in ("lora_config", "weight_swapping") if getattr(self, name) is not None]
+        if len(slots) > 1:
             raise ValueError("expected either lora_config or weight_swapping")
-        if given and self.data_parallel_size > 1:
-            raise ValueError(f"expected data_parallel_size 1 with {given[0]}: ranks load models for themselves")
-        if given and self.pipeline_parallel_size > 1:
-            raise ValueError(f"expected pipeline_parallel_size 1 with {given[0]}: steps of several stages overlap")
+        if slots and self.data_parallel_size > 1:
+            raise ValueError(f"expected data_parallel_size 1 with {slots[0]}: ranks load models for themselves")
+        if slots and self.pipeline_parallel_size > 1:
+            raise ValueError(f"expected pipeline_parallel_size 1 with {slots[0]}: steps of several stages overlap")
         return self
 
     @model_validator(mode="after")
@@ -189,8 +189,8 @@ class EngineSpec(Strict):
             return self
         for name in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks"):
             if value := getattr(self, name):
-                found = value if isinstance(value, int) else "a section"
-                raise ValueError(f"expected no {name} with pipeline_parallel_size above 1, found {found}")
+                value_text = value if isinstance(value, int) else "a section"
+                raise ValueError(f"expected no {name} with pipeline_parallel_size above 1, found {value_text}")
         if self.data_parallel_size > 1:
             raise ValueError("expected data_parallel_size 1 with pipeline_parallel_size above 1")
         return self

@@ -51,9 +51,9 @@ class Goal:
         return self.limit / value if value > 0 else float("inf")
 
 
-def read_goals(given: Mapping[str, float | str]) -> list[Goal]:
+def read_goals(limits: Mapping[str, float | str]) -> list[Goal]:
     """The goals of a mapping of names to limits."""
-    return [_goal(name, limit) for name, limit in given.items()]
+    return [_goal(name, limit) for name, limit in limits.items()]
 
 
 def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
@@ -65,15 +65,15 @@ def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
 
 def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
     """The mapping of goals given as `name=limit`. Limits of latencies have a unit."""
-    found: dict[str, float | str] = {}
+    goals: dict[str, float | str] = {}
     for text in texts:
         try:
             ((name, values),) = parse_overrides([text]).items()
         except BadInput as error:
             raise BadInput("expected GOAL=LIMIT, for example ttft_p99=1s", field=flag, value=error.value) from None
-        if len(values) != 1 or name in found:
+        if len(values) != 1 or name in goals:
             raise BadInput("expected one limit for each goal", field=flag, value=text)
-        found[name] = limit = values[0]
+        goals[name] = limit = values[0]
         if LATENCY.fullmatch(name) and _has_no_unit(limit):
             expected = f"expected a limit with its unit: {name}={limit}ms or {name}={limit}s"
             raise BadInput(expected, field=flag, value=text)
@@ -81,7 +81,7 @@ def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float
             _goal(name, limit)
         except BadInput as error:
             raise BadInput(error.expected, field=flag, value=text) from None
-    return found
+    return goals
 
 
 def _goal(name: str, limit: float | str) -> Goal:

@@ -39,8 +39,8 @@ class KVMemorySpec(Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> KVMemorySpec:
-        given = self.model_fields_set - {"gpu_memory_utilization"}
-        if given and not {"memory", "model"} <= given:
+        stated = self.model_fields_set - {"gpu_memory_utilization"}
+        if stated and not {"memory", "model"} <= stated:
             raise ValueError("expected both memory and model, or neither and no field but gpu_memory_utilization")
         return self
 
@@ -82,16 +82,16 @@ class KVMemorySpec(Strict):
 
     def usable(self, step_time: StepTime | None) -> float | None:
         """Bytes of one device that the engine may use for weights and cache; None where its memory is not known."""
-        known = step_time.measured_deployment() if step_time is not None else None
-        memory = self.memory if self.memory is not None or known is None else known.memory
+        deployment = step_time.measured_deployment() if step_time is not None else None
+        memory = self.memory if self.memory is not None or deployment is None else deployment.memory
         return None if memory is None else memory * self.gpu_memory_utilization - self.activations
 
     def _blocks_of(self, step_time: StepTime | None, block_size: int, max_num_seqs: int, reserved: float) -> int:
         """The blocks for which the step times have memory."""
         share = self.gpu_memory_utilization
-        known = step_time.measured_deployment() if step_time and reserved else None
-        if known is not None and known.memory is not None:
-            share = max(share - reserved / known.memory, 0.0)
+        deployment = step_time.measured_deployment() if step_time and reserved else None
+        if deployment is not None and deployment.memory is not None:
+            share = max(share - reserved / deployment.memory, 0.0)
         tokens = step_time.kv_tokens(share, max_num_seqs) if step_time else None
         if tokens is None:
             raise BadInput("expected either num_gpu_blocks or kv_memory", field="engine")

@@ -28,7 +28,7 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
         expected = "expected one pool: a server runs one engine, which prefills and decodes"
         raise BadInput(f"{expected}; found {', '.join(pool.name for pool in pools)}", field="system", file=path)
     engine, base = pools[0].engine, path.parent
-    _refuse_sections(engine, "engine", path, alone=True)
+    _refuse_sections(engine, "engine", path, single=True)
     num_engines, system = pools[0].num_engines(scenario.workload.models.count), scenario.system
     if num_engines > 1 or "routing" in system.model_fields_set:
         name = router_name(system.routing)
@@ -39,30 +39,30 @@ def single_engine(document: dict[str, Any], settings: Settings, path: Path) -> S
     return engine.build(base, workload.prefix_block_tokens, step_time)
 
 
-def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, alone: bool) -> None:
+def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bool) -> None:
     """Refuse what a live engine does not have.
 
     Args:
-        section: dotted name of the engine's settings. alone: the server runs it in its own process.
+        section: dotted name of the engine's settings. single: the server runs this engine alone, in its own process.
     """
     tiers, ranks, stages = engine.kv_offloading, engine.data_parallel_size, engine.pipeline_parallel_size
     policy, apart = named(engine.scheduling_policy)[0], "live engines in processes of their own"
     refusals = (
         ("data_parallel_size", ranks > 1, ranks, "expected 1: live engines have no data-parallel ranks"),
-        ("async_scheduling", engine.async_scheduling and not alone, True,
+        ("async_scheduling", engine.async_scheduling and not single, True,
          f"expected false: {apart} schedule no step ahead"),
         ("pipeline_parallel_size", stages > 1, stages, ONE_STAGE),
         ("kv_offloading.disk", tiers is not None and tiers.disk is not None, None,
          "expected none: a live engine has a tier in host memory and none on disk"),
-        ("admission_control", engine.admission_control is not None and not alone, None,
+        ("admission_control", engine.admission_control is not None and not single, None,
          f"expected none: {apart} shed no requests"),
-        ("scheduling_policy", policy in ("deadline", "fair") and not alone, policy,
+        ("scheduling_policy", policy in ("deadline", "fair") and not single, policy,
          f"expected another one: {apart} know no classes and tenants"),
         ("lora_config", engine.lora_config is not None, None,
          "expected none: a live engine is given adapters by --lora-modules, without a scenario"),
         ("weight_swapping", engine.weight_swapping is not None, None,
          "expected none: a live engine does not swap weights"),
-        ("speculative_config", engine.speculative_config is not None and not alone, None,
+        ("speculative_config", engine.speculative_config is not None and not single, None,
          f"expected none: {apart} do not speculate"),
     )  # fmt: skip
     for field, is_refused, value, expected in refusals:
@@ -89,7 +89,7 @@ def engine_pools(document: dict[str, Any], settings: Settings, path: Path) -> tu
     workload = scenario.workload.build(scenario.workload.read_trace(path.parent))
     pools = []
     for i, spec in enumerate(scenario.pools):
-        _refuse_sections(spec.engine, scenario.system.section(i, "engine"), path, alone=False)
+        _refuse_sections(spec.engine, scenario.system.section(i, "engine"), path, single=False)
         step_time = spec.step_time.build(path.parent) if spec.engine.needs_step_time else None
         pools.append(EnginePool(spec, spec.engine.build(path.parent, workload.prefix_block_tokens, step_time)))
     first = pools[0].scheduler.config

@@ -85,8 +85,8 @@ def _swapping(
     for i, models in enumerate(balanced_groups(shares, engines, room)):
         assert fleet.swapping is not None, "the section is required of strategies that swap"
         swapping = fleet.swapping.model_copy(update={"models": len(models)})
-        own = engine.model_copy(update={"weight_swapping": swapping}) if len(models) > 1 else engine
-        pools.append(_pool(fleet, f"{name}-{i}", 1, models, own, step_time, role))
+        settings = engine.model_copy(update={"weight_swapping": swapping}) if len(models) > 1 else engine
+        pools.append(_pool(fleet, f"{name}-{i}", 1, models, settings, step_time, role))
     return pools
 
 
@@ -120,12 +120,12 @@ def balanced_groups(shares: Mapping[str, float], groups: int, room: int) -> list
     The most popular model goes first, each to the group with the least so far that has room.
     """
     heap: list[tuple[float, int]] = [(0.0, i) for i in range(groups)]
-    found: list[list[str]] = [[] for _ in range(groups)]
+    members: list[list[str]] = [[] for _ in range(groups)]
     for model in sorted(shares, key=lambda model: -shares[model]):
         load, i = heap[0]
-        found[i].append(model)
-        if len(found[i]) < room:
+        members[i].append(model)
+        if len(members[i]) < room:
             heapq.heapreplace(heap, (load + shares[model], i))
         else:
             heapq.heappop(heap)
-    return [group for group in found if group]
+    return [group for group in members if group]

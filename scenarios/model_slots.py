@@ -97,11 +97,11 @@ class LoRASpec(Strict):
         """Bytes of an adapter on one device."""
         if self.adapter_bytes is not None:
             return self.adapter_bytes
-        found = _adapter_bytes(self, memory, base, step_time)
-        if found is None:
+        size = _adapter_bytes(self, memory, base, step_time)
+        if size is None:
             expected = "expected adapter_bytes, unless kv_memory or step_time name a model of dense layers"
             raise BadInput(expected, field="engine.lora_config")
-        return found
+        return size
 
     def cost_at_rank(self, base: Path) -> LoRACost:
         """The cost of adapters of this rank."""
@@ -158,11 +158,11 @@ class WeightSwappingSpec(Strict):
             return self.weight_bytes
         if memory is not None and memory.model is not None:
             return memory.device_weights(base)
-        known = step_time.measured_deployment() if step_time is not None else None
-        if known is None or known.weights is None:
+        deployment = step_time.measured_deployment() if step_time is not None else None
+        if deployment is None or deployment.weights is None:
             expected = "expected weight_bytes, unless kv_memory or step_time know the model"
             raise BadInput(expected, field="engine.weight_swapping")
-        return known.weights
+        return deployment.weights
 
     def num_resident(self, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> int:
         """Models whose weights the device holds."""
@@ -191,8 +191,8 @@ class WeightSwappingSpec(Strict):
 
 def _adapter_bytes(spec: LoRASpec, memory: KVMemorySpec | None, base: Path, step_time: StepTime | None) -> float | None:
     """Bytes of an adapter of the model of the memory, or else of the step times; None where neither is known."""
-    known = step_time.measured_deployment() if step_time is not None else None
-    model, ranks = (None, 1) if known is None else (known.model, known.ranks or 1)
+    deployment = step_time.measured_deployment() if step_time is not None else None
+    model, ranks = (None, 1) if deployment is None else (deployment.model, deployment.ranks or 1)
     if memory is not None and memory.model is not None:
         from latency_models.deployment.hugging_face import any_model  # builds models of pydantic
 

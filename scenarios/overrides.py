@@ -42,7 +42,7 @@ def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list
         BadInput: no `=`, an empty key or value, a key given twice or of too many sections, a range whose step leads
             nowhere, or a value that is not YAML or exceeds a limit of `latency_models.io.yaml_limits`.
     """
-    found: dict[str, list[Any]] = {}
+    overrides: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         key = key.strip()
@@ -50,31 +50,31 @@ def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list
             raise BadInput("expected key=value or key=v1,v2", field=flag, value=text)
         if key.count(".") > MAX_DEPTH:
             raise BadInput(f"expected a key of at most {MAX_DEPTH} sections", field=flag, value=text)
-        if key in found:
+        if key in overrides:
             raise BadInput("expected each key once; give several values as key=v1,v2", field=flag, value=text)
         parts = _split(values)
-        found[key] = [each for part in parts for each in _values(part, text, flag, key)]
-    return found
+        overrides[key] = [value for part in parts for value in _values(part, text, flag, key)]
+    return overrides
 
 
 def parse_zipped(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Parse fields that vary together, each `key=v1,v2` or several of these with blanks between them."""
     words = [word for text in texts for word in re.split(r"\s+(?=[\w.-]+=)", text.strip())]
-    found = parse_overrides(words, "--zip")
-    counts = {key: len(values) for key, values in found.items()}
+    overrides = parse_overrides(words, "--zip")
+    counts = {key: len(values) for key, values in overrides.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{key} has {count}" for key, count in counts.items())
-        raise BadInput(f"expected as many values of each field, found: {told}", field="--zip", value=words)
-    return found
+        numbers = ", ".join(f"{key} has {count}" for key, count in counts.items())
+        raise BadInput(f"expected as many values of each field, found: {numbers}", field="--zip", value=words)
+    return overrides
 
 
 def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
     """Parse overrides for a command that takes one value a key; `hint` names a command that takes several."""
-    found = parse_overrides(texts)
-    for key, values in found.items():
+    overrides = parse_overrides(texts)
+    for key, values in overrides.items():
         if len(values) > 1:
             raise BadInput(f"expected one value a key{hint}", field=f"--set {key}", value=values)
-    return {key: value for key, (value,) in found.items()}
+    return {key: value for key, (value,) in overrides.items()}
 
 
 def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] | None = None) -> Iterator[Settings]:
@@ -126,8 +126,8 @@ def _place(section: dict[str, Any] | list[Any], name: str, key: str) -> Any:
         return names.index(name)
     if name.isdecimal() and int(name) < len(section):
         return int(name)
-    known = ", ".join(str(each) for each in names if each) or f"a number below {len(section)}"
-    raise BadInput(f"expected an item of the list ({known}), found {name!r}", field="--set", value=key)
+    items = ", ".join(str(item_name) for item_name in names if item_name) or f"a number below {len(section)}"
+    raise BadInput(f"expected an item of the list ({items}), found {name!r}", field="--set", value=key)
 
 
 def in_words(settings: Settings) -> str:
@@ -155,27 +155,27 @@ def _split(values: str) -> list[str]:
     return [*parts, current]
 
 
-def _values(text: str, whole: str, flag: str, key: str) -> list[Any]:
+def _values(text: str, override: str, flag: str, key: str) -> list[Any]:
     """The values of one part between commas: those of a range, or one."""
-    found = _RANGE.fullmatch(text)
-    if found is None or key in OWN_RANGES:
-        return [_value(text, whole, flag)]
-    start, stop, step = (Decimal(number.strip()) for number in found.groups())
+    match = _RANGE.fullmatch(text)
+    if match is None or key in OWN_RANGES:
+        return [_value(text, override, flag)]
+    start, stop, step = (Decimal(number.strip()) for number in match.groups())
     if step == 0 or (stop - start) / step < 0:
-        raise BadInput("expected start:stop:step with a step from start to stop", field=flag, value=whole)
+        raise BadInput("expected start:stop:step with a step from start to stop", field=flag, value=override)
     count = int((stop - start) // step) + 1
     if count > SWEEP_POINTS.maximum:
-        raise BadInput(SWEEP_POINTS.expectation(count), field=flag, value=whole)
+        raise BadInput(SWEEP_POINTS.expectation(count), field=flag, value=override)
     numbers = [start + i * step for i in range(count)]
     whole_numbers = all(number == number.to_integral_value() for number in (start, step)) and "." not in text
     return [int(number) if whole_numbers else float(number) for number in numbers]
 
 
-def _value(text: str, whole: str, flag: str) -> Any:
+def _value(text: str, override: str, flag: str) -> Any:
     if not text.strip():
-        raise BadInput("expected a value between commas", field=flag, value=whole)
+        raise BadInput("expected a value between commas", field=flag, value=override)
     try:
         return read_yaml_text(text)
     except yaml.YAMLError as error:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-        raise BadInput(f"expected a YAML value: {problem}", field=flag, value=whole) from None
+        raise BadInput(f"expected a YAML value: {problem}", field=flag, value=override) from None

@@ -130,9 +130,9 @@ def fill_pools(document: Any) -> Any:
 
 def _filled(pool: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
     filled = {**common, **pool}
-    own, inherited = pool.get("engine"), common.get("engine")
-    if isinstance(own, dict) and isinstance(inherited, dict):
+    settings, inherited = pool.get("engine"), common.get("engine")
+    if isinstance(settings, dict) and isinstance(inherited, dict):
         memory = {"num_gpu_blocks", "kv_memory"}
-        dropped = memory if memory & {name for name, value in own.items() if value is not None} else set()
-        filled["engine"] = {name: value for name, value in inherited.items() if name not in dropped} | own
+        dropped = memory if memory & {name for name, value in settings.items() if value is not None} else set()
+        filled["engine"] = {name: value for name, value in inherited.items() if name not in dropped} | settings
     return filled

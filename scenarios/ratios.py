@@ -33,11 +33,11 @@ class Topology:
 
 def parse_ratios(text: str) -> list[Topology]:
     """Parse the ratios in `text`, each once, in the order given."""
-    found: dict[Fraction, None] = {}
+    ratios: dict[Fraction, None] = {}
     for part in text.split(","):
         for ratio in _range(part.strip(), text):
-            found.setdefault(ratio)
-    return [Topology(ratio) for ratio in found]
+            ratios.setdefault(ratio)
+    return [Topology(ratio) for ratio in ratios]
 
 
 def _range(part: str, text: str) -> list[Fraction]:
@@ -53,13 +53,13 @@ def _range(part: str, text: str) -> list[Fraction]:
     return [ends[0] + step * index for index in range(count)]
 
 
-def _ratio(text: str, whole: str) -> Fraction:
+def _ratio(text: str, option: str) -> Fraction:
     try:
         ratio = Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
-        raise BadInput(EXPECTED, field="--ratio", value=whole) from None
+        raise BadInput(EXPECTED, field="--ratio", value=option) from None
     if ratio <= 0:
-        raise BadInput(EXPECTED, field="--ratio", value=whole)
+        raise BadInput(EXPECTED, field="--ratio", value=option)
     if max(ratio.numerator, ratio.denominator) > MOST_INSTANCES:
-        raise BadInput(f"expected at most {MOST_INSTANCES} instances of a kind", field="--ratio", value=whole)
+        raise BadInput(f"expected at most {MOST_INSTANCES} instances of a kind", field="--ratio", value=option)
     return ratio

@@ -31,13 +31,13 @@ COMMANDS = {
 """The commands that take each kind of scenario."""
 
 
-def read_scenario(path: Path, kind: str, *others: str) -> dict[str, Any]:
+def read_scenario(path: Path, kind: str, *more_kinds: str) -> dict[str, Any]:
     """Read a scenario file of one of these kinds; nothing else in it is checked.
 
     Args:
         kind, others: what the calling command takes, keys of `COMMANDS`.
     """
-    return of_kind(read_yaml(path), path, kind, *others)
+    return of_kind(read_yaml(path), path, kind, *more_kinds)
 
 
 def of_kind(document: dict[str, Any], path: Path, *kinds: str) -> dict[str, Any]:

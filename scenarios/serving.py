@@ -109,11 +109,11 @@ class ServingScenario(ScenarioFile):
         models, pools = self.workload.models.count, self.pools
         total = sum(pool.num_engines(models) * pool.engine.data_parallel_size for pool in pools)
         if total > ENGINES.maximum:
-            each = sum(pool.replicas for pool in pools if pool.models == "each")
+            apart = sum(pool.replicas for pool in pools if pool.models == "each")
             shared = sum(pool.replicas for pool in pools if pool.models != "each")
             ranks = max(pool.engine.data_parallel_size for pool in pools)
-            found = f"found {models:,} models, {each:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
-            raise BadInput(f"{ENGINES.expectation(total)}; {found}", value=total, field="system")
+            sizes = f"found {models:,} models, {apart:,} engines of each, {shared:,} shared, {ranks:,} ranks an engine"
+            raise BadInput(f"{ENGINES.expectation(total)}; {sizes}", value=total, field="system")
         nodes = None if isinstance(self.system.routing, str) else self.system.routing.virtual_nodes
         if (places := total * (nodes or 0)) > RING_PLACES.maximum:
             raise BadInput(RING_PLACES.expectation(places), value=places, field="system.routing")
@@ -129,8 +129,8 @@ class ServingScenario(ScenarioFile):
             if self.workload.sessions is not None:
                 raise BadInput("expected none: a turn of a session needs the answer before it", field=field)
             if unknown := [name for name in control.classes if name not in self.workload.service_classes]:
-                known = ", ".join(self.workload.service_classes) or "none"
-                expected = f"expected names of workload.service_classes ({known})"
+                names = ", ".join(self.workload.service_classes) or "none"
+                expected = f"expected names of workload.service_classes ({names})"
                 raise BadInput(expected, field=f"{field}.classes", value=unknown[0])
         return self
 
@@ -157,10 +157,10 @@ class ServingScenario(ScenarioFile):
             if rate and requests and (decisions := requests / rate / spec.sync_period) > DECISIONS.maximum:
                 expected = f"{DECISIONS.expectation(int(decisions))}: at this rate, the requests take "
                 raise BadInput(expected + f"{requests / rate:.2g} s", field="workload.arrivals.rate", value=rate)
-            known = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
+            metrics = {"prefill": ("ttft",), "decode": ("tpot",), "both": ("ttft", "tpot", "e2e")}[pool.role]
             for goal in spec.latency_goals:
-                if goal.metric not in known:
-                    expected = f"expected goals of {' and '.join(known)} for engines of role {pool.role}"
+                if goal.metric not in metrics:
+                    expected = f"expected goals of {' and '.join(metrics)} for engines of role {pool.role}"
                     raise BadInput(expected, field=f"{field}.goals", value=goal.name)
         return self
 

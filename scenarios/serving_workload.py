@@ -156,13 +156,13 @@ class ServingWorkloadSpec(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> ServingWorkloadSpec:
-        drawn = self.prefill is not None and self.decode is not None
-        given = [drawn, self.tasks is not None, self.trace is not None]
-        if sum(given) != 1:
+        has_lengths = self.prefill is not None and self.decode is not None
+        contents = [has_lengths, self.tasks is not None, self.trace is not None]
+        if sum(contents) != 1:
             raise ValueError("expected prefill and decode, or tasks, or a trace: one of the three")
         if self.trace is None and self.requests is None:
             raise ValueError("expected requests, the number of them, since there is no trace to count")
-        if self.sessions is not None and self.sessions.source == "drawn" and not drawn:
+        if self.sessions is not None and self.sessions.source == "drawn" and not has_lengths:
             expected = "expected session_ids or prefix_ids with a trace, and no sessions with tasks"
             raise BadInput(expected, field="sessions.source", value=self.sessions.source)
         if self.sessions is not None and self.sessions.source != "drawn":
@@ -179,20 +179,20 @@ class ServingWorkloadSpec(Strict):
 
     @model_validator(mode="after")
     def _classes_are_there(self) -> ServingWorkloadSpec:
-        given: list[tuple[str, TaskSpec | ClientSpec]] = [
+        sections: list[tuple[str, TaskSpec | ClientSpec]] = [
             *((f"tasks.{i}", task) for i, task in enumerate(self.tasks or [])),
             *((f"clients.{i}", client) for i, client in enumerate(self.clients)),
         ]
-        for field, each in given:
-            name = each.service_class
+        for field, spec in sections:
+            name = spec.service_class
             if name is None:
                 continue
             if name not in self.service_classes:
                 expected = f"expected one of workload.service_classes ({', '.join(self.service_classes) or 'none'})"
                 raise BadInput(expected, field=f"{field}.service_class", value=name)
-            if each.priority:
+            if spec.priority:
                 expected = f"expected none: that of service_classes.{name} holds"
-                raise BadInput(expected, field=f"{field}.priority", value=each.priority)
+                raise BadInput(expected, field=f"{field}.priority", value=spec.priority)
         return self
 
     @model_validator(mode="after")

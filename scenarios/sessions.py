@@ -128,8 +128,8 @@ class DrawnSessionsSpec(Strict):
         tokens = first.build().mean + (turns - 1) * growth + turns * answers.build().mean
         blocks = int(min(tokens, self.max_model_len or tokens) / self.block_tokens)
         if blocks > SESSION_IDS.maximum:
-            found = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
-            raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {found}", field="sessions")
+            turn = f"the last of {turns:,.0f} turns has some {blocks:,} of {self.block_tokens} tokens"
+            raise BadInput(f"{SESSION_IDS.expectation(blocks)}; {turn}", field="sessions")
 
 
 class RecordedSessionsSpec(Strict):

@@ -153,9 +153,9 @@ class SpeculativeSpec(Strict):
             raise ValueError("expected either acceptance or acceptance_by_position")
         if self.acceptance_profile is not None and self.states_acceptance:
             raise ValueError("expected no acceptance, acceptance_by_… or proposed beside acceptance_profile")
-        given = {"acceptance_by_position": self.acceptance_by_position or []}
-        given |= {f"acceptance_by_model.{name}": shares for name, shares in self.acceptance_by_model.items()}
-        for name, shares in given.items():
+        stated = {"acceptance_by_position": self.acceptance_by_position or []}
+        stated |= {f"acceptance_by_model.{name}": shares for name, shares in self.acceptance_by_model.items()}
+        for name, shares in stated.items():
             if shares and len(shares) != self.num_speculative_tokens:
                 raise ValueError(f"{name}: expected {self.num_speculative_tokens} shares, one a position")
             if any(later > earlier for earlier, later in pairwise(shares)):
@@ -213,8 +213,8 @@ class PipelineSpec(Strict):
     link: StageLinkSpec | None = None
 
     def build(self, stages: int, step_time: StepTime | None) -> Stages:
-        known = step_time.measured_deployment() if step_time else None
-        layers = known.model.layers if known is not None and known.model is not None else None
+        deployment = step_time.measured_deployment() if step_time else None
+        layers = deployment.model.layers if deployment is not None and deployment.model is not None else None
         if self.layers is not None:
             if len(self.layers) != stages:
                 expected = f"expected {stages} numbers, one for each stage of pipeline_parallel_size"

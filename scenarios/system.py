@@ -151,8 +151,8 @@ class DisaggregatedSpec(SystemSpec):
         return self.link
 
     def section(self, pool: int, field: str) -> str:
-        own = pool == 1 and field == "step_time" and self.decode_step_time is not None
-        return "system.decode_step_time" if own else field
+        is_decoder = pool == 1 and field == "step_time" and self.decode_step_time is not None
+        return "system.decode_step_time" if is_decoder else field
 
 
 @LAYOUTS.register("pools")
@@ -175,8 +175,8 @@ class PoolsSpec(SystemSpec):
                 raise BadInput("expected a name that no other pool has", field=f"pools[{i}].name", value=name)
         roles = {pool.role for pool in self.pools}
         if roles not in ({"both"}, {"prefill", "decode"}):
-            found = " and ".join(sorted(roles))
-            raise BadInput(f"expected pools of role both, or of prefill and decode, found {found}", field="pools")
+            expected = f"expected pools of role both, or of prefill and decode, found {' and '.join(sorted(roles))}"
+            raise BadInput(expected, field="pools")
         if ("prefill" in roles) != (self.link is not None):
             expected = "expected a link from prefill to decode engines" if "prefill" in roles else "expected none"
             raise BadInput(f"{expected}, since pools have the role {' and '.join(sorted(roles))}", field="link")
@@ -223,11 +223,11 @@ class ManyModelsSpec(SystemSpec):
     @model_validator(mode="after")
     def _has_what_its_strategy_needs(self) -> ManyModelsSpec:
         shared = self.strategy in SHARED_DECODER
-        needed = {
+        requirements = {
             "link": shared, "quantised_step_time": self.strategy == "qsun", "lora": self.strategy == "multi_lora",
             "swapping": shared or self.strategy == "swapping",
         }  # fmt: skip
-        for field, is_needed in needed.items():
+        for field, is_needed in requirements.items():
             if is_needed and getattr(self, field) is None:
                 raise BadInput(f"expected this section, which the strategy {self.strategy} needs", field=field)
         if shared and not 1 <= self.num_prefill < self.engines:

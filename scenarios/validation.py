@@ -28,10 +28,10 @@ def _without_pauses(workload: dict[str, Any]) -> dict[str, Any]:
     sessions = workload.get("sessions")
     if not isinstance(sessions, dict):
         return workload
-    found = sessions | {"think": {"mean": 0.0}}
+    changed = sessions | {"think": {"mean": 0.0}}
     if isinstance(tools := sessions.get("tools"), dict):
-        found["tools"] = tools | {"pause": {"mean": 0.0}}
-    return workload | {"sessions": found}
+        changed["tools"] = tools | {"pause": {"mean": 0.0}}
+    return workload | {"sessions": changed}
 
 
 def _with_layout(system: object) -> object:
@@ -133,9 +133,9 @@ class ValidationScenario(ScenarioFile):
 
     @field_validator("machine_speed", mode="before")
     @classmethod
-    def _switch(cls, given: object) -> object:
+    def _switch(cls, value: object) -> object:
         """Read `on` as the defaults, and `off` as nothing."""
-        return ({} if given else None) if isinstance(given, bool) else given
+        return ({} if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _no_rate(self) -> ValidationScenario:
@@ -201,8 +201,8 @@ class ValidationScenario(ScenarioFile):
             "system.decode_step_time": self.system.decode_step_time is not None,
             "system.link.shared": self.system.link.shared,
         }
-        for field, given in refused.items():
-            if given:
+        for field, is_refused in refused.items():
+            if is_refused:
                 raise BadInput("expected none with layout: disaggregated", field=field)
         return self
 
@@ -212,8 +212,8 @@ class ValidationScenario(ScenarioFile):
         system, models = self.system, self.workload.get("models")
         engines = 1
         if isinstance(system, DisaggregatedSpec):
-            each = models.get("count", 1) if isinstance(models, dict) and system.decode == "isolated" else 1
-            engines = system.decode_replicas * each
+            copies = models.get("count", 1) if isinstance(models, dict) and system.decode == "isolated" else 1
+            engines = system.decode_replicas * copies
         return self.engine.max_num_seqs * engines
 
     def on_device(self, device: Literal["cpu", "cuda"]) -> ValidationScenario:
@@ -278,5 +278,5 @@ class ValidationScenario(ScenarioFile):
 
 
 def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:
-    """Apply `settings` to a document, and check it. Earlier names of fields are read, with one note on stderr."""
+    """Apply `settings` to a document, and check it."""
     return check(ValidationScenario, document, settings, path)

@@ -61,6 +61,6 @@ if not TYPE_CHECKING:  # so that a type checker still knows a misspelt name when
 
     def __getattr__(name: str) -> object:
         for module in ("lengths", "pairs", "arrivals", "traces", "mixes", "prefixes", "generator"):
-            if name in __all__ and hasattr(found := import_module(f"{__name__}.{module}"), name):
-                return getattr(found, name)
+            if name in __all__ and hasattr(source := import_module(f"{__name__}.{module}"), name):
+                return getattr(source, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

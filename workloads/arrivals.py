@@ -100,12 +100,12 @@ class Deterministic(Arrivals):
         _check_rate(self.rate)
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
-        given = 0
+        count = 0
 
         def following(size: int) -> FloatArray:
-            nonlocal given
-            given += size
-            return np.arange(given - size + 1, given + 1) / self.rate
+            nonlocal count
+            count += size
+            return np.arange(count - size + 1, count + 1) / self.rate
 
         return following
 
@@ -124,15 +124,15 @@ class Replay(Arrivals):
         object.__setattr__(self, "recorded", instants(recorded, "recorded"))
 
     def stream(self, rng: np.random.Generator) -> TimeStream:
-        given = 0
+        count = 0
 
         def following(size: int) -> FloatArray:
-            nonlocal given
-            given += size
-            if given > len(self.recorded):
+            nonlocal count
+            count += size
+            if count > len(self.recorded):
                 expected = f"expected at most the {len(self.recorded)} recorded arrivals"
-                raise BadInput(expected, field="size", value=given)
-            return self.recorded[given - size : given].copy()
+                raise BadInput(expected, field="size", value=count)
+            return self.recorded[count - size : count].copy()
 
         return following
 

@@ -46,43 +46,43 @@ class BlockStream:
 
     def infinite_hits(self) -> int:
         """Blocks that are looked up and that an earlier turn had."""
-        seen, hits = bytearray(len(self._numbers)), 0
+        cached, hits = bytearray(len(self._numbers)), 0
         for blocks, lookups in self.turns:
             for block in blocks[:lookups]:
-                hits += seen[block]
+                hits += cached[block]
             for block in blocks:
-                seen[block] = 1
+                cached[block] = 1
         return hits
 
     def belady_hits(self, capacity: int) -> int:
         """The most blocks that a cache of `capacity` blocks can supply, knowing all turns."""
-        kept: dict[int, int] = {}  # by block, the turn that looks it up next
+        cache: dict[int, int] = {}  # by block, the turn that looks it up next
         farthest: list[tuple[int, int, int]] = []
         next_use, hits = self._next_lookups(), 0
         for turn, (blocks, lookups) in enumerate(self.turns):
             for i, block in enumerate(blocks):
-                if kept.pop(block, -1) == turn and i < lookups:
+                if cache.pop(block, -1) == turn and i < lookups:
                     hits += 1
             for depth, (block, use) in enumerate(zip(blocks, next_use[turn], strict=True)):
                 if use >= 0:
-                    kept[block] = use
+                    cache[block] = use
                     heappush(farthest, (-use, -depth, block))
-            while len(kept) > capacity:
+            while len(cache) > capacity:
                 use, _, block = heappop(farthest)
-                if kept.get(block, -1) == -use:
-                    del kept[block]
+                if cache.get(block, -1) == -use:
+                    del cache[block]
         return hits
 
     def _next_lookups(self) -> list[list[int]]:
         """The next turn that has each block of each turn, if that one looks it up; otherwise -1."""
         following: dict[int, int] = {}
-        found: list[list[int]] = [[]] * len(self.turns)
+        lookups_of_turns: list[list[int]] = [[]] * len(self.turns)
         for turn in range(len(self.turns) - 1, -1, -1):
             blocks, lookups = self.turns[turn]
-            found[turn] = [following.get(block, -1) for block in blocks]
+            lookups_of_turns[turn] = [following.get(block, -1) for block in blocks]
             for i, block in enumerate(blocks):
                 following[block] = turn if i < lookups else -1
-        return found
+        return lookups_of_turns
 
     def lru_hits(self, capacities: Sequence[int]) -> NDArray[np.int64]:
         """Blocks that least-recently-used caches of these sizes supply; the end of a prompt counts as used first.

@@ -46,8 +46,8 @@ class BadInput(TwinError, ValueError):
         if self.line is not None:
             place += f":{self.line}"
         where = ": ".join(part for part in (place, self.field) if part)
-        found = "" if self.value is None else f"got {_short(self.value)}, "
-        text = f"{where}: {found}{self.expected}" if where else f"{found}{self.expected}"
+        value = "" if self.value is None else f"got {_short(self.value)}, "
+        text = f"{where}: {value}{self.expected}" if where else f"{value}{self.expected}"
         return " ".join(text.split())
 
 

@@ -115,7 +115,7 @@ class Workload:
             "models": self.models is not None and len(self.models.models) > 1,
             "prefixes": self.prefixes is not None and self.prefixes.groups > 1,
         }
-        return tuple(name for name, drawn in parts.items() if drawn)
+        return tuple(name for name, is_random in parts.items() if is_random)
 
     def requests(self, rng: np.random.Generator, count: int, *, block: int = _BLOCK) -> Iterator[tuple[Request, int]]:
         """The first `count` requests in order of arrival, each with the true length of its answer in tokens.
@@ -145,7 +145,7 @@ class Workload:
         mix, apart = self.models, self._models_with_ids()
 
         def of_model(ids: tuple[int, ...], model: int) -> tuple[int, ...]:
-            return tuple(each * apart + model for each in ids)
+            return tuple(block_id * apart + model for block_id in ids)
 
         def following(first: int, size: int) -> Iterator[tuple[Request, int]]:
             columns = content(size)
@@ -154,7 +154,7 @@ class Workload:
             ids = columns.prefixes if prefixes is None else prefixes(columns.prompts)
             if models is not None and apart > 1:  # caches of two models are never alike
                 ids = map(of_model, ids, models)
-            made = map(
+            requests = map(
                 Request,
                 range(first, first + size),
                 times(size).tolist(),
@@ -166,7 +166,7 @@ class Workload:
                 columns.priorities,
                 *columns.contracts,
             )
-            return zip(made, answers.tolist(), strict=True)
+            return zip(requests, answers.tolist(), strict=True)
 
         return following
 
@@ -208,25 +208,25 @@ def _tasks(mix: TaskMix, rng: np.random.Generator) -> _Content:
     plain = not any(tenants) and not any(classes)
 
     def following(size: int) -> _Columns:
-        drawn, prompts, answers = draw(size)
-        shares = drawn.tolist()
-        named, ranked = map(tasks.__getitem__, shares), map(priorities.__getitem__, shares)
+        indices, prompts, answers = draw(size)
+        shares = indices.tolist()
+        task_names, ranked = map(tasks.__getitem__, shares), map(priorities.__getitem__, shares)
         if plain:
-            return _Columns(prompts, answers, named, ranked, repeat(()))
+            return _Columns(prompts, answers, task_names, ranked, repeat(()))
         owned, classed = map(tenants.__getitem__, shares), map(classes.__getitem__, shares)
         contracts = repeat(-1), owned, classed, map(goals.__getitem__, shares)
-        return _Columns(prompts, answers, named, ranked, repeat(()), contracts)
+        return _Columns(prompts, answers, task_names, ranked, repeat(()), contracts)
 
     return following
 
 
 def _rows(trace: Trace) -> _Content:
-    given = 0
+    first_row = 0
 
     def following(size: int) -> _Columns:
-        nonlocal given
-        rows = slice(given, given + size)
-        given += size
+        nonlocal first_row
+        rows = slice(first_row, first_row + size)
+        first_row += size
         prefixes = repeat(()) if trace.prefix_blocks is None else trace.prompt_blocks(rows)
         return _Columns(trace.prefill_tokens[rows], trace.decode_tokens[rows], repeat("generate"), repeat(0), prefixes)
 

@@ -66,12 +66,12 @@ def _check_values(document: dict[str, Any], file: Path) -> None:
     """Walk a document level by level, which takes no stack."""
     level: list[Any] = [document]
     for _ in range(MAX_DEPTH):
-        level = [value for each in level for value in _children(each)]
+        level = [value for node in level for value in _children(node)]
         if not level:
             return
         if any(isinstance(value, str) and not _is_text(value) for value in level):
             raise BadInput("expected text without lone surrogates", file=file)
-    if any(isinstance(each, dict | list) for each in level):
+    if any(isinstance(node, dict | list) for node in level):
         raise _too_deep(file)
 
 

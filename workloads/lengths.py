@@ -220,8 +220,8 @@ class LogNormal(_Spread):
     def __init__(self, mean: float, cv: float) -> None:
         label = number(mean, "mean", low=1, high=MAX_TOKENS)
         object.__setattr__(self, "label_mean", label)
-        spread = number(cv, "cv", low=1e-6, high=100, hint="; Fixed has no variation")
-        object.__setattr__(self, "label_cv", spread)
+        variation = number(cv, "cv", low=1e-6, high=100, hint="; Fixed has no variation")
+        object.__setattr__(self, "label_cv", variation)
         if abs(self.mean - label) > 0.01 * label:
             moved = f"with cv {cv:g} it would become {self.mean:.4g}"
             raise BadInput(f"expected a mean that rounding keeps within 1 %; {moved}", field="mean", value=mean)

@@ -53,8 +53,8 @@ class Choice:
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent indices, shape (size,), each from one number of `rng`."""
-        drawn: IntArray = np.searchsorted(self._reached, rng.random(whole(size, "size", low=0)), side="right")
-        return drawn
+        indices: IntArray = np.searchsorted(self._reached, rng.random(whole(size, "size", low=0)), side="right")
+        return indices
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class TaskMix:
     @property
     def is_constant(self) -> bool:
         """True if all requests are of one share and of one length."""
-        drawn = [share for share in self.shares if share.weight]
-        return len(drawn) == 1 and drawn[0].lengths.is_constant
+        shares = [share for share in self.shares if share.weight]
+        return len(shares) == 1 and shares[0].lengths.is_constant
 
     def sample(self, rng: np.random.Generator, size: int) -> IntArray:
         """`size` independent indices into `shares`, shape (size,)."""
@@ -176,16 +176,16 @@ class TaskMix:
         From now on `rng` is its own. Each share draws its lengths by itself, so that they do not change when
         another share does.
         """
-        which, *own = rng.spawn(1 + len(self.shares))
-        lengths = [share.stream(child) for share, child in zip(self.shares, own, strict=True)]
+        which, *generators = rng.spawn(1 + len(self.shares))
+        lengths = [share.stream(child) for share, child in zip(self.shares, generators, strict=True)]
 
         def following(size: int) -> tuple[IntArray, IntArray, IntArray]:
-            drawn = self.sample(which, size)
-            prompts, answers = np.empty_like(drawn), np.empty_like(drawn)
+            indices = self.sample(which, size)
+            prompts, answers = np.empty_like(indices), np.empty_like(indices)
             for index, draw in enumerate(lengths):
-                places = np.flatnonzero(drawn == index)
+                places = np.flatnonzero(indices == index)
                 prompts[places], answers[places] = draw(len(places))
-            return drawn, prompts, answers
+            return indices, prompts, answers
 
         return following
 

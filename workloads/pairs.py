@@ -150,9 +150,9 @@ class Independent:
             load = np.concatenate((np.zeros(len(prefill) - 1), age))
         else:
             load = _convolve(prefill, age)
-        kept, mean = float(np.arange(len(load)) @ load), self.renewal_load()
-        if abs(kept - mean) > _MEAN_KEPT * mean:
-            raise _too_long(f"{self}, whose mean load {mean:.6g} would become {kept:.6g}")
+        table_mean, mean = float(np.arange(len(load)) @ load), self.renewal_load()
+        if abs(table_mean - mean) > _MEAN_KEPT * mean:
+            raise _too_long(f"{self}, whose mean load {mean:.6g} would become {table_mean:.6g}")
         return load
 
 

@@ -76,7 +76,7 @@ class SharedPrefixes:
         def following(prompts: IntArray) -> Iterable[tuple[int, ...]]:
             groups = self.sample(rng, len(prompts)).tolist()
             blocks = (prompts // self.block_tokens).tolist()
-            return (rubric(group)[:most] for group, most in zip(groups, blocks, strict=True))
+            return (rubric(group)[:num_blocks] for group, num_blocks in zip(groups, blocks, strict=True))
 
         return following
 
@@ -86,9 +86,9 @@ class SharedPrefixes:
 
         def following(prompts: IntArray) -> Iterable[tuple[int, ...]]:
             nonlocal fresh
-            own = np.maximum(prompts // self.block_tokens - self.shared_blocks, 0)
-            ends = fresh + np.cumsum(own)
-            starts = ends - own
+            suffix = np.maximum(prompts // self.block_tokens - self.shared_blocks, 0)
+            ends = fresh + np.cumsum(suffix)
+            starts = ends - suffix
             fresh = int(ends[-1]) if len(ends) else fresh
             return (
                 head + tuple(range(start, end))

@@ -47,7 +47,7 @@ class Profile:
         mean = sum(map(_area, self.pieces)) / self.period
         if not mean > 0:
             raise BadInput("expected a rate above 0 at some time", field="profile", value=mean)
-        object.__setattr__(self, "pieces", tuple((each[0], each[1] / mean, each[2] / mean) for each in self.pieces))
+        object.__setattr__(self, "pieces", tuple((piece[0], piece[1] / mean, piece[2] / mean) for piece in self.pieces))
 
     @property
     def period(self) -> float:
@@ -173,18 +173,19 @@ def peak_of(arrivals: Arrivals) -> float:
 
 def _merged(pieces: Iterator[Piece], bursts: Iterator[tuple[float, float]]) -> Iterator[Piece]:
     """Pieces cut where bursts begin and end, with the product of both rates."""
-    left, level = next(bursts)
+    remaining, level = next(bursts)
     for length, begin, end in pieces:
-        done = 0.0
-        while done < length:
-            if left <= 0:
-                left, level = next(bursts)
-            part = min(left, length - done)
-            rates = (begin + (end - begin) * at / length for at in (done, done + part))
+        offset = 0.0
+        while offset < length:
+            if remaining <= 0:
+                remaining, level = next(bursts)
+            part = min(remaining, length - offset)
+            rates = (begin + (end - begin) * at / length for at in (offset, offset + part))
             low, high = (level * rate for rate in rates)
             yield part, low, high
-            # What remains of a piece may be too short to change `done`.
-            done, left = (length, left - part) if part == length - done else (done + part, left - part)
+            # What remains of a piece may be too short to change `offset`.
+            offset = length if part == length - offset else offset + part
+            remaining -= part
 
 
 class _Stretched:
@@ -212,8 +213,8 @@ class _Stretched:
         root = low + np.sqrt(np.maximum(low**2 + 2 * area * (high - low) / length, 0.0))
         inside = np.divide(2 * area, root, out=np.zeros_like(area), where=root > 0)
         self._known = self._known[index[-1] :]
-        found: FloatArray = np.maximum.accumulate(time + np.minimum(inside, length))
-        return found
+        times: FloatArray = np.maximum.accumulate(time + np.minimum(inside, length))
+        return times
 
 
 def _area(piece: Piece) -> float:

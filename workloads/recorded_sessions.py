@@ -75,7 +75,7 @@ class RecordedSessions:
             "arrivals": self.arrivals.is_random,
             "models": self.models is not None and len(self.models.models) > 1,
         }
-        return tuple(name for name, drawn in parts.items() if drawn)
+        return tuple(name for name, is_random in parts.items() if is_random)
 
     def sessions(self, rng: np.random.Generator, count: int) -> Iterator[Session]:
         """The sessions of the first `count` rows, in the order of their first requests.
@@ -102,10 +102,10 @@ class RecordedSessions:
         """The rows of each session, in order."""
         numbers = self.trace.sessions if self.source == "session_ids" else sessions_by_prefix(self.trace)
         assert numbers is not None
-        found: dict[int, list[int]] = {}
+        sessions: dict[int, list[int]] = {}
         for row, session in enumerate(numbers[:count].tolist()):
-            found.setdefault(session if session >= 0 else -1 - row, []).append(row)
-        return list(found.values())
+            sessions.setdefault(session if session >= 0 else -1 - row, []).append(row)
+        return list(sessions.values())
 
     def _rounds(self, rows: list[int], pause: Callable[[], float], first_id: int) -> Iterator[Round]:
         prompts = self._named(rows) if self.trace.prefix_blocks is not None else self._grown(rows, first_id)
@@ -117,31 +117,31 @@ class RecordedSessions:
         """Prompts whose blocks the trace names. What follows a prompt names the blocks of its answer."""
         blocks, size = self.trace.prefix_blocks, self.prefix_block_tokens
         assert blocks is not None
-        said, ids_said = 0, tuple[int, ...]()
+        context, context_ids = 0, tuple[int, ...]()
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             tokens, answer, limit = self._lengths(row)
             ids = blocks[row][: tokens // size]
-            shared = _common(ids_said, ids)
-            resent = said if shared == len(ids_said) and tokens >= said else shared * size
+            shared = _common(context_ids, ids)
+            resent = context if shared == len(context_ids) and tokens >= context else shared * size
             if following is not None and continues(self.trace, row, following):
                 ids = blocks[following][: (tokens + limit) // size]
             yield Prompt(tokens, resent, answer, limit, ids)
-            said, ids_said = tokens + answer, ids[: (tokens + answer) // size]
+            context, context_ids = tokens + answer, ids[: (tokens + answer) // size]
 
     def _grown(self, rows: list[int], fresh: int) -> Iterator[Prompt]:
         """Prompts of a trace without block ids: each repeats what was said, unless it is shorter."""
-        size, said = self.block_tokens, 0
+        size, context = self.block_tokens, 0
         ids: tuple[int, ...] = ()
         for row in rows:
             tokens, answer, limit = self._lengths(row)
-            if tokens < said:
-                said, ids = 0, ()
-            own = max((tokens + limit) // size - len(ids), 0)
-            ids += tuple(range(fresh, fresh + own))
-            fresh += own
-            yield Prompt(tokens, said, answer, limit, ids)
-            said = tokens + answer
-            ids = ids[: said // size]
+            if tokens < context:
+                context, ids = 0, ()
+            count = max((tokens + limit) // size - len(ids), 0)
+            ids += tuple(range(fresh, fresh + count))
+            fresh += count
+            yield Prompt(tokens, context, answer, limit, ids)
+            context = tokens + answer
+            ids = ids[: context // size]
 
     def _lengths(self, row: int) -> tuple[int, int, int]:
         """Prompt, answer and limit of a row, tokens."""
@@ -180,28 +180,26 @@ def sessions_by_prefix(trace: Trace) -> IntArray:
     blocks, size = trace.prefix_blocks, trace.prefix_block_tokens
     assert blocks is not None
     assert size is not None
-    seen: set[int] = set()
+    known_ids: set[int] = set()
     latest: dict[int, int] = {}  # row by its last whole block
     numbers = np.empty(len(trace), dtype=np.int64)
     sessions = 0
     for row, (ids, tokens) in enumerate(zip(blocks, trace.prefill_tokens.tolist(), strict=True)):
         whole_ids = ids[: tokens // size]
         candidates = (latest[key] for key in reversed(whole_ids) if key in latest)
-        earlier = next((each for each in candidates if continues(trace, each, row)), None)
+        earlier = next((candidate for candidate in candidates if continues(trace, candidate, row)), None)
         if earlier is None:
             numbers[row] = sessions
             sessions += 1
         else:
             numbers[row] = numbers[earlier]
-        if whole_ids and whole_ids[-1] not in seen:
+        if whole_ids and whole_ids[-1] not in known_ids:
             latest[whole_ids[-1]] = row
-        seen.update(whole_ids)
+        known_ids.update(whole_ids)
     return numbers
 
 
-def _common(some: tuple[int, ...], others: tuple[int, ...]) -> int:
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """The number of leading ids that are equal."""
-    for i, (one, other) in enumerate(zip(some, others, strict=False)):
-        if one != other:
-            return i
-    return min(len(some), len(others))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))

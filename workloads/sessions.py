@@ -171,26 +171,26 @@ class DrawnSessions:
             pauses.append(self.tools.pause)
         parts = {
             "sessions": mixed or not self.turns.is_constant,
-            "lengths": not all(each.is_constant for each in lengths),
-            "think_times": not all(each.is_constant for each in pauses),
+            "lengths": not all(spec.is_constant for spec in lengths),
+            "think_times": not all(spec.is_constant for spec in pauses),
             "arrivals": self.arrivals.is_random,
             "models": self.models is not None and len(self.models.models) > 1,
             "prefixes": self.prefixes is not None and self.prefixes.groups > 1,
         }
-        return tuple(name for name, drawn in parts.items() if drawn)
+        return tuple(name for name, is_random in parts.items() if is_random)
 
     def sessions(self, rng: np.random.Generator, count: int) -> Iterator[Session]:
         """Sessions in order of arrival, which make `count` requests in all; the last one is cut to that.
 
         Each quantity has a generator of its own, spawned from `rng`.
         """
-        left = whole(count, "count", low=0)
+        remaining = whole(count, "count", low=0)
         draw = _Drawing(self, rng)
         first_id = 0 if self.prefixes is None else self.prefixes.groups * self.prefixes.shared_blocks
         index = 0
-        while left:
-            drafts = _cut(draw.rounds(left), left)
-            left -= sum(len(draft.branches) for draft in drafts)
+        while remaining:
+            drafts = _cut(draw.rounds(remaining), remaining)
+            remaining -= sum(len(draft.branches) for draft in drafts)
             rubric = draw.rubric(drafts[0].branches[0][0])
             yield Session(index, draw.arrival(), draw.model(), self._rounds(drafts, first_id, rubric))
             first_id += self._most_blocks(drafts)
@@ -198,18 +198,18 @@ class DrawnSessions:
 
     def _rounds(self, drafts: list[_Draft], first_id: int, rubric: tuple[int, ...]) -> Iterator[Round]:
         """The rounds of a session. Its blocks have ids from `first_id` on, after those of the rubric."""
-        said, ids, fresh = 0, rubric, first_id
+        context, ids, fresh = 0, rubric, first_id
         for draft in drafts:
             prompts = []
             for new, answer in draft.branches:
-                tokens, limit = said + new, self.limit(answer)
-                own = max((tokens + limit) // self.block_tokens - len(ids), 0)
-                prefix = ids + tuple(range(fresh, fresh + own))
-                prompts.append(Prompt(tokens, said, answer, limit, prefix))
-                fresh += own
+                tokens, limit = context + new, self.limit(answer)
+                count = max((tokens + limit) // self.block_tokens - len(ids), 0)
+                prefix = ids + tuple(range(fresh, fresh + count))
+                prompts.append(Prompt(tokens, context, answer, limit, prefix))
+                fresh += count
             yield Round(tuple(prompts), draft.pause)
-            said = prompts[0].tokens + prompts[0].answer_tokens
-            ids = prompts[0].prefix_blocks[: said // self.block_tokens]
+            context = prompts[0].tokens + prompts[0].answer_tokens
+            ids = prompts[0].prefix_blocks[: context // self.block_tokens]
 
     def _most_blocks(self, drafts: list[_Draft]) -> int:
         """A number of ids that a session does not exceed."""
@@ -251,16 +251,17 @@ class _Drawing:
 
         It ends before a request that would exceed `max_model_len`.
         """
-        spec, most = self._spec, self._spec.max_model_len
+        spec, max_len = self._spec, self._spec.max_model_len
         turns = int(spec.turns.sample(self._for_turns, 1)[0])
         drafts: list[_Draft] = []
-        said = 0
+        context = 0
         for turn in range(turns):
             draft = self._later_round() if turn else self._first_round()
-            if most is not None and max(said + new + spec.limit(answer) for new, answer in draft.branches) > most:
+            longest = max(context + new + spec.limit(answer) for new, answer in draft.branches)
+            if max_len is not None and longest > max_len:
                 break
             drafts.append(draft)
-            said += sum(draft.branches[0])
+            context += sum(draft.branches[0])
             requests -= len(draft.branches)
             if requests <= 0:
                 break
@@ -293,12 +294,12 @@ def _one(lengths: Lengths, rng: np.random.Generator) -> int:
     return int(lengths.sample(rng, 1)[0])
 
 
-def _cut(drafts: list[_Draft], most: int) -> list[_Draft]:
+def _cut(drafts: list[_Draft], requests: int) -> list[_Draft]:
     """The first rounds of a session, of `most` requests at most."""
-    kept: list[_Draft] = []
+    rounds: list[_Draft] = []
     for draft in drafts:
-        if most <= 0:
+        if requests <= 0:
             break
-        kept.append(_Draft(draft.branches[:most], draft.pause))
-        most -= len(draft.branches)
-    return kept
+        rounds.append(_Draft(draft.branches[:requests], draft.pause))
+        requests -= len(draft.branches)
+    return rounds

@@ -31,9 +31,9 @@ class IdLists(Sequence[tuple[int, ...]]):
     def of(cls, lists: Iterable[Sequence[int]]) -> IdLists:
         """These lists. Raises OverflowError for a number outside 0 to 2^64 - 1."""
         counts, ids = array("q"), array("Q")
-        for each in lists:
-            counts.append(len(each))
-            ids.extend(each)
+        for ids_of_row in lists:
+            counts.append(len(ids_of_row))
+            ids.extend(ids_of_row)
         return cls(np.array(counts, dtype=np.int64), np.array(ids, dtype=np.uint64))
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Trace:
         assert self.prefix_blocks is not None
         assert self.prefix_block_tokens is not None
         whole_blocks = (self.prefill_tokens[rows] // self.prefix_block_tokens).tolist()
-        return (ids[:most] for ids, most in zip(self.prefix_blocks[rows], whole_blocks, strict=True))
+        return (ids[:num_blocks] for ids, num_blocks in zip(self.prefix_blocks[rows], whole_blocks, strict=True))
 
     @cached_property
     def digest(self) -> str:

@@ -60,8 +60,8 @@ def read_guidellm(file: Path) -> Trace:
     """
     benchmarks = _document(file).get("benchmarks")
     if not isinstance(benchmarks, list) or len(benchmarks) != 1 or not isinstance(benchmarks[0], dict):
-        found = len(benchmarks) if isinstance(benchmarks, list) else None
-        raise BadInput("expected one benchmark, not a sweep of several", file=file, field="benchmarks", value=found)
+        count = len(benchmarks) if isinstance(benchmarks, list) else None
+        raise BadInput("expected one benchmark, not a sweep of several", file=file, field="benchmarks", value=count)
     requests = benchmarks[0].get("requests")
     where = "benchmarks[0].requests"
     rows = requests.get("successful") if isinstance(requests, dict) else None
@@ -134,8 +134,8 @@ def _in_order(file: Path, times: FloatArray, prompts: IntArray, answers: IntArra
     order = np.argsort(times, kind="stable")
     numbers = None
     if sessions is not None:
-        known: dict[Any, int] = {}
-        named = [sessions[i] or ("alone", i) for i in order.tolist()]
-        numbers = np.array([known.setdefault(name, len(known)) for name in named], dtype=np.int64)
+        names = [sessions[i] or ("alone", i) for i in order.tolist()]
+        by_name = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        numbers = np.array([by_name[name] for name in names], dtype=np.int64)
     arrivals = times[order] - times[order[0]]
     return Trace(name_of(file), arrivals, prompts[order], answers[order], sessions=numbers)

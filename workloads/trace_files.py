@@ -78,8 +78,8 @@ class Table:
         having = [cell is not _ABSENT for cell in self._cells(name)]
         if any(row != first for row in having):
             differing = self.lines[having.index(not first)]
-            line, other = (differing, self.names_line) if first else (self.names_line, differing)
-            expected = f"expected this key on every line or on none, found it on line {other} but not here"
+            line, counterpart = (differing, self.names_line) if first else (self.names_line, differing)
+            expected = f"expected this key on every line or on none, found it on line {counterpart} but not here"
             raise BadInput(expected, file=self.file, line=line, field=name)
         return first
 
@@ -121,9 +121,9 @@ def _cell(row: dict[str, Any], name: str) -> Any:
     """The value under a name, or under a path of names with dots between them; `_ABSENT` if there is none."""
     if name in row or "." not in name:
         return row.get(name, _ABSENT)
-    head, _, rest = name.partition(".")
+    head, _, tail = name.partition(".")
     inner = row.get(head)
-    return _cell(inner, rest) if isinstance(inner, dict) else _ABSENT
+    return _cell(inner, tail) if isinstance(inner, dict) else _ABSENT
 
 
 def read_tables(path: Path) -> Iterator[Table]:
@@ -220,16 +220,16 @@ def _lines(path: Path) -> Iterator[str]:
     except BadInput:
         raise
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        found = f"expected a whole gzip file ({error})"
+        expected = f"expected a whole gzip file ({error})"
     except FileNotFoundError:
-        found = "expected a file, found nothing there"
+        expected = "expected a file, found nothing there"
     except IsADirectoryError:
-        found = "expected a file, found a directory"
+        expected = "expected a file, found a directory"
     except PermissionError:
-        found = "expected a file that may be read, but permission is denied"
+        expected = "expected a file that may be read, but permission is denied"
     except (OSError, ValueError) as error:  # a name too long or with a null character, a device that fails
-        found = f"expected a file that can be read ({error})"
-    raise BadInput(found, file=path)
+        expected = f"expected a file that can be read ({error})"
+    raise BadInput(expected, file=path)
 
 
 def _bounded_lines(path: Path, file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
@@ -286,10 +286,10 @@ def nanoseconds(table: Table, name: str, last: float = 0) -> IntArray:
     JSON numbers are kept as they are: counted from 1970, as some clocks do, they are too long for a float.
     Raises `BadInput` naming the first row that is none, or is earlier than the row before.
     """
-    whole = [_whole(table, cell) for cell in table.column(name)]
-    unusable = np.array([not 0 <= value < 2**63 for value in whole])
+    numbers = [_whole(table, cell) for cell in table.column(name)]
+    unusable = np.array([not 0 <= value < 2**63 for value in numbers])
     _refuse_first(table, name, unusable, "expected a whole number of nanoseconds, 0 or more")
-    times = np.array(whole, dtype=np.int64)
+    times = np.array(numbers, dtype=np.int64)
     _refuse_backwards(table, name, times, last)
     return times
 
@@ -394,5 +394,5 @@ def _refuse_first(table: Table, name: str, unusable: npt.NDArray[np.bool_], expe
     if rows.size:
         row = int(rows[0])
         cell = table.column(name)[row]
-        found = "null" if cell is None else cell
-        raise BadInput(expected, file=table.file, line=table.lines[row], field=name, value=found)
+        value = "null" if cell is None else cell
+        raise BadInput(expected, file=table.file, line=table.lines[row], field=name, value=value)

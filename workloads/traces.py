@@ -135,13 +135,13 @@ class _Columns:
     def _add_sessions(self, table: Table, name: str) -> None:
         names = session_names(table, name)
         parents = session_names(table, self._schema.parent) if self._schema.parent else names
-        for own, parent in zip(names, parents, strict=True):
+        for request, parent in zip(names, parents, strict=True):
             number = self._numbers.get(parent, -1) if parent is not None else -1
-            if number < 0 and own is not None:
+            if number < 0 and request is not None:
                 number = self._new_sessions
                 self._new_sessions += 1
-            if own is not None:
-                self._numbers[own] = number
+            if request is not None:
+                self._numbers[request] = number
             self._sessions.append(number)
 
 
@@ -211,9 +211,9 @@ TRACE_FORMATS: Registry[TraceReader] = Registry(
 
 def _recognise(table: Table) -> Schema:
     """The format that shares most column names with the table, so that an error can name a missing one."""
-    schema = max(_SCHEMAS.values(), key=lambda known: sum(map(table.named, known.required)))
+    schema = max(_SCHEMAS.values(), key=lambda candidate: sum(map(table.named, candidate.required)))
     if not any(map(table.named, schema.required)):
-        known = "; ".join(f"{name}: {', '.join(schema.required)}" for name, schema in _SCHEMAS.items())
-        expected = f"expected the columns of a known format ({known}), found {', '.join(table.names)}"
+        formats = "; ".join(f"{name}: {', '.join(schema.required)}" for name, schema in _SCHEMAS.items())
+        expected = f"expected the columns of a known format ({formats}), found {', '.join(table.names)}"
         raise BadInput(expected, file=table.file, line=table.names_line)
     return schema
