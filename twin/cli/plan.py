@@ -83,8 +83,10 @@ def plan(
         tried one by one.
     price
         Price of a GPU per hour: --price 3.5, or h200=3.5 where there are several. Makes cost the objective.
-    prompt_tokens, answer_tokens
-        Without a trace: mean lengths; log-normal, with a coefficient of variation of 1.
+    prompt_tokens
+        Without a trace: mean tokens of prompts, log-normal.
+    answer_tokens
+        Without a trace: mean tokens of answers, log-normal.
     tensor_parallel
         Without a scenario: GPUs that share each layer, to try. Default: 1,2,4,8.
     pipeline_parallel

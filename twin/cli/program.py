@@ -23,7 +23,7 @@ app = cyclopts.App(
     version=_version,
     version_flags=["--version"],
     suppress_keyboard_interrupt=False,
-    help_format="plaintext",
+    help_format="markdown",
 )
 for _name, _command in COMMANDS.items():
     app.command(_command.path, name=_name)
