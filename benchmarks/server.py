@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from starlette.types import Message, Receive, Send
 
 from benchmarks.provenance import provenance
 from kernels.shapes import Shape
@@ -40,11 +41,9 @@ from live.input_batch import generation_of
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
-from live.server.asgi import Message, Receive, Send
+from live.server.config import Limits, ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve, start_server
-from live.server.limits import Limits
-from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer

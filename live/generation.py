@@ -21,6 +21,21 @@ TopLogprobs: TypeAlias = list[tuple[int, float]]
 """Token ids with their log-probabilities, the most likely first."""
 
 
+@dataclass(frozen=True)
+class Contract:
+    """The part of a request that a scheduler knows besides its tokens; see `workloads.request.Request`.
+
+    Attributes:
+        arrival: seconds of the engine's clock.
+    """
+
+    arrival: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    service_class: str = ""
+    ttft_goal: float = inf
+
+
 @dataclass(eq=False, slots=True)
 class Generation:
     """One request with its output so far.
@@ -108,16 +123,12 @@ def make_generation(
     min_tokens: int = 0,
     block_size: int = 16,
     task: str = "generate",
-    arrival: float = 0.0,
-    priority: int = 0,
     stop_check: Callable[[int], bool] | None = None,
     logprobs: int = -1,
     prompt_logprobs: int = -1,
     cache_salt: bytes = b"",
     model: str = "default",
-    tenant: str = "",
-    service_class: str = "",
-    ttft_goal: float = inf,
+    contract: Contract = Contract(),
 ) -> Generation:
     """A generation with its request, which has the prefix ids that let the scheduler share cached blocks.
 
@@ -127,8 +138,8 @@ def make_generation(
     tokens = np.asarray(prompt, dtype=np.int64)
     shared = prefix_ids(tokens, block_size, cache_salt) if prompt_logprobs < 0 else ()
     request = Request(
-        request_id, arrival, len(tokens), max_tokens, model, shared, task, priority,
-        tenant=tenant, service_class=service_class, ttft_goal=ttft_goal,
+        request_id, contract.arrival, len(tokens), max_tokens, model, shared, task, contract.priority,
+        tenant=contract.tenant, service_class=contract.service_class, ttft_goal=contract.ttft_goal,
     )  # fmt: skip
     params = sampling_params or SamplingParams()
     return Generation(request, tokens, params, end_tokens, min_tokens, stop_check, logprobs, prompt_logprobs)

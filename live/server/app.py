@@ -1,21 +1,32 @@
-"""The ASGI application: calls a request's endpoint, and sends its result or error as the response."""
+"""The web application, on Starlette: reads a request, has its endpoint answer it, and sends the result or an error."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from json import JSONEncoder
+from typing import Any, TypeAlias
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from starlette import responses
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from live.server import openapi
-from live.server.asgi import JSON, HttpExchange, Message, Receive, Send, event, to_bytes
-from live.server.errors import INVALID, ApiError, ClientDisconnected, busy, invalid_body
+from live.server import openapi, protocol, replies
+from live.server.completions import create_chat_completion, create_completion
+from live.server.endpoints import detokenize, health, metrics, models, tokenize, version
+from live.server.errors import INVALID, ApiError, busy, invalid_body
+from live.server.openapi import Operation
+from live.server.pooling import classify, embeddings, pooling, rerank, score
 from live.server.protocol import MAX_CONTAINERS, has_too_many_containers
-from live.server.routes import ROUTES, Reply, Route
+from live.server.request_state import Response
 from live.server.service import Service
 
 log = logging.getLogger("live.server")
@@ -23,126 +34,295 @@ log = logging.getLogger("live.server")
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of Prometheus' text format."""
 
-DONE = b"data: [DONE]\n\n"
+DISCONNECT_WATCH_DELAY = 0.05
+"""Seconds before the server watches for a client's disconnect. Most short responses end earlier and need no watcher."""
+
+LARGE = 16 << 10
+"""Bytes of a body from which its text and JSON are handled in a thread: below, they take less than milliseconds."""
+
+THREADS = 2
+"""A second one, so that one very long text does not hold up all other large requests."""
+
+STOPPED = "the server stopped before the response was complete"
+
+encode = JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+"""A document as JSON text. The encoder is made once: `json.dumps` makes one in each call with these options."""
+
+Result: TypeAlias = Mapping[str, Any] | bytes | Response
+"""A document, a page of text, or a response whose generations have to run."""
 
 
-class App:
+def _post(paths: str, handler: Any, body: Any, response: Any, *, streams: bool = False) -> list[Operation]:
+    adapters = TypeAdapter(response), TypeAdapter(body)
+    return [Operation(path, handler, *adapters, streams=streams) for path in paths.split()]
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("/health", health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/ping", health, TypeAdapter(replies.Status), requires_key=False),
+    Operation("/version", version, TypeAdapter(replies.Version), requires_key=False),
+    Operation("/metrics", metrics, None, requires_key=False),
+    Operation("/v1/models", models, TypeAdapter(replies.Models)),
+    *_post("/v1/completions", create_completion, protocol.CompletionRequest, replies.Completion, streams=True),
+    *_post("/v1/chat/completions", create_chat_completion, protocol.ChatRequest, replies.Chat, streams=True),
+    *_post("/v1/embeddings", embeddings, protocol.EmbeddingRequest, replies.Embeddings),
+    *_post("/pooling", pooling, protocol.EmbeddingRequest, replies.Pooling),
+    *_post("/classify", classify, protocol.ClassifyRequest, replies.Classes),
+    *_post("/score /v1/score", score, protocol.ScoreRequest, replies.Scores),
+    *_post("/rerank /v1/rerank", rerank, protocol.RerankRequest, replies.Ranking),
+    *_post("/tokenize", tokenize, protocol.TokenizeText | protocol.TokenizeChat, replies.Tokens),
+    *_post("/detokenize", detokenize, protocol.DetokenizeRequest, replies.Prompt),
+)
+
+
+class App(Starlette):
     """The application of one service.
 
     Attributes:
         in_flight: requests with a body that are being answered, counted from the end of their bodies.
+        threads: handle the text and JSON of large requests, which would hold up the event loop. What runs in them may
+            read the service and raise its errors, but must not change what the event loop uses.
     """
 
     def __init__(self, service: Service) -> None:
         self.service, self.in_flight = service, 0
-        self._routes: dict[str, dict[str, Route]] = {}
-        for route in ROUTES:
-            self._routes.setdefault(route.path, {})[route.method] = route
-        self._key = f"Bearer {service.config.api_key}".encode()
-        self._openapi = to_bytes(openapi.document(service.version, bool(service.config.api_key)))
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="live.server")
+        routes = [_route(operation.path, operation.method, Endpoint(self, operation)) for operation in OPERATIONS]
+        document = openapi.document(OPERATIONS, service.version, bool(service.config.api_key))
+        routes.append(_route("/openapi.json", "GET", JSONResponse(document)))
+        super().__init__(routes=routes, exception_handlers={HTTPException: _no_such_endpoint})
+        self.router.redirect_slashes = False
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+
+class Endpoint:
+    """The ASGI application of one operation."""
+
+    def __init__(self, app: App, operation: Operation) -> None:
+        self.app, self.service, self.operation = app, app.service, operation
+        self._key = f"Bearer {app.service.config.api_key}".encode() if operation.requires_key else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry point, called once for each request."""
-        if scope["type"] != "http":
-            return
-        exchange = HttpExchange(scope, receive, send)
+        request = Request(scope, receive)
         try:
-            await self._answer(exchange)
-        except ClientDisconnected:
+            await self._respond(request, send)
+        except ClientDisconnect:
             pass
+        except Exception as error:
+            await error_response(_as_api_error(error, request))(scope, receive, send)
+
+    async def _respond(self, request: Request, send: Send) -> None:
+        self._check_key(request)
+        service = self.service
+        if self.operation.body is None:
+            result = self.operation.handler(service, None, request.headers)
+            is_page = isinstance(result, bytes)
+            response = responses.Response(result, media_type=PROMETHEUS_TEXT) if is_page else JSONResponse(result)
+            await response(request.scope, request.receive, send)
+            return
+        service.check_available(None)  # before the body: a server that shuts down does not wait for it
+        body = await self._body(request)
+        if self.app.in_flight >= service.config.limits.requests:
+            raise busy(429, f"expected at most {service.config.limits.requests} concurrent requests")
+        self.app.in_flight += 1
+        try:
+            await self._answer(request, body, send)
+        finally:
+            self.app.in_flight -= 1
+
+    def _check_key(self, request: Request) -> None:
+        if not self.operation.requires_key or not self.service.config.api_key:
+            return
+        header = request.headers.get("authorization", "").encode("latin-1")
+        if not hmac.compare_digest(header, self._key):
+            headers = (("www-authenticate", "Bearer"),)
+            raise ApiError(401, "expected the header Authorization: Bearer KEY", headers=headers)
+
+    async def _body(self, request: Request) -> bytes:
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise ApiError(415, f"expected the header Content-Type: application/json, found {content_type or 'none'}")
+        limits = self.service.config.limits
+        too_large = f"expected a body of at most {limits.body_bytes} bytes, found more"
+        size = request.headers.get("content-length", "")
+        if size.isdecimal() and int(size) > limits.body_bytes:
+            raise ApiError(413, too_large, code="body_too_large")
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limits.body_bytes:
+                        raise ApiError(413, too_large, code="body_too_large")
+        except TimeoutError:
+            headers = (("connection", "close"),)
+            raise ApiError(408, f"expected the body within {limits.body_seconds:g} seconds", headers=headers) from None
+        return bytes(body)
+
+    async def _answer(self, request: Request, body: bytes, send: Send) -> None:
+        """Have the endpoint answer, and send the result. The client's disconnect ends both."""
+        watch = DisconnectWatch(request)
+        try:
+            if len(body) < LARGE:
+                result = self._result(body, request.headers)
+            else:
+                result = await self._result_of_thread(body, request.headers)
+            if isinstance(result, Response):
+                await self._run(result, request, send)
+            else:
+                await JSONResponse(result)(request.scope, request.receive, send)
+        except asyncio.CancelledError:
+            if watch.disconnected:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            watch.close()
+
+    async def _result_of_thread(self, body: bytes, headers: Mapping[str, str]) -> Result:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self.app.threads, self._result, body, headers)
         except asyncio.CancelledError:
             if not self.service.draining:
                 raise
-            await self._refuse(exchange, busy(503, "the server stopped before the response was complete"))
-        except ApiError as error:
-            await self._refuse(exchange, error)
-        except Exception as error:
-            log.exception("%s %s", exchange.method, exchange.path)
-            await self._refuse(exchange, ApiError(500, f"{type(error).__name__} in the server; its log says more"))
-        finally:
-            exchange.close()
+            raise busy(503, STOPPED) from None
 
-    async def _answer(self, exchange: HttpExchange) -> None:
-        if exchange.path == "/openapi.json" and exchange.method == "GET":
-            await exchange.reply(200, self._openapi)
-            return
-        route = self._route(exchange)
-        if route.requires_key:
-            self._check_key(exchange)
-        if route.body is None:
-            await self._reply(exchange, await route.handler(self.service, None, exchange))
-            return
-        self.service.check_available(None)  # before the body: a server that shuts down does not wait for it
-        body = await self._body(exchange)
-        if self.in_flight >= self.service.config.limits.requests:
-            raise busy(429, f"expected at most {self.service.config.limits.requests} concurrent requests")
-        self.in_flight += 1
-        try:
-            request = await self.service.offload.run(len(body), partial(self._parse, body, route))
-            self.service.check_available(request.model)
-            await self._reply(exchange, await route.handler(self.service, request, exchange))
-        finally:
-            self.in_flight -= 1
-
-    def _route(self, exchange: HttpExchange) -> Route:
-        methods = self._routes.get(exchange.path)
-        if methods is None:
-            raise ApiError(404, f"no such path: {exchange.path}", code="not_found")
-        if exchange.method not in methods:
-            allowed = ", ".join(methods)
-            raise ApiError(405, f"{exchange.path}: expected {allowed}", headers=(("allow", allowed),))
-        return methods[exchange.method]
-
-    def _check_key(self, exchange: HttpExchange) -> None:
-        if not self.service.config.api_key:
-            return
-        header = exchange.header(b"authorization").encode("latin-1")
-        if not hmac.compare_digest(header, self._key):
-            raise ApiError(
-                401, "expected the header Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),)
-            )
-
-    async def _body(self, exchange: HttpExchange) -> bytes:
-        content_type = exchange.header(b"content-type").partition(";")[0].strip().lower()
-        if content_type != JSON:
-            raise ApiError(415, f"expected the header Content-Type: {JSON}, found {content_type or 'none'}")
-        limits = self.service.config.limits
-        return await exchange.body(limits.body_bytes, limits.body_seconds)
-
-    @staticmethod
-    def _parse(body: bytes, route: Route) -> Any:
-        """The request model that a body holds."""
-        assert route.body is not None
+    def _result(self, body: bytes, headers: Mapping[str, str]) -> Result:
+        """The endpoint's answer to a body."""
+        assert self.operation.body is not None
         if has_too_many_containers(body):
             raise ApiError(400, f"expected at most {MAX_CONTAINERS} lists and objects in the body", code=INVALID)
         try:
-            return route.body.validate_json(body)
+            request = self.operation.body.validate_json(body)
         except ValidationError as error:
             raise invalid_body(error) from None
+        self.service.check_available(request.model)
+        result: Result = self.operation.handler(self.service, request, headers)
+        return result
 
-    async def _reply(self, exchange: HttpExchange, reply: Reply) -> None:
-        if isinstance(reply, bytes):
-            await exchange.reply(200, reply, PROMETHEUS_TEXT)
-        elif isinstance(reply, AsyncIterator):
-            await self._stream(exchange, reply)
-        else:
-            await exchange.reply(200, to_bytes(reply))
+    async def _run(self, response: Response, request: Request, send: Send) -> None:
+        """Run a response's generations, and send it whole or as a stream.
 
-    async def _stream(self, exchange: HttpExchange, events: AsyncIterator[bytes]) -> None:
-        """Send a stream. Nothing is sent before the first event exists: until then an error can have its own status."""
+        Nothing of a stream is sent before the first event exists: until then an error can have its own status.
+        """
+        states = response.states
+        if response.stream:
+            async with aclosing(self._events(response, request)) as events:
+                first = await anext(events)
+                stream = EventStream(_chain(first, events), headers={"cache-control": "no-cache"})
+                await stream(request.scope, request.receive, send)
+            return
+        with self.service.running(states):
+            while not all(state.finished for state in states):
+                await self.service.changed(states)
+        await JSONResponse(response.document())(request.scope, request.receive, send)
+
+    async def _events(self, response: Response, request: Request) -> AsyncGenerator[bytes, None]:
+        """The events of a stream. An error after the first of them is the last."""
+        states, begun = response.states, False
         try:
-            first = await anext(events)
-            await exchange.start_stream()
-            await exchange.send_chunk(first)
-            async for chunk in events:
-                await exchange.send_chunk(chunk)
-            await exchange.send_chunk(DONE, last=True)
-        finally:
-            await events.aclose()  # type: ignore[attr-defined]
+            with self.service.running(states):
+                while not all(state.ended for state in states):
+                    await self.service.changed(states)
+                    if parts := response.events():
+                        yield b"".join(map(event, parts))
+                        begun = True
+            for part in response.last_events():
+                yield event(part)
+        except Exception as error:
+            if not begun:
+                raise
+            yield event(_as_api_error(error, request).document())
+        yield b"data: [DONE]\n\n"
 
-    async def _refuse(self, exchange: HttpExchange, error: ApiError) -> None:
-        """Send an error as a response, or as the last event of a stream that has begun."""
-        if exchange.started:
-            await exchange.send_chunk(event(error.document()) + DONE, last=True)
-        else:
-            await exchange.reply(error.status, to_bytes(error.document()), headers=error.headers)
+
+class DisconnectWatch:
+    """Cancels the present task when the client disconnects, after `DISCONNECT_WATCH_DELAY` at the earliest.
+
+    Attributes:
+        disconnected: whether it has.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.disconnected = False
+        self._receive, self._answering = request.receive, asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(DISCONNECT_WATCH_DELAY, self._begin)
+        self._watching: asyncio.Task[None] | None = None
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected = True
+        assert self._answering is not None
+        self._answering.cancel()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+
+class JSONResponse(responses.JSONResponse):
+    """A JSON document, encoded by `to_bytes`."""
+
+    def render(self, content: Any) -> bytes:
+        """Starlette's hook."""
+        return to_bytes(content)
+
+
+class EventStream(responses.StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; a `DisconnectWatch` notices the client's disconnect, so Starlette need not watch for it."""
+        await self.stream_response(send)
+
+
+async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in events:
+        yield part
+
+
+def to_bytes(document: object) -> bytes:
+    """A document as UTF-8. Lone surrogates, which an error message may quote, become question marks."""
+    return encode(document).encode(errors="replace")
+
+
+def event(document: object) -> bytes:
+    """A document as a server-sent event."""
+    return b"data: %b\n\n" % to_bytes(document)
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response of a request that fails."""
+    return JSONResponse(error.document(), error.status, dict(error.headers))
+
+
+def _as_api_error(error: Exception, request: Request) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    log.error("%s %s", request.method, request.scope["path"], exc_info=error)
+    return ApiError(500, f"{type(error).__name__} in the server; its log says more")
+
+
+def _route(path: str, method: str, endpoint: Any) -> Route:
+    route = Route(path, endpoint, methods=[method])
+    route.methods = {method}  # without HEAD
+    return route
+
+
+async def _no_such_endpoint(request: Request, error: Exception) -> JSONResponse:
+    """The response to a path or a method that has no endpoint."""
+    assert isinstance(error, HTTPException)
+    path = request.scope["path"]
+    if error.status_code == 404:
+        return error_response(ApiError(404, f"no such path: {path}", code="not_found"))
+    allowed = (error.headers or {})["Allow"]
+    return error_response(ApiError(405, f"{path}: expected {allowed}", headers=(("allow", allowed),)))

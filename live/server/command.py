@@ -16,9 +16,8 @@ from live.server.options import EngineOptions, ModelOptions, ServerOptions, Topo
 if TYPE_CHECKING:
     from live.engine import Engine
     from live.loaded_model import ModelSource
-    from live.server.contracts import ServiceClass
+    from live.server.config import ServerConfig, ServiceClass
     from live.server.loading import Cache
-    from live.server.server_config import ServerConfig
 
 KEY = "SERVING_TWIN_API_KEY"
 """Environment variable that holds the API key."""
@@ -75,8 +74,7 @@ def _server_config(name: str, options: ServerOptions) -> ServerConfig:
     Raises:
         BadInput: a limit that is too small or too large.
     """
-    from live.server.limits import Limits
-    from live.server.server_config import ServerConfig
+    from live.server.config import Limits, ServerConfig
     from workloads.errors import BadInput
 
     _at_least_one("max_concurrency", options.max_concurrency)
@@ -102,7 +100,7 @@ def _service_classes(options: EngineOptions) -> dict[str, ServiceClass]:
     Raises:
         BadInput: the scenario cannot be used.
     """
-    from live.server.contracts import ServiceClass
+    from live.server.config import ServiceClass
     from scenarios.overrides import single_settings
     from scenarios.reading import read_scenario
     from scenarios.serving import check_scenario

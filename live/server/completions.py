@@ -1,118 +1,284 @@
-"""/v1/completions: continues texts or token ids."""
+"""/v1/completions and /v1/chat/completions: continue texts, token ids and chats, whole or as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
-from live.server.asgi import HttpExchange
-from live.server.completion_output import CompletionOutput, OutputDelta
-from live.server.generation_response import GenerationResponse, respond
-from live.server.protocol import CompletionRequest, check_generation_request
-from live.server.replies import Completion, CompletionChoice, CompletionLogprobs
+from live.generation import TopLogprobs
+from live.server.errors import bad_request
+from live.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from live.server.replies import (
+    Alternative,
+    Chat,
+    ChatChoice,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    TokenLogprob,
+    Usage,
+)  # fmt: skip
+from live.server.request_state import OutputDelta, RequestState, Response
 from live.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 """The default of OpenAI and of vLLM."""
 
+_Request = TypeVar("_Request", bound=GenerationRequest)
 
-async def create_completion(
-    service: Service, request: CompletionRequest, exchange: HttpExchange
-) -> Mapping[str, Any] | AsyncIterator[bytes]:
+
+def create_completion(service: Service, request: CompletionRequest, headers: Mapping[str, str]) -> Response:
     """Continue prompts; the response is whole or a stream."""
-    return await respond(CompletionResponse, service, request, exchange)
+    _check(service, request)
+    prompts = service.prompts(request.prompt, "prompt", request.add_special_tokens is not False, request.n or 1)
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    for prompt in prompts:
+        service.inputs.check_length(prompt, max_tokens, "max_tokens")
+    return CompletionResponse(service, request, prompts, max_tokens, headers)
+
+
+def create_chat_completion(service: Service, request: ChatRequest, headers: Mapping[str, str]) -> Response:
+    """Continue a chat; the response is whole or a stream."""
+    _check(service, request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("top_logprobs", "expected logprobs to be true")
+    service.check_capacity(request.n or 1)
+    prompt = service.inputs.chat(request)
+    return ChatResponse(service, request, [prompt], _chat_max_tokens(service, request, prompt), headers)
+
+
+def _check(service: Service, request: GenerationRequest) -> None:
+    """Refuse a model that generates no tokens, and options that contradict each other."""
+    if service.labels:
+        reason = f"{service.config.name} is a classification model and generates no tokens"
+        raise bad_request("model", f"{reason}: see /classify, /score, /rerank")
+    if request.stream and request.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs", "not served in a stream")
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options", "expected stream to be true")
+
+
+def _chat_max_tokens(service: Service, request: ChatRequest, prompt: list[int]) -> int:
+    """The request's limit, or else as many tokens as fit behind the prompt."""
+    check = service.inputs.check_length
+    if request.max_completion_tokens is not None:
+        return check(prompt, request.max_completion_tokens, "max_completion_tokens")
+    if request.max_tokens is not None:
+        return check(prompt, request.max_tokens, "max_tokens")
+    return check(prompt, max(service.inputs.max_model_len - len(prompt), 1), "messages")
+
+
+class GenerationResponse(Response, Generic[_Request]):
+    """A response with generated tokens. Subclasses format choices.
+
+    Args:
+        prompts: token ids, each with `n` outputs. max_tokens: of each output. headers: of the HTTP request.
+
+    Raises:
+        ApiError: as `Service.contract` and `Service.generations`.
+    """
+
+    kind = "cmpl"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        service: Service,
+        request: _Request,
+        prompts: list[list[int]],
+        max_tokens: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.service, self.inputs, self.request, self.prompts = service, service.inputs, request, prompts
+        contract = service.contract(headers, request.priority)
+        self.states = service.generations(request, prompts, max_tokens, contract)
+        self.stream = bool(request.stream)
+        self.id, self.created = f"{self.kind}-{secrets.token_hex(16)}", int(time.time())
+
+    @abstractmethod
+    def deltas(self, state: RequestState) -> list[Any]:
+        """The new part of an output, as choices of a stream."""
+
+    def chunk(self, choices: list[Any]) -> dict[str, Any]:
+        """One event of a stream."""
+        return {
+            "id": self.id,
+            "object": self.chunk_object,
+            "created": self.created,
+            "model": self.request.model or self.service.config.name,
+            "choices": choices,
+        }
+
+    def events(self) -> list[Mapping[str, Any]]:
+        extra = {"usage": None} if self.request.includes_usage else {}
+        ready = [state for state in self.states if state.has_delta]
+        return [self.chunk([choice]) | extra for state in ready for choice in self.deltas(state)]
+
+    def last_events(self) -> list[Mapping[str, Any]]:
+        return [self.chunk([]) | {"usage": self.usage()}] if self.request.includes_usage else []
+
+    def usage(self) -> Usage:
+        """The token counts so far. A prompt with several outputs counts once."""
+        prompt_tokens = sum(map(len, self.prompts))
+        completion_tokens = sum(len(state.generation.output) for state in self.states)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+    def prompt_logprobs(self, state: RequestState) -> list[dict[str, Any] | None]:
+        """The log-probabilities of each prompt token and of the most likely tokens in its place, by id, in vLLM's form.
+
+        The first entry is None.
+        """
+        generation = state.generation
+        rows = zip(
+            generation.prompt.tolist(), generation.prompt_token_logprobs, generation.prompt_top_logprobs, strict=True
+        )
+        return [None if logprob is None else self._ranked(token, logprob, tops) for token, logprob, tops in rows]
+
+    def _ranked(self, token: int, logprob: float, tops: TopLogprobs) -> dict[str, Any]:
+        text = self.inputs.token_text
+        ranked = {token: {"logprob": logprob, "rank": None, "decoded_token": text(token)}}
+        for rank, (alternative, value) in enumerate(tops, 1):
+            ranked[alternative] = {"logprob": value, "rank": rank, "decoded_token": text(alternative)}
+        return {str(token_id): entry for token_id, entry in ranked.items()}
 
 
 class CompletionResponse(GenerationResponse[CompletionRequest]):
     """The response to one or several prompts, which are texts or token ids."""
 
-    def __init__(self, service: Service, request: CompletionRequest) -> None:
-        service.model.check_generates()
-        check_generation_request(request)
-        prompts = service.prompts(request.prompt, "prompt", request.add_special_tokens is not False, request.n or 1)
-        max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        for prompt in prompts:
-            service.inputs.check_length(prompt, max_tokens, "max_tokens")
-        super().__init__(service, request, prompts, max_tokens, "cmpl")
-        self.text_offsets = [0] * (len(prompts) * self.n)
-
-    @property
-    def logprobs(self) -> int:
-        """See `GenerationResponse.logprobs`."""
-        return -1 if self.request.logprobs is None else self.request.logprobs
-
-    @property
-    def prompt_logprobs(self) -> int:
-        """See `GenerationResponse.prompt_logprobs`. An echoed prompt has those of the output."""
-        return max(super().prompt_logprobs, self.logprobs) if self.request.echo else super().prompt_logprobs
+    def __init__(
+        self,
+        service: Service,
+        request: CompletionRequest,
+        prompts: list[list[int]],
+        max_tokens: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(service, request, prompts, max_tokens, headers)
+        self._text_offsets = [0] * len(self.states)
 
     def document(self) -> Completion:
-        """See `GenerationResponse.document`."""
-        document = self.chunk([self._choice(output) for output in self.outputs])
+        document: Completion = self.chunk([self._choice(state) for state in self.states])  # type: ignore[assignment]
         document["usage"] = self.usage()
         return document
 
-    def deltas(self, output: CompletionOutput) -> list[CompletionChoice]:
-        """See `GenerationResponse.deltas`."""
-        return [self._choice(output)]
+    def deltas(self, state: RequestState) -> list[CompletionChoice]:
+        return [self._choice(state)]
 
-    def chunk(self, choices: list[CompletionChoice]) -> Completion:
-        """See `GenerationResponse.chunk`."""
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.request.model or self.service.model.name,
-            "choices": choices,
-        }
-
-    def _choice(self, output: CompletionOutput) -> CompletionChoice:
+    def _choice(self, state: RequestState) -> CompletionChoice:
         """The new part of an output; without a stream, all of it. The first part also holds the prompt's fields."""
-        request, first = self.request, not output.num_read
-        delta = output.read()
+        request, first = self.request, not state.num_read
+        delta = state.read()
         echoed = bool(request.echo) and first
         choice: CompletionChoice = {
-            "index": output.index,
-            "text": self._prompt_text(output) + delta.text if echoed else delta.text,
-            "logprobs": None if request.logprobs is None else self._logprobs(output, delta, echoed),
-            "finish_reason": output.finish_reason if delta.last else None,
-            "stop_reason": output.stop_reason if delta.last else None,
+            "index": state.index,
+            "text": self._prompt_text(state) + delta.text if echoed else delta.text,
+            "logprobs": None if request.logprobs is None else self._logprobs(state, delta, echoed),
+            "finish_reason": state.finish_reason if delta.last else None,
+            "stop_reason": state.stop_reason if delta.last else None,
         }
         if request.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = output.prompt_logprobs()
-        if request.return_token_ids or self.service.inputs.tokenizer is None:
-            choice["token_ids"] = output.state.generation.output[delta.begin : delta.end]
+            choice["prompt_logprobs"] = self.prompt_logprobs(state)
+        if request.return_token_ids or self.inputs.tokenizer is None:
+            choice["token_ids"] = state.generation.output[delta.begin : delta.end]
             if first:
-                choice["prompt_token_ids"] = self._prompt(output)
+                choice["prompt_token_ids"] = self._prompt(state)
         return choice
 
-    def _prompt(self, output: CompletionOutput) -> list[int]:
-        return self.prompts[output.index // self.n]
+    def _prompt(self, state: RequestState) -> list[int]:
+        return self.prompts[state.index // (self.request.n or 1)]
 
-    def _prompt_text(self, output: CompletionOutput) -> str:
+    def _prompt_text(self, state: RequestState) -> str:
         prompt = self.request.prompt
-        if isinstance(prompt, str):
-            return prompt
-        text = prompt[output.index // self.n]
+        text = prompt if isinstance(prompt, str) else prompt[state.index // (self.request.n or 1)]
         if isinstance(text, str):
             return text
-        tokenizer = self.service.inputs.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(self._prompt(output), skip_special=False)
+        tokenizer = self.inputs.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(self._prompt(state), skip_special=False)
 
-    def _logprobs(self, output: CompletionOutput, delta: OutputDelta, echoed: bool) -> CompletionLogprobs:
-        generation, limit, text_of = output.state.generation, self.request.logprobs or 0, self.service.inputs.token_text
+    def _logprobs(self, state: RequestState, delta: OutputDelta, echoed: bool) -> CompletionLogprobs:
+        generation, limit, text_of = state.generation, self.request.logprobs or 0, self.inputs.token_text
         tokens: list[int] = generation.output[delta.begin : delta.end]
         values: list[float | None] = [*generation.token_logprobs[delta.begin : delta.end]]
         tops = generation.top_logprobs[delta.begin : delta.end]
         if echoed:
-            tokens = self._prompt(output) + tokens
+            tokens = self._prompt(state) + tokens
             values = generation.prompt_token_logprobs + values
-            tops = [each[:limit] for each in generation.prompt_top_logprobs] + tops
+            tops = [top[:limit] for top in generation.prompt_top_logprobs] + tops
         texts = [text_of(token) for token in tokens]
         result: CompletionLogprobs = {"tokens": texts, "token_logprobs": values, "top_logprobs": [], "text_offset": []}
         for text, value, top in zip(texts, values, tops, strict=True):
-            result["text_offset"].append(self.text_offsets[output.index])
-            self.text_offsets[output.index] += len(text)
-            by_text = {text_of(token): each for token, each in reversed(top)}  # of equal texts the most likely
+            result["text_offset"].append(self._text_offsets[state.index])
+            self._text_offsets[state.index] += len(text)
+            by_text = {text_of(token): logprob for token, logprob in reversed(top)}  # of equal texts the most likely
             result["top_logprobs"].append(None if value is None else {**by_text, text: value})
         return result
+
+
+class ChatResponse(GenerationResponse[ChatRequest]):
+    """The response to a chat, which is rendered as one prompt."""
+
+    kind = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+
+    def document(self) -> Chat:
+        document: Chat = self.chunk([self._choice(state) for state in self.states])  # type: ignore[assignment]
+        document["object"] = "chat.completion"
+        document["usage"] = self.usage()
+        if self.request.prompt_logprobs is not None:
+            document["prompt_logprobs"] = self.prompt_logprobs(self.states[0])
+        if self.request.return_token_ids:
+            document["prompt_token_ids"] = self.prompts[0]
+        return document
+
+    def _choice(self, state: RequestState) -> ChatChoice:
+        delta = state.read()
+        choice: ChatChoice = {
+            "index": state.index,
+            "message": {"role": "assistant", "content": delta.text},
+            "logprobs": self._logprobs(state, delta),
+            "finish_reason": state.finish_reason,
+            "stop_reason": state.stop_reason,
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = state.generation.output
+        return choice
+
+    def deltas(self, state: RequestState) -> list[dict[str, Any]]:
+        """The new part of an output; the first choice of a stream names the role."""
+        choices = [_delta_choice(state, {"role": "assistant", "content": ""})] if not state.num_read else []
+        delta = state.read()
+        choice = _delta_choice(state, {"content": delta.text})
+        choice["logprobs"] = self._logprobs(state, delta)
+        if delta.last:
+            choice["finish_reason"], choice["stop_reason"] = state.finish_reason, state.stop_reason
+        if self.request.return_token_ids:
+            choice["token_ids"] = state.generation.output[delta.begin : delta.end]
+        return [*choices, choice]
+
+    def _logprobs(self, state: RequestState, delta: OutputDelta) -> ChatLogprobs | None:
+        if not self.request.logprobs:
+            return None
+        generation = state.generation
+        content: list[TokenLogprob] = []
+        for i in range(delta.begin, delta.end):
+            tops = [self._alternative(*pair) for pair in generation.top_logprobs[i]]
+            token = self._alternative(generation.output[i], generation.token_logprobs[i])
+            content.append({**token, "top_logprobs": tops})
+        return {"content": content, "refusal": None}
+
+    def _alternative(self, token: int, logprob: float) -> Alternative:
+        tokenizer = self.inputs.tokenizer
+        raw = b"" if tokenizer is None else tokenizer.token_bytes(token)
+        return {"token": self.inputs.token_text(token), "logprob": logprob, "bytes": list(raw)}
+
+
+def _delta_choice(state: RequestState, delta: dict[str, str]) -> dict[str, Any]:
+    return {"index": state.index, "delta": delta, "logprobs": None, "finish_reason": None}

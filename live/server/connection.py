@@ -2,24 +2,25 @@
 
 uvicorn's only time limit is for a connection that is idle between two requests. A `Connection` also ends when a
 request's head does not arrive in time, when the rest of an already answered request's body does not, and when the
-client does not read its response. The time limit for a body that is still needed is in `HttpExchange.body`, which can
+client does not read its response. The time limit for a body that is still needed is in `live.server.app`, which can
 then respond with an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from live.server.asgi import JSON, Application, to_bytes
+from live.server.config import Limits
 from live.server.errors import ApiError
-from live.server.limits import Limits
 
 MAX_HEAD = 64 << 10
 """Maximum size of a request's line and headers, bytes."""
@@ -28,7 +29,7 @@ MAX_HEAD = 64 << 10
 class ConnectionConfig(uvicorn.Config):
     """uvicorn's configuration, with connections that have these limits."""
 
-    def __init__(self, app: Application, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         super().__init__(
             app, http=Connection, ws="none", lifespan="off", loop="asyncio", access_log=False, log_level="warning",
             log_config=None, server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=1,
@@ -133,8 +134,8 @@ class Connection(HttpToolsProtocol):
         """End the connection with an error about a request's head, which the application has not seen."""
         if self.transport.is_closing():
             return
-        body = to_bytes(error.document())
-        lines = f"content-type: {JSON}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        body = json.dumps(error.document()).encode()
+        lines = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.status] + lines.encode() + body)
         self.transport.close()
         self._watch_writing()

@@ -56,10 +56,6 @@ class ApiError(TwinError):
         return {"error": error}
 
 
-class ClientDisconnected(Exception):
-    """The client has closed its connection."""
-
-
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A 400 error about a field."""
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
@@ -75,10 +71,9 @@ def invalid_body(error: ValidationError) -> ApiError:
     """A 400 error about the first invalid field; for a field of several possible types, with the problem of each."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     for problem in problems:
-        if str(problem["loc"][0] if problem["loc"] else "")[
-            :1
-        ].isupper():  # the name of one of several models in a union
-            problem["loc"] = problem["loc"][1:]
+        place = problem["loc"]
+        if place and str(place[0])[:1].isupper():  # the name of one of several models in a union
+            problem["loc"] = place[1:]
     first = problems[0]["loc"]
     if not first:
         return ApiError(400, f"expected a JSON object: {problems[0]['msg']}", code=INVALID)

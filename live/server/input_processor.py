@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from live.server.errors import ApiError, bad_request
+from live.backend import Backend
+from live.server.errors import bad_request
 from live.server.protocol import ChatTemplateRequest, Prompts
-from live.server.served_model import ServedModel
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from workloads.errors import BadInput
@@ -18,17 +17,19 @@ def as_batch(value: Prompts) -> Sequence[str | list[int]]:
     return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
 
-@dataclass(frozen=True)
 class InputProcessor:
-    """Turns texts, chats and token ids into prompts.
+    """Turns texts, chats and token ids into prompts that the model can run.
 
     Attributes:
         tokenizer: None if the server takes and returns token ids only. template: None without a chat template.
+        vocab_size: token ids that the model accepts.
+        max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
     """
 
-    model: ServedModel
-    tokenizer: Tokenizer | None = None
-    template: ChatTemplate | None = None
+    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.vocab_size = backend.config.shape.vocabulary
+        self.max_model_len = backend.limits.max_model_len
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -50,8 +51,8 @@ class InputProcessor:
             ApiError: 400 for a prompt that is empty, too long, or has ids that the model does not know.
         """
         return [
-            self.check_prompt(self.encode(each, field, special) if isinstance(each, str) else each, field)
-            for each in as_batch(value)
+            self.check_prompt(self.encode(prompt, field, special) if isinstance(prompt, str) else prompt, field)
+            for prompt in as_batch(value)
         ]
 
     def encode(self, text: str, field: str, special: bool = True) -> list[int]:
@@ -95,10 +96,9 @@ class InputProcessor:
         """
         if not ids:
             raise bad_request(field, "expected a prompt of at least 1 token, found none")
-        if max(ids) >= self.model.vocab_size:
-            raise bad_request(field, f"expected token ids below {self.model.vocab_size}, found {max(ids)}")
-        if len(ids) > self.model.max_model_len:
-            raise self._too_long(len(ids), 0, field)
+        if max(ids) >= self.vocab_size:
+            raise bad_request(field, f"expected token ids below {self.vocab_size}, found {max(ids)}")
+        self.check_length(ids, 0, field)
         return ids
 
     def check_length(self, prompt: list[int], max_tokens: int, field: str) -> int:
@@ -107,18 +107,12 @@ class InputProcessor:
         Raises:
             ApiError: 400.
         """
-        if len(prompt) + max_tokens > self.model.max_model_len:
-            raise self._too_long(len(prompt), max_tokens, field)
+        if len(prompt) + max_tokens > self.max_model_len:
+            expected = f"expected at most {self.max_model_len} tokens"
+            message = f"{expected}, found {len(prompt)} of the prompt and {max_tokens} of the output"
+            raise bad_request(field, message, "context_length_exceeded")
         return max_tokens
 
     def token_text(self, token: int) -> str:
         """A token as text, or as "token_id:N" without a tokenizer."""
         return f"token_id:{token}" if self.tokenizer is None else self.tokenizer.token_text(token)
-
-    def _too_long(self, prompt_tokens: int, max_tokens: int, field: str) -> ApiError:
-        return bad_request(
-            field,
-            f"expected at most {self.model.max_model_len} tokens, found {prompt_tokens} of the prompt and "
-            f"{max_tokens} of the output",
-            "context_length_exceeded",
-        )

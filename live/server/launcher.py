@@ -11,15 +11,14 @@ import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from live.backend import Backend
 from live.memory import freeze_loaded_objects
-from live.server.app import App
-from live.server.asgi import Application
+from live.server.app import STOPPED, App
+from live.server.config import Limits, ServerConfig
 from live.server.connection import ConnectionConfig, cut_off
 from live.server.errors import busy
-from live.server.limits import Limits
-from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
@@ -64,7 +63,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def start_server(
-    app: Application, listener: socket.socket, limits: Limits
+    app: ASGIApp, listener: socket.socket, limits: Limits
 ) -> tuple[uvicorn.Server, asyncio.Task[None]]:
     """Start an ASGI application on a socket; returns the server, and a task that ends when the server does."""
     server = _Server(ConnectionConfig(app, limits))
@@ -92,19 +91,19 @@ async def serve(
         signals: SIGTERM and SIGINT begin a graceful shutdown; a second signal ends it at once.
         ends_on_failure: end when the backend fails; otherwise go on, and answer every request with the error.
     """
-    service = Service.build(config, backend, tokenizer, template)
+    service = Service(config, backend, tokenizer, template)
     app = App(service)
     server, serving = await start_server(app, listener, config.limits)
     shutdown = GracefulShutdown(app, server, config.drain_seconds)
     if signals:
         shutdown.listen()
     if ends_on_failure:
-        service.async_engine.on_failure = shutdown.fail
+        service.on_failure = shutdown.fail
     ready(service, shutdown)
     try:
         await serving
     finally:
-        service.offload.close()
+        app.threads.shutdown(wait=False, cancel_futures=True)
     return shutdown.code
 
 
@@ -148,7 +147,7 @@ class GracefulShutdown:
             await asyncio.sleep(0.02)
         if self.app.in_flight:
             self.code = 1
-            self.app.service.async_engine.fail_all(busy(503, "the server stopped before the response was complete"))
+            self.app.service.fail_all(busy(503, STOPPED))
             end = loop.time() + CUT_OFF_SECONDS
             while self.app.in_flight and loop.time() < end:
                 await asyncio.sleep(0.02)
@@ -177,8 +176,8 @@ def run(
         settings = backend.limits
         text = "" if tokenizer is not None else "; token ids only"
         print(
-            f"http://{shown}:{port} serves {service.model.name}: {settings.num_gpu_blocks} blocks of "
-            f"{settings.block_size} tokens, contexts of up to {service.model.max_model_len}{text}",
+            f"http://{shown}:{port} serves {config.name}: {settings.num_gpu_blocks} blocks of "
+            f"{settings.block_size} tokens, contexts of up to {service.inputs.max_model_len}{text}",
             flush=True,
         )
 

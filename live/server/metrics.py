@@ -10,15 +10,18 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Literal, TypeAlias, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from live.backend import Backend
-from live.server.request_state import FinishedReason, RequestState
+from live.backend import Backend, BackendState
 from schedulers.speculation import SpeculationStats
+from workloads.request import Request
+
+FinishedReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+"""The end of a generation, by the names of the metrics."""
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -81,38 +84,32 @@ class ServerStats:
         self.generation_tokens = self.prompt_tokens = 0
         self.reasons: Counter[str] = Counter()
 
-    def record_tokens(self, state: RequestState, now: float) -> None:
+    def record_tokens(self, service_class: str, tokens: int, seconds: float, *, first: bool) -> None:
         """Count the new tokens of a generation: one, or with speculation several that came together.
 
         Tokens that came together are one observation of the latency between tokens, as in vLLM.
+
+        Args:
+            seconds: since the generation's arrival for the first tokens, else since those before.
         """
-        tokens = len(state.generation.output)
-        self.generation_tokens += tokens - state.num_recorded
-        state.num_recorded = tokens
-        if state.first_token_time >= 0:
-            self.inter_token.observe(now - state.last_token_time)
+        self.generation_tokens += tokens
+        if first:
+            self.time_to_first_token.observe(seconds)
+            self.classes[service_class].time_to_first_token.observe(seconds)
         else:
-            self.time_to_first_token.observe(now - state.arrival_time)
-            self._of(state).time_to_first_token.observe(now - state.arrival_time)
+            self.inter_token.observe(seconds)
 
-    def record_finished(self, state: RequestState, reason: FinishedReason) -> None:
-        """Count a finished generation."""
-        self.reasons[reason] += 1
-        if reason in ("abort", "error"):
-            return
-        self.prompt_tokens += state.generation.request.prompt_tokens
-        self.end_to_end.observe(state.last_token_time - state.arrival_time)
-        self._of(state).end_to_end.observe(state.last_token_time - state.arrival_time)
-        tokens = len(state.generation.output)
+    def record_finished(self, request: Request, tokens: int, seconds: float, decode_seconds: float) -> None:
+        """Count a generation that has ended by itself.
+
+        Args:
+            tokens: of the output. seconds: since its arrival. decode_seconds: since its first token.
+        """
+        self.prompt_tokens += request.prompt_tokens
+        self.end_to_end.observe(seconds)
+        self.classes[request.service_class].end_to_end.observe(seconds)
         if tokens > 1:
-            self.per_output_token.observe((state.last_token_time - state.first_token_time) / (tokens - 1))
-
-    def record_shed(self, state: RequestState, reason: str) -> None:
-        """Count a generation that the engine has shed."""
-        self._of(state).shed[reason] += 1
-
-    def _of(self, state: RequestState) -> ClassStats:
-        return self.classes[state.generation.request.service_class]
+            self.per_output_token.observe(decode_seconds / (tokens - 1))
 
 
 class PrometheusExporter(Collector):
@@ -129,33 +126,24 @@ class PrometheusExporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The client library's hook."""
-        yield from self._histograms()
-        yield from self._gauges()
-        yield from self._counters()
+        state = self.backend.state()
+        yield from self._histograms(state)
+        yield from self._gauges(state)
+        yield from self._counters(state)
+        yield from self._speculation(state.speculation)
         yield from self._classes()
 
-    def _classes(self) -> Iterator[Metric]:
-        """Latencies by service class, where there are some, and what was shed."""
-        classes, labels = self.stats.classes, ["model_name", "service_class"]
-        if len(classes) > 1:
-            for name, text in (
-                ("time_to_first_token_seconds", "From a request's arrival to its first token, by service class."),
-                ("e2e_request_latency_seconds", "From a request's arrival to its end, by service class."),
-            ):
-                family = HistogramMetricFamily(f"serving_twin:class_{name}", text, labels=labels)
-                for service_class, stats in classes.items():
-                    found = stats.time_to_first_token if name.startswith("time") else stats.end_to_end
-                    family.add_metric([self.model, service_class], found.buckets(), found.total)
-                yield family
-        shed = CounterMetricFamily(
-            "serving_twin:requests_shed", "Requests shed, by the limit that was reached.", labels=[*labels, "reason"]
-        )
-        for service_class, stats in classes.items():
-            for reason, count in stats.shed.items():
-                shed.add_metric([self.model, service_class, reason], count)
-        yield shed
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        family.add_metric([self.model], histogram.buckets(), histogram.total)
+        return family
 
-    def _histograms(self) -> Iterator[Metric]:
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
+        family.add_metric([self.model], value)
+        return family
+
+    def _histograms(self, state: BackendState) -> Iterator[Metric]:
         stats = self.stats
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From a request's arrival to its first token.", stats.time_to_first_token),
@@ -167,58 +155,37 @@ class PrometheusExporter(Collector):
             ),
             ("e2e_request_latency_seconds", "From a request's arrival to its end.", stats.end_to_end),
         ):
-            family = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self.model], histogram.buckets(), histogram.total)
-            yield family
-        if steps := self.backend.state().steps_by_models:
+            yield self._histogram(f"vllm:{name}", text, histogram)
+        if steps := state.steps_by_models:
             by_models = Histogram(range(1, len(steps) + 1))
             for models, count in enumerate(steps, 1):
                 by_models.counts[models - 1] = count
                 by_models.total += models * count
             text = "Models among the sequences of a decode step."
-            family = HistogramMetricFamily("serving_twin:models_per_decode_step", text, labels=["model_name"])
-            family.add_metric([self.model], by_models.buckets(), by_models.total)
-            yield family
+            yield self._histogram("serving_twin:models_per_decode_step", text, by_models)
 
-    def _gauges(self) -> Iterator[Metric]:
-        state = self.backend.state()
+    def _gauges(self, state: BackendState) -> Iterator[Metric]:
         for name, text, value in (
             ("num_requests_running", "Requests that are running or run in this step.", state.num_running),
             ("num_requests_waiting", "Requests that wait to be scheduled.", state.num_waiting),
-            (
-                "kv_cache_usage_perc",
-                "Fraction of KV cache blocks in use, 0 to 1.",
-                state.kv_cache_usage,
-            ),
+            ("kv_cache_usage_perc", "Fraction of KV cache blocks in use, 0 to 1.", state.kv_cache_usage),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self.model], value)
             yield family
-
         limits = self.backend.limits
         names = ["model_name", "block_size", "num_gpu_blocks"]
         family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache's settings, as labels.", labels=names)
         family.add_metric([self.model, str(limits.block_size), str(limits.num_gpu_blocks)], 1)
         yield family
 
-    def _counters(self) -> Iterator[Metric]:
-        state, stats = self.backend.state(), self.stats
-        counters: tuple[tuple[str, str, Any], ...] = (
-            (
-                "prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                state.prefill_tokens + state.cached_tokens,
-            ),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens),
-            ("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions),
-            ("generation_tokens", "Output tokens.", stats.generation_tokens),
-            ("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens),
-        )
-        for name, text, value in counters:
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            family.add_metric([self.model], value)
-            yield family
-        yield from self._speculation(state.speculation)
+    def _counters(self, state: BackendState) -> Iterator[Metric]:
+        stats, queries = self.stats, state.prefill_tokens + state.cached_tokens
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", state.cached_tokens)
+        yield self._counter("num_preemptions", "Preemptions, whose KV cache is recomputed.", state.preemptions)
+        yield self._counter("generation_tokens", "Output tokens.", stats.generation_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens of finished requests.", stats.prompt_tokens)
         family = CounterMetricFamily(
             "vllm:request_success", "Finished requests by reason.", labels=["model_name", "finished_reason"]
         )
@@ -230,14 +197,10 @@ class PrometheusExporter(Collector):
         """Counters of draft tokens, where the engine speculates."""
         if stats is None:
             return
-        for name, text, value in (
-            ("drafts", "Decodes that verified draft tokens.", stats.num_drafts),
-            ("draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens),
-            ("accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens),
-        ):
-            family = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=["model_name"])
-            family.add_metric([self.model], value)
-            yield family
+        prefix = "spec_decode_num_"
+        yield self._counter(f"{prefix}drafts", "Decodes that verified draft tokens.", stats.num_drafts)
+        yield self._counter(f"{prefix}draft_tokens", "Draft tokens that were verified.", stats.num_draft_tokens)
+        yield self._counter(f"{prefix}accepted_tokens", "Draft tokens that were right.", stats.num_accepted_tokens)
         family = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens that were right, by position in the draft.",
@@ -246,3 +209,24 @@ class PrometheusExporter(Collector):
         for position, count in enumerate(stats.num_accepted_tokens_per_pos):
             family.add_metric([self.model, str(position)], count)
         yield family
+
+    def _classes(self) -> Iterator[Metric]:
+        """Latencies by service class, where there are some, and what was shed."""
+        classes, labels = self.stats.classes, ["model_name", "service_class"]
+        if len(classes) > 1:
+            for name, text in (
+                ("time_to_first_token_seconds", "From a request's arrival to its first token, by service class."),
+                ("e2e_request_latency_seconds", "From a request's arrival to its end, by service class."),
+            ):
+                family = HistogramMetricFamily(f"serving_twin:class_{name}", text, labels=labels)
+                for service_class, stats in classes.items():
+                    histogram = stats.time_to_first_token if name.startswith("time") else stats.end_to_end
+                    family.add_metric([self.model, service_class], histogram.buckets(), histogram.total)
+                yield family
+        shed = CounterMetricFamily(
+            "serving_twin:requests_shed", "Requests shed, by the limit that was reached.", labels=[*labels, "reason"]
+        )
+        for service_class, stats in classes.items():
+            for reason, count in stats.shed.items():
+                shed.add_metric([self.model, service_class, reason], count)
+        yield shed

@@ -1,14 +1,14 @@
-"""The OpenAPI 3.1 document, generated from the route table and the request models."""
+"""The OpenAPI 3.1 document, generated from the operations and the types of their bodies."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from live.server.asgi import JSON
 from live.server.replies import ErrorReply
-from live.server.routes import ROUTES, Route
 
 ERRORS = {
     "400": "An invalid request; `param` is the field.",
@@ -25,29 +25,46 @@ OF_GET = ("401", "500", "503")
 EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """One event of a stream: JSON of the same kind as the whole response, or [DONE] at the end."""
 
-PLACE = "#/components/schemas/{model}"
 
-Adapters = list[tuple[Any, Literal["validation", "serialization"], TypeAdapter[Any]]]
+@dataclass(frozen=True)
+class Operation:
+    """One endpoint.
+
+    Attributes:
+        handler: called with the service, the body and the headers; its docstring is the operation's summary.
+        response: type of the response, None for a page of text. body: type of the request's body, None for GET.
+        requires_key: clients must send the API key. streams: the response may be server-sent events.
+    """
+
+    path: str
+    handler: Callable[..., Any]
+    response: TypeAdapter[Any] | None
+    body: TypeAdapter[Any] | None = None
+    requires_key: bool = True
+    streams: bool = False
+
+    @property
+    def method(self) -> str:
+        """GET without a body, else POST."""
+        return "GET" if self.body is None else "POST"
 
 
-def document(version: str, secured: bool) -> dict[str, Any]:
+def document(operations: Sequence[Operation], version: str, secured: bool) -> dict[str, Any]:
     """The document. `secured`: the server requires an API key."""
-    error = TypeAdapter(ErrorReply)
-    adapters: Adapters = [("error", "serialization", error)]
-    for i, route in enumerate(ROUTES):
-        if route.body is not None:
-            adapters.append((i, "validation", route.body))
-        if route.response is not None:
-            adapters.append(((i, "reply"), "serialization", route.response))
-    schemas, definitions = TypeAdapter.json_schemas(adapters, ref_template=PLACE)
+    adapters: list[Any] = [("error", "serialization", TypeAdapter(ErrorReply))]
+    for i, operation in enumerate(operations):
+        if operation.body is not None:
+            adapters.append((i, "validation", operation.body))
+        if operation.response is not None:
+            adapters.append((i, "serialization", operation.response))
+    schemas, definitions = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
-    for i, route in enumerate(ROUTES):
-        body = schemas.get((i, "validation"))
-        reply = schemas.get(((i, "reply"), "serialization"))
-        operation = _operation(route, body, reply, schemas["error", "serialization"])
-        if secured and route.requires_key:
-            operation["security"] = [{"key": []}]
-        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for i, operation in enumerate(operations):
+        body, response = schemas.get((i, "validation")), schemas.get((i, "serialization"))
+        entry = _entry(operation, body, response, schemas["error", "serialization"])
+        if secured and operation.requires_key:
+            entry["security"] = [{"key": []}]
+        paths[operation.path] = {operation.method.lower(): entry}
     components: dict[str, Any] = {"schemas": definitions.get("$defs", {})}
     if secured:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -55,20 +72,23 @@ def document(version: str, secured: bool) -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
-def _operation(route: Route, body: Any, reply: Any, error: Any) -> dict[str, Any]:
-    content: dict[str, Any] = (
-        {"text/plain": {"schema": {"type": "string"}}} if reply is None else {JSON: {"schema": reply}}
-    )
-    if route.streams:
+def _entry(operation: Operation, body: Any, response: Any, error: Any) -> dict[str, Any]:
+    page: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    content = page if response is None else _json(response)
+    if operation.streams:
         content["text/event-stream"] = {"schema": EVENT}
-    statuses = ERRORS if route.method == "POST" else OF_GET
-    said = {status: {"description": ERRORS[status], "content": {JSON: {"schema": error}}} for status in statuses}
-    summary = (route.handler.__doc__ or "").strip()
-    operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{route.path.replace('/', '_')}",
+    statuses = OF_GET if body is None else ERRORS
+    errors = {status: {"description": ERRORS[status], "content": _json(error)} for status in statuses}
+    summary = (operation.handler.__doc__ or "").strip()
+    entry: dict[str, Any] = {
+        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_')}",
         "summary": summary,
-        "responses": {"200": {"description": summary, "content": content}, **said},
+        "responses": {"200": {"description": summary, "content": content}, **errors},
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
-    return operation
+        entry["requestBody"] = {"required": True, "content": _json(body)}
+    return entry
+
+
+def _json(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

@@ -3,140 +3,166 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from functools import partial
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from live.server.asgi import HttpExchange
-from live.server.contracts import read_contract
 from live.server.errors import bad_request
-from live.server.identifiers import response_id, unix_time
 from live.server.protocol import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
-from live.server.replies import Classes, Embeddings, Pooling, PromptUsage, Ranking, Scores
+from live.server.request_state import Response
 from live.server.service import Service
 
-Vector = npt.NDArray[np.float32]
+Headers: TypeAlias = Mapping[str, str]
+Vector: TypeAlias = npt.NDArray[np.float32]
+Pairs: TypeAlias = Sequence[tuple[str, str]]
 
 
-async def embeddings(service: Service, request: EmbeddingRequest, exchange: HttpExchange) -> Embeddings:
+class PoolingResponse(Response):
+    """A response that is computed from the pooled output of each prompt.
+
+    Args:
+        task: of the requests. kind: begins the id of the response.
+        content: the response's own fields, from the pooled outputs in the order of the prompts.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        prompts: list[list[int]],
+        task: str,
+        kind: str,
+        headers: Headers,
+        content: Callable[[list[Vector]], dict[str, Any]],
+    ) -> None:
+        self.states = service.poolings(prompts, task, service.contract(headers))
+        self._content, self._model = content, service.config.name
+        self._id, self._tokens = f"{kind}-{secrets.token_hex(16)}", sum(map(len, prompts))
+
+    def document(self) -> Mapping[str, Any]:
+        outputs = [state.generation.pooled_output for state in self.states]
+        return {
+            "id": self._id,
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._model,
+            **self._content([vector for vector in outputs if vector is not None]),
+            "usage": {"prompt_tokens": self._tokens, "total_tokens": self._tokens},
+        }
+
+
+def embeddings(service: Service, request: EmbeddingRequest, headers: Headers) -> Response:
     """Embeddings: last hidden states, scaled to length 1."""
-    if service.model.labels:
-        raise bad_request(
-            "model", f"{service.model.name} is a classification model and has no embeddings; /pooling gives its logits"
-        )
-    _check_size(request, service.model.hidden_size)
-    prompts = await service.offload.run(exchange.size, partial(service.prompts, request.input, "input"))
-    vectors = await _run(service, prompts, "embed", exchange)
-    return {
-        "id": response_id("embd"),
-        "object": "list",
-        "created": unix_time(),
-        "model": service.model.name,
-        "data": [
-            {"index": i, "object": "embedding", "embedding": _encoded(_unit(vector), request)}
-            for i, vector in enumerate(vectors)
-        ],
-        "usage": _usage(prompts),
-    }
+    if service.labels:
+        reason = f"{service.config.name} is a classification model and has no embeddings"
+        raise bad_request("model", f"{reason}; /pooling gives its logits")
+    _check_size(request, service.backend.config.shape.hidden)
+    prompts = service.prompts(request.input, "input")
+
+    def content(vectors: list[Vector]) -> dict[str, Any]:
+        encoded = [_encoded(_unit(vector), request) for vector in vectors]
+        return {"data": [{"index": i, "object": "embedding", "embedding": row} for i, row in enumerate(encoded)]}
+
+    return PoolingResponse(service, prompts, "embed", "embd", headers, content)
 
 
-async def pooling(service: Service, request: EmbeddingRequest, exchange: HttpExchange) -> Pooling:
+def pooling(service: Service, request: EmbeddingRequest, headers: Headers) -> Response:
     """Unscaled results of prompts: the logits of the labels if the model has any, else the last hidden state."""
-    _check_size(request, len(service.model.labels) or service.model.hidden_size)
-    prompts = await service.offload.run(exchange.size, partial(service.prompts, request.input, "input"))
-    vectors = await _run(service, prompts, "classify" if service.model.labels else "embed", exchange)
-    return {
-        "id": response_id("pool"),
-        "object": "list",
-        "created": unix_time(),
-        "model": service.model.name,
-        "data": [{"index": i, "object": "pooling", "data": _encoded(each, request)} for i, each in enumerate(vectors)],
-        "usage": _usage(prompts),
-    }
+    _check_size(request, len(service.labels) or service.backend.config.shape.hidden)
+    prompts = service.prompts(request.input, "input")
+
+    def content(vectors: list[Vector]) -> dict[str, Any]:
+        encoded = [_encoded(vector, request) for vector in vectors]
+        return {"data": [{"index": i, "object": "pooling", "data": row} for i, row in enumerate(encoded)]}
+
+    return PoolingResponse(service, prompts, "classify" if service.labels else "embed", "pool", headers, content)
 
 
-async def classify(service: Service, request: ClassifyRequest, exchange: HttpExchange) -> Classes:
+def classify(service: Service, request: ClassifyRequest, headers: Headers) -> Response:
     """The probability of each label."""
-    if not service.model.labels:
-        raise bad_request("model", f"{service.model.name} has no classification head")
-    prompts = await service.offload.run(exchange.size, partial(service.prompts, request.input, "input"))
-    probabilities = [_probabilities(logits) for logits in await _run(service, prompts, "classify", exchange)]
-    return {
-        "id": response_id("classify"),
-        "object": "list",
-        "created": unix_time(),
-        "model": service.model.name,
-        "data": [
-            {
-                "index": i,
-                "label": service.model.labels[int(np.argmax(each))],
-                "probs": each.tolist(),
-                "num_classes": len(service.model.labels),
-            }
-            for i, each in enumerate(probabilities)
-        ],
-        "usage": _usage(prompts),
-    }
+    labels = service.labels
+    if not labels:
+        raise bad_request("model", f"{service.config.name} has no classification head")
+    prompts = service.prompts(request.input, "input")
+
+    def content(vectors: list[Vector]) -> dict[str, Any]:
+        rows = [(int(np.argmax(probs)), probs.tolist()) for probs in map(_probabilities, vectors)]
+        return {
+            "data": [
+                {"index": i, "label": labels[best], "probs": probs, "num_classes": len(labels)}
+                for i, (best, probs) in enumerate(rows)
+            ]
+        }
+
+    return PoolingResponse(service, prompts, "classify", "classify", headers, content)
 
 
-async def score(service: Service, request: ScoreRequest, exchange: HttpExchange) -> Scores:
+def score(service: Service, request: ScoreRequest, headers: Headers) -> Response:
     """The similarity of texts, pair by pair."""
     left = [request.text_1] if isinstance(request.text_1, str) else request.text_1
     right = [request.text_2] if isinstance(request.text_2, str) else request.text_2
     if len(left) not in (1, len(right)):
         raise bad_request("text_1", f"expected 1 text or as many as text_2 has ({len(right)}), found {len(left)}")
     pairs = list(zip(left * (len(right) // len(left)), right, strict=True))
-    scores, tokens = await _scores(service, pairs, ("text_1", "text_2"), "score", exchange)
-    return {
-        "id": response_id("score"),
-        "object": "list",
-        "created": unix_time(),
-        "model": service.model.name,
-        "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(scores)],
-        "usage": tokens,
-    }
+    prompts, scores = _scores(service, pairs, ("text_1", "text_2"))
+
+    def content(vectors: list[Vector]) -> dict[str, Any]:
+        return {"data": [{"index": i, "object": "score", "score": row} for i, row in enumerate(scores(vectors))]}
+
+    return PoolingResponse(service, prompts, "score", "score", headers, content)
 
 
-async def rerank(service: Service, request: RerankRequest, exchange: HttpExchange) -> Ranking:
+class RankingResponse(PoolingResponse):
+    """The response of /rerank, which has neither an object nor a time."""
+
+    def document(self) -> Mapping[str, Any]:
+        document = super().document()
+        return {name: document[name] for name in ("id", "model", "usage", "results")}
+
+
+def rerank(service: Service, request: RerankRequest, headers: Headers) -> Response:
     """Documents sorted by relevance to a query, the most relevant first; equal ones keep their order."""
-    texts = [each if isinstance(each, str) else each.text for each in request.documents]
-    pairs = [(request.query, text) for text in texts]
-    scores, tokens = await _scores(service, pairs, ("query", "documents"), "rerank", exchange)
-    order = sorted(range(len(texts)), key=lambda i: -scores[i])
-    return {
-        "id": response_id("rerank"),
-        "model": service.model.name,
-        "usage": tokens,
-        "results": [
-            {"index": i, "document": {"text": texts[i]}, "relevance_score": scores[i]}
-            for i in order[: request.top_n or None]
-        ],
-    }
+    texts = [document if isinstance(document, str) else document.text for document in request.documents]
+    prompts, scores = _scores(service, [(request.query, text) for text in texts], ("query", "documents"))
+
+    def content(vectors: list[Vector]) -> dict[str, Any]:
+        relevance = scores(vectors)
+        order = sorted(range(len(texts)), key=lambda i: -relevance[i])[: request.top_n or None]
+        return {
+            "results": [{"index": i, "document": {"text": texts[i]}, "relevance_score": relevance[i]} for i in order]
+        }
+
+    return RankingResponse(service, prompts, "rerank", "rerank", headers, content)
 
 
-async def _scores(
-    service: Service, pairs: Sequence[tuple[str, str]], names: tuple[str, str], task: str, exchange: HttpExchange
-) -> tuple[list[float], PromptUsage]:
-    """Scores by the classification head, which reads both texts as one prompt; else cosines of embeddings."""
-    if len(service.model.labels) > 1:
-        raise bad_request(
-            "model",
-            f"{service.model.name} has {len(service.model.labels)} classes, expected a classification head with one",
-        )
+def _scores(
+    service: Service, pairs: Pairs, names: tuple[str, str]
+) -> tuple[list[list[int]], Callable[[list[Vector]], list[float]]]:
+    """The prompts of pairs, and a function that computes the pairs' scores from the pooled outputs.
+
+    With a classification head, which reads both texts as one prompt, a score is its probability; else the cosine of the
+    embeddings.
+    """
+    labels = service.labels
+    if len(labels) > 1:
+        found = f"{service.config.name} has {len(labels)} classes"
+        raise bad_request("model", f"{found}, expected a classification head with one")
     service.check_capacity(len(pairs))
-    if service.model.labels:
-        prompts = await service.offload.run(exchange.size, partial(_joined, service, pairs, names))
-        logits = await _run(service, prompts, task, exchange)
-        return [float(_probabilities(each)[0]) for each in logits], _usage(prompts)
-    index_of, prompts = await service.offload.run(exchange.size, partial(_distinct, service, pairs, names))
-    vectors = [_unit(vector) for vector in await _run(service, prompts, task, exchange)]
-    cosines = [float(np.dot(vectors[index_of[left]], vectors[index_of[right]])) for left, right in pairs]
-    return cosines, _usage(prompts)
+    if labels:
+        return _joined(service, pairs, names), lambda logits: [float(_probabilities(row)[0]) for row in logits]
+    index_of, prompts = _distinct(service, pairs, names)
+
+    def cosines(vectors: list[Vector]) -> list[float]:
+        units = [_unit(vector) for vector in vectors]
+        return [float(np.dot(units[index_of[left]], units[index_of[right]])) for left, right in pairs]
+
+    return prompts, cosines
 
 
-def _joined(service: Service, pairs: Sequence[tuple[str, str]], names: tuple[str, str]) -> list[list[int]]:
+def _joined(service: Service, pairs: Pairs, names: tuple[str, str]) -> list[list[int]]:
     """One prompt for each pair, of both its texts."""
     inputs = service.inputs
     lefts = {text: inputs.encode(text, names[0]) for text in dict.fromkeys(left for left, _ in pairs)}
@@ -144,9 +170,7 @@ def _joined(service: Service, pairs: Sequence[tuple[str, str]], names: tuple[str
     return [inputs.check_prompt([*left, *right], names[1]) for left, right in rights]
 
 
-def _distinct(
-    service: Service, pairs: Sequence[tuple[str, str]], names: tuple[str, str]
-) -> tuple[dict[str, int], list[list[int]]]:
+def _distinct(service: Service, pairs: Pairs, names: tuple[str, str]) -> tuple[dict[str, int], list[list[int]]]:
     """One prompt for each different text, and each text's index among them."""
     name_of: dict[str, str] = {}
     for pair in pairs:
@@ -154,18 +178,6 @@ def _distinct(
             name_of.setdefault(text, name)
     prompts = [service.inputs.prompts(text, name)[0] for text, name in name_of.items()]
     return {text: i for i, text in enumerate(name_of)}, prompts
-
-
-async def _run(service: Service, prompts: list[list[int]], task: str, exchange: HttpExchange) -> list[Vector]:
-    """The pooled output of each prompt."""
-    service.check_capacity(len(prompts))
-    contract = read_contract(exchange, None, service.config.classes)
-    with service.async_engine.group(exchange) as group:
-        for prompt in prompts:
-            group.submit(service.generations.pool(prompt, task, contract))
-        await group.finished()
-    found = [state.generation.pooled_output for state in group.states]
-    return [vector for vector in found if vector is not None]
 
 
 def _check_size(request: EmbeddingRequest, size: int) -> None:
@@ -192,8 +204,3 @@ def _probabilities(logits: Vector) -> npt.NDArray[np.float64]:
         return np.exp(-np.logaddexp(0.0, -wide))
     powers = np.exp(wide - wide.max())
     return np.asarray(powers / powers.sum())
-
-
-def _usage(prompts: list[list[int]]) -> PromptUsage:
-    tokens = sum(map(len, prompts))
-    return {"prompt_tokens": tokens, "total_tokens": tokens}

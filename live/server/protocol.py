@@ -8,8 +8,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import any_schema, no_info_after_validator_function
 
-from live.server.errors import bad_request
-
 MAX_LOGPROBS = 20
 """Alternatives that a client may request for each token, as in vLLM."""
 
@@ -46,7 +44,7 @@ def _whole(value: Any) -> Any:
 
 
 def _all_whole(value: Any) -> Any:
-    return [_whole(each) for each in value] if isinstance(value, list) and float in set(map(type, value)) else value
+    return [_whole(number) for number in value] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
@@ -100,9 +98,9 @@ class Unsupported:
 
     def check(self, value: Any) -> Any:
         """Refuse any other value; true is not 1 here."""
-        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.accepted):
+        if any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.accepted):
             return value
-        choices = " or ".join("null" if each is None else repr(each) for each in self.accepted)
+        choices = " or ".join("null" if neutral is None else repr(neutral) for neutral in self.accepted)
         raise ValueError(f"not served, expected {choices}")
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
@@ -175,6 +173,16 @@ class GenerationRequest(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def num_logprobs(self) -> int:
+        """Number of log-probabilities for each output token: -1 for none, 0 for the sampled token's only."""
+        raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """The same for the prompt's tokens."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
     def includes_usage(self) -> bool:
         """True if a stream ends with token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -189,6 +197,15 @@ class CompletionRequest(GenerationRequest):
     logprobs: NumLogprobs | None = None
     add_special_tokens: bool | None = None
     suffix: Annotated[Any, Unsupported("")] = None
+
+    @property
+    def num_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        requested = super().num_prompt_logprobs
+        return max(requested, self.num_logprobs) if self.echo else requested  # an echoed prompt has the output's
 
 
 class TextPart(BaseModel):
@@ -233,6 +250,10 @@ class ChatRequest(GenerationRequest, ChatTemplateRequest):
     function_call: Annotated[Any, Unsupported("none", "auto")] = None
     modalities: Annotated[Any, Unsupported(["text"])] = None
     audio: Annotated[Any, Unsupported()] = None
+
+    @property
+    def num_logprobs(self) -> int:
+        return (self.top_logprobs or 0) if self.logprobs else -1
 
 
 class EmbeddingRequest(Body):
@@ -292,15 +313,3 @@ class DetokenizeRequest(Body):
 
     tokens: AnyIds
     skip_special_tokens: bool | None = None
-
-
-def check_generation_request(request: GenerationRequest) -> None:
-    """Refuse options that contradict each other.
-
-    Raises:
-        ApiError: 400.
-    """
-    if request.stream and request.prompt_logprobs is not None:
-        raise bad_request("prompt_logprobs", "not served in a stream")
-    if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options", "expected stream to be true")

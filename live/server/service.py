@@ -1,73 +1,76 @@
-"""The parts that the endpoints share."""
+"""One served model: its prompts, and its generations on the backend.
+
+A `RequestState` finishes exactly once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Self
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from live.backend import Backend
 from live.device import versions
-from live.server.async_engine import AsyncEngine
+from live.engine import Progress
+from live.generation import Contract, make_generation
+from live.server.config import ServerConfig
 from live.server.errors import ApiError, bad_request, busy
-from live.server.generation_factory import GenerationFactory
-from live.server.identifiers import unix_time
 from live.server.input_processor import InputProcessor, as_batch
-from live.server.metrics import PrometheusExporter, ServerStats
-from live.server.offload import Offload
-from live.server.protocol import Prompts
-from live.server.served_model import ServedModel
-from live.server.server_config import ServerConfig
+from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
+from live.server.protocol import GenerationRequest, Prompts
+from live.server.request_state import RequestState, SamplingParams
 from live.text.chat import ChatTemplate
+from live.text.stream import TextStream
 from live.text.tokenizer import Tokenizer
+from schedulers.admission_control import RequestShed
+
+MAX_TENANT = 128
+"""Characters of a tenant's name."""
 
 
-@dataclass
 class Service:
-    """One served model.
+    """One served model, or one with its adapters, on a backend that the running event loop drives.
 
     Attributes:
-        config: the server's settings. model: the model's name and sizes. async_engine: runs generations.
-        inputs: makes prompts of requests. generations: makes generations of prompts.
+        config: the server's settings. backend: an engine or a topology. inputs: makes prompts of requests.
+        base: the model whose adapters the others are; "" where there are none. names: those that clients may use.
+        labels: names of the classes of a classification model, empty for others.
+        end_tokens: ids that end an output, of the model's config and its tokenizer.
+        request_states: of unfinished generations, by request id.
         stats: counters. exporter: the metrics page. draining: new requests are refused.
-        offload: encodes large requests in threads. started: seconds since 1970.
+        failure: why the backend has failed; None while it runs. on_failure: called when it fails.
+        started: seconds since 1970.
     """
 
-    config: ServerConfig
-    model: ServedModel
-    async_engine: AsyncEngine
-    inputs: InputProcessor
-    generations: GenerationFactory
-    stats: ServerStats
-    exporter: PrometheusExporter
-    draining: bool = False
-    offload: Offload = field(default_factory=Offload)
-    started: int = field(default_factory=unix_time)
-    version: str = field(default_factory=lambda: versions().get("serving-twin", "unknown"))
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         config: ServerConfig,
         backend: Backend,
         tokenizer: Tokenizer | None = None,
         template: ChatTemplate | None = None,
-    ) -> Self:
-        """The service of a backend, which runs on the present event loop."""
-        model, stats = ServedModel.of(config.name, backend, tokenizer), ServerStats(config.classes)
-        return cls(
-            config=config,
-            model=model,
-            async_engine=AsyncEngine(backend, stats),
-            inputs=InputProcessor(model, tokenizer, template),
-            generations=GenerationFactory(model, tokenizer),
-            stats=stats,
-            exporter=PrometheusExporter(stats, backend, model.name),
-        )
+    ) -> None:
+        self.config, self.backend = config, backend
+        self.inputs = InputProcessor(backend, tokenizer, template)
+        self.base = config.name if config.name in backend.models else ""
+        self.names = backend.models or (config.name,)
+        self.labels = backend.config.labels
+        of_tokenizer = tokenizer.end_tokens if tokenizer is not None else frozenset()
+        self.end_tokens = frozenset(backend.config.end_tokens) | of_tokenizer
+        self.request_states: dict[int, RequestState] = {}
+        self.stats = ServerStats(config.classes)
+        self.exporter = PrometheusExporter(self.stats, backend, config.name)
+        self.draining = False
+        self.failure: ApiError | None = None
+        self.on_failure: Callable[[str], None] = lambda reason: None
+        self.started = int(time.time())
+        self.version = versions().get("serving-twin", "unknown")
+        self._seeds, self._request_ids = random.Random(), itertools.count()
+        backend.start(self._deliver, self._fail)
 
-    @property
-    def backend(self) -> Backend:
-        """The backend, to be looked at only: `async_engine` drives it."""
-        return self.async_engine.backend
+    # -- checks, which may also run in a thread ----------------------------------------------------------------------
 
     def check_available(self, model: str | None) -> None:
         """Refuse a request for another model, or while the server cannot answer.
@@ -75,14 +78,13 @@ class Service:
         Raises:
             ApiError: 404 or 503.
         """
-        names = self.model.names
-        if model is not None and model not in names:
-            expected = " or ".join(names[:10])
+        if model is not None and model not in self.names:
+            expected = " or ".join(self.names[:10])
             raise ApiError(404, f"model: expected {expected}, found {model}", param="model", code="model_not_found")
         if self.draining:
             raise busy(503, "the server is shutting down")
-        if self.async_engine.failure is not None:
-            raise self.async_engine.failure
+        if self.failure is not None:
+            raise self.failure
 
     def check_capacity(self, generations: int) -> None:
         """Refuse a request whose generations do not fit into the queue.
@@ -93,7 +95,7 @@ class Service:
         capacity = self.backend.limits.max_num_seqs + self.config.limits.queue
         if generations > capacity:
             raise bad_request(None, f"expected at most {capacity} prompts times n, found {generations}")
-        present = len(self.async_engine.request_states)
+        present = len(self.request_states)
         if present + generations > capacity:
             raise busy(503, f"the queue is full: {present} generations run or wait, at most {capacity}")
 
@@ -108,3 +110,205 @@ class Service:
         """
         self.check_capacity(len(as_batch(value)) * n)
         return self.inputs.prompts(value, field, special)
+
+    # -- requests, made in the same thread as their checks -----------------------------------------------------------
+
+    def contract(self, headers: Mapping[str, str], priority: int | None = None) -> Contract:
+        """The tenant and the class that a request's headers name, with what the class promises.
+
+        Args:
+            priority: of the body, which goes before that of the class. Without classes in the configuration, the
+                header of the class is ignored.
+
+        Raises:
+            ApiError: 400 for a class that the server does not know, and for a tenant of too many characters.
+        """
+        arrival, classes = time.perf_counter(), self.config.classes
+        tenant, name = headers.get("x-tenant", ""), headers.get("x-request-class", "")
+        if len(tenant) > MAX_TENANT:
+            raise bad_request(None, f"header X-Tenant: expected at most {MAX_TENANT} characters, found {len(tenant)}")
+        if name and classes and name not in classes:
+            expected = f"expected one of {', '.join(classes)}"
+            raise bad_request(None, f"header X-Request-Class: {expected}, found {name[:MAX_TENANT]}")
+        service_class = classes.get(name)
+        if service_class is None:
+            return Contract(arrival, priority or 0, tenant)
+        priority = service_class.priority if priority is None else priority
+        return Contract(arrival, priority, tenant, name, service_class.ttft_goal)
+
+    def sampling_params(self, request: GenerationRequest, max_tokens: int) -> SamplingParams:
+        """The sampling parameters of all outputs of a request; a random seed for one that gives none.
+
+        Raises:
+            ApiError: 400 for stop strings without a tokenizer.
+        """
+        if self.inputs.tokenizer is None and request.stop_strings:
+            raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
+        return SamplingParams.of(request, max_tokens, self._seeds.getrandbits(63), self.end_tokens)
+
+    def generations(
+        self, request: GenerationRequest, prompts: list[list[int]], max_tokens: int, contract: Contract
+    ) -> list[RequestState]:
+        """The outputs of a request, `n` for each prompt.
+
+        Raises:
+            ApiError: 400 for stop strings without a tokenizer; or if there are several models, none of which is the
+                base of the others, and the request names none.
+        """
+        params, model = self.sampling_params(request, max_tokens), self._model(request)
+        own_cache = b"" if model == self.base else b"\0" + model.encode()  # an adapter changes keys and values
+        salt, changed = (request.cache_salt or "").encode() + own_cache, asyncio.Event()
+        states: list[RequestState] = []
+        for prompt in prompts:
+            for i in range(request.n or 1):
+                choice = params.of_choice(i)
+                generation = make_generation(
+                    next(self._request_ids),
+                    prompt,
+                    max_tokens,
+                    sampling_params=choice,
+                    end_tokens=choice.all_stop_token_ids,
+                    min_tokens=choice.min_tokens,
+                    block_size=self.backend.limits.prefix_id_tokens,
+                    task="generate" if max_tokens else "prompt_logprobs",
+                    logprobs=choice.logprobs,
+                    prompt_logprobs=choice.prompt_logprobs,
+                    cache_salt=salt,
+                    model=model,
+                    contract=contract,
+                )
+                states.append(RequestState(generation, changed, len(states), choice, self._text_stream(choice)))
+                if choice.stop is not None:
+                    generation.stop_check = states[-1].stops_at
+        return states
+
+    def poolings(self, prompts: list[list[int]], task: str, contract: Contract) -> list[RequestState]:
+        """Pooling requests, which produce no tokens; the base model computes them."""
+        block_size, changed = self.backend.limits.prefix_id_tokens, asyncio.Event()
+        model = self.base or "default"
+        return [
+            RequestState(
+                make_generation(
+                    next(self._request_ids), prompt, 0, block_size=block_size, task=task, model=model,
+                    contract=contract,
+                ),
+                changed,
+                i,
+            )
+            for i, prompt in enumerate(prompts)
+        ]  # fmt: skip
+
+    def _model(self, request: GenerationRequest) -> str:
+        """The model that a request is for, as the scheduler names it."""
+        if request.model is None and self.base:
+            return self.base
+        if not self.backend.models:
+            return "default"
+        if request.model is None:
+            raise bad_request("model", f"expected {' or '.join(self.names[:10])}")
+        return request.model
+
+    def _text_stream(self, params: SamplingParams) -> TextStream | None:
+        if self.inputs.tokenizer is None:
+            return None
+        include, skip = params.include_stop_str_in_output, params.skip_special_tokens
+        return TextStream(self.inputs.tokenizer, params.stop, include, skip, params.min_tokens)
+
+    # -- on the event loop -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self, states: Sequence[RequestState]) -> Iterator[None]:
+        """Submit the generations of a request; abort those that are unfinished at the end of the `with` block.
+
+        Raises:
+            ApiError: as `check_capacity`; 400 for one that the engine refuses; 429 or 503 for one that it sheds, by a
+                limit of its tenant or by another one; 503 if the engine has failed.
+        """
+        self.check_capacity(len(states))  # others may have come while these were being made
+        try:
+            for state in states:
+                self._submit(state)
+            yield
+        finally:
+            for state in states:
+                if state.generation.request.id in self.request_states:
+                    self._finish(state, "abort")
+                    if self.failure is None:
+                        self.backend.abort(state.generation.request.id)
+
+    async def changed(self, states: Sequence[RequestState]) -> None:
+        """Wait until one of the generations of a request has advanced or ended since the last call.
+
+        Raises:
+            ApiError: a generation has failed.
+        """
+        changed = states[0].changed
+        await changed.wait()
+        changed.clear()
+        for state in states:
+            if state.error is not None:
+                raise state.error
+
+    def fail_all(self, error: ApiError) -> None:
+        """End all generations with an error."""
+        for state in list(self.request_states.values()):
+            state.error = error
+            self._finish(state, "error")
+            if self.failure is None:
+                self.backend.abort(state.generation.request.id)
+
+    def _submit(self, state: RequestState) -> None:
+        if self.failure is not None:
+            raise self.failure
+        request = state.generation.request
+        try:
+            self.backend.submit(state.generation)
+        except RequestShed as shed:
+            self.stats.classes[request.service_class].shed[shed.reason] += 1
+            message = f"the engine is overloaded ({shed.reason.replace('_', ' ')}); expected a retry later"
+            raise busy(429 if shed.reason == "tenant_waiting" else 503, message, shed.retry_after) from None
+        except ValueError as error:
+            raise bad_request(None, str(error)) from None
+        self.request_states[request.id] = state
+
+    def _fail(self, reason: str) -> None:
+        """Note that the backend has failed, and end all generations with an error."""
+        self.failure = ApiError(503, reason, code="engine_failed")
+        self.fail_all(self.failure)
+        self.on_failure(reason)
+
+    def _deliver(self, progress: Progress) -> None:
+        """Count new tokens and finished generations, and wake their responses."""
+        now = time.perf_counter()
+        for generation in progress.advanced:
+            state = self.request_states.get(generation.request.id)
+            if state is not None:  # else it has been aborted meanwhile
+                self._record_tokens(state, now)
+        for generation in progress.finished:
+            state = self.request_states.get(generation.request.id)
+            if state is not None:
+                state.last_token_time = now
+                self._finish(state, "length" if generation.finish_reason == "length" else "stop")
+
+    def _record_tokens(self, state: RequestState, now: float) -> None:
+        request, tokens = state.generation.request, len(state.generation.output)
+        first = state.first_token_time < 0
+        seconds = now - (request.arrival if first else state.last_token_time)
+        self.stats.record_tokens(request.service_class, tokens - state.num_recorded, seconds, first=first)
+        if first:
+            state.first_token_time = now
+        state.last_token_time = now
+        state.num_recorded = tokens
+        state.changed.set()
+
+    def _finish(self, state: RequestState, reason: FinishedReason) -> None:
+        assert not state.finished
+        generation = state.generation
+        del self.request_states[generation.request.id]
+        state.finished = True
+        self.stats.reasons[reason] += 1
+        if reason in ("stop", "length"):
+            end, request = state.last_token_time, generation.request
+            tokens = len(generation.output)
+            self.stats.record_finished(request, tokens, end - request.arrival, end - state.first_token_time)
+        state.changed.set()

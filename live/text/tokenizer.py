@@ -49,7 +49,8 @@ class Tokenizer:
         self._vocabulary = self._read_vocabulary(file)
         names = special_tokens(directory)
         self.bos, self.eos = self._id("bos_token", names, directory), self._id("eos_token", names, directory)
-        self.end_tokens = _end_tokens(directory / "generation_config.json") | {self.eos} - {None}
+        own = frozenset() if self.eos is None else frozenset({self.eos})
+        self.end_tokens = own | _end_tokens(directory / "generation_config.json")
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text. Names of special tokens in it become these tokens.

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.sampling import SamplingParams
-from live.generation import Generation, make_generation
+from live.generation import Contract, Generation, make_generation
 from workloads.request import Request
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -29,12 +29,8 @@ def materialise(request: Request, answer: int, vocabulary: int, id_tokens: int) 
         sampling_params=GREEDY,
         block_size=id_tokens,
         task=request.task,
-        arrival=request.arrival,
-        priority=request.priority,
         model=request.model,
-        tenant=request.tenant,
-        service_class=request.service_class,
-        ttft_goal=request.ttft_goal,
+        contract=Contract(request.arrival, request.priority, request.tenant, request.service_class, request.ttft_goal),
     )
 
 

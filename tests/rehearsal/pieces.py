@@ -33,10 +33,10 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.linear import Rounding
 from live.models.weights import random_weights
+from live.server.config import ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import Cache, build_engine
-from live.server.server_config import ServerConfig
 from live.server.service import Service
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle

@@ -24,11 +24,9 @@ from live.graphs.executor import GraphExecutor  # noqa: E402
 from live.models.config import read_config  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
-from live.server.contracts import ServiceClass  # noqa: E402
+from live.server.config import Limits, ServerConfig, ServiceClass  # noqa: E402
 from live.server.engine_backend import EngineBackend  # noqa: E402
 from live.server.launcher import GracefulShutdown, listen, serve  # noqa: E402
-from live.server.limits import Limits  # noqa: E402
-from live.server.server_config import ServerConfig  # noqa: E402
 from live.server.service import Service  # noqa: E402
 from live.text.chat import ChatTemplate  # noqa: E402
 from live.text.tokenizer import Tokenizer  # noqa: E402
@@ -146,7 +144,7 @@ class Setting:
             core.check_integrity()
             return not core.sequences and core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
 
-        return bool(self.on_engine(look)) and self.on_loop(lambda: not self.service.async_engine.request_states)
+        return bool(self.on_engine(look)) and self.on_loop(lambda: not self.service.request_states)
 
 
 @contextlib.contextmanager

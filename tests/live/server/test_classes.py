@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
-from live.server.contracts import ServiceClass
+from live.server.config import ServiceClass
 from live.server.engine_backend import EngineBackend
 from schedulers.admission_control import AdmissionLimits, WaitingLimits
 from tests.live.server.conftest import Setting, config, running

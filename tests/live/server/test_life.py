@@ -100,7 +100,7 @@ def test_an_engine_that_fails_is_told_to_everybody(
         for answer in (setting.client.get("/health"), setting.client.post("/v1/completions", prompt=[1])):
             assert (answer.status, answer.error["code"]) == (503, "engine_failed")
         assert setting.service.stats.reasons["error"] == 4
-        assert not setting.service.async_engine.request_states
+        assert not setting.service.request_states
     assert "out of memory" in caplog.text
 
 

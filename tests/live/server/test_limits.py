@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from live.models.decoder import Decoder
-from live.server.limits import Limits
+from live.server.config import Limits
 from tests.live.server.conftest import Setting, config, running
 
 
@@ -53,7 +53,7 @@ def test_too_many_at_once_and_too_long_a_queue(decoder: Decoder, folder: Path) -
         assert "queue is full" in full.error["message"]
         third = threading.Thread(target=post, args=("/v1/completions",), kwargs={"prompt": [1], "max_tokens": 200})
         third.start()
-        while setting.on_loop(lambda: len(setting.service.async_engine.request_states)) < 3:
+        while setting.on_loop(lambda: len(setting.service.request_states)) < 3:
             time.sleep(0.005)
         crowded = post("/tokenize", prompt="a")
         assert (crowded.status, crowded.headers["retry-after"], crowded.error["type"]) == (429, "1", "rate_limit_error")

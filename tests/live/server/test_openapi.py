@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from live.models.decoder import Decoder
+from live.server.app import OPERATIONS
 from live.server.errors import INVALID
-from live.server.routes import ROUTES, Route
+from live.server.openapi import Operation
 from tests.live.server.conftest import config, running
 
 schemathesis = pytest.importorskip("schemathesis", reason="the extra [test] has it")
@@ -50,8 +51,8 @@ def drive(operation: Any, mode: Any) -> None:
     holds()
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
-def test_the_server_does_what_its_document_says(schema: Any, route: Route) -> None:
+@pytest.mark.parametrize("route", OPERATIONS, ids=lambda route: route.path)
+def test_the_server_does_what_its_document_says(schema: Any, route: Operation) -> None:
     operation = schema[route.path][route.method]
     drive(operation, schemathesis.GenerationMode.POSITIVE)
     if route.body is not None:
@@ -59,6 +60,6 @@ def test_the_server_does_what_its_document_says(schema: Any, route: Route) -> No
 
 
 def test_every_path_is_there(schema: Any) -> None:
-    assert {(route.path, route.method.lower()) for route in ROUTES} == {
+    assert {(route.path, route.method.lower()) for route in OPERATIONS} == {
         (path, method) for path, operations in schema.raw_schema["paths"].items() for method in operations
     }
