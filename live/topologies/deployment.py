@@ -89,6 +89,27 @@ class FrontRole(ABC):
         """Abort all requests and end all workers. A second call changes nothing."""
         self._stopping = True
 
+    def _take_calls(self) -> None:
+        """Take the requests that have arrived, and abort others."""
+        while self._arriving:
+            generation = self._arriving.popleft()
+            self._generations[generation.request.id] = generation
+            self._enter(generation)
+        if self._stopping:
+            self._aborting.extend(self._generations)
+        while self._aborting:
+            aborted = self._generations.get(self._aborting.popleft())
+            if aborted is not None and not aborted.finish_reason:
+                self._abort(aborted)
+
+    @abstractmethod
+    def _enter(self, generation: Generation) -> None:
+        """Take a new request."""
+
+    @abstractmethod
+    def _abort(self, generation: Generation) -> None:
+        """Abort an unfinished request."""
+
     def _send_all(self, ranks: Iterable[int], kind: int) -> None:
         """Send several ranks a message that is nothing but its kind."""
         for rank in ranks:

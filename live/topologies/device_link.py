@@ -63,11 +63,7 @@ class DeviceLink:
         self._sending: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
     def send(self, destination: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Send tensors, of which those without elements are not sent.
-
-        Raises:
-            RuntimeError: the destination has ended, or on a CPU does not read.
-        """
+        """Send tensors, of which those without elements are not sent."""
         group = self._upwards if destination > self._rank else self._downwards
         under_way = self._sending.setdefault(destination, deque())
         for tensor in tensors:
@@ -79,11 +75,7 @@ class DeviceLink:
             under_way.append((group.send([dense.view(-1)], destination, TAG), dense))
 
     def receive(self, source: int, payloads: Sequence[tuple[int, Payload, int]]) -> list[torch.Tensor]:
-        """Receive tensors: (place in the message, payload, rows) of each. They are valid until the next call.
-
-        Raises:
-            RuntimeError: the source has ended, or on a CPU does not send.
-        """
+        """Receive tensors: (place in the message, payload, rows) of each. They are valid until the next call."""
         group = self._upwards if self._rank > source else self._downwards
         place = self._sources.get(source)
         if place is None:
@@ -114,10 +106,11 @@ class DeviceLink:
 
     def _buffer(self, buffers: dict[int, torch.Tensor], place: int, payload: Payload, rows: int) -> torch.Tensor:
         """Memory for the rows of a message's tensor, as large as any message needs."""
-        found = buffers.get(place)
-        if found is None or found.dtype != payload.dtype or found.shape[1:] != payload.row:
-            found = buffers[place] = torch.empty((payload.rows, *payload.row), dtype=payload.dtype, device=self._device)
-        return found[:rows]
+        buffer = buffers.get(place)
+        if buffer is None or buffer.dtype != payload.dtype or buffer.shape[1:] != payload.row:
+            shape = payload.rows, *payload.row
+            buffer = buffers[place] = torch.empty(shape, dtype=payload.dtype, device=self._device)
+        return buffer[:rows]
 
     def _receiving(self, place: _Source) -> AbstractContextManager[Any]:
         """The stream on which to receive into the buffers whose turn it is, when these have been read."""
@@ -137,16 +130,12 @@ class DeviceLink:
 
 
 def device_link(members: Membership, seconds: float, device: str, make_group: MakeGroup | None = None) -> DeviceLink:
-    """One worker's side; every wait of a CPU, and to make the groups, takes at most so many seconds.
-
-    Raises:
-        TransportError: PyTorch has no NCCL, or a worker does not come.
-    """
+    """One worker's side; every wait of a CPU, and to make the groups, takes at most so many seconds."""
     if make_group is None and not dist.is_nccl_available():
         raise members.fail(f"{members.name(members.rank)} has a PyTorch without NCCL")
-    store, limit = _store(members), timedelta(seconds=seconds)
-    make = make_group or _nccl_group
+    limit, make = timedelta(seconds=seconds), make_group or _nccl_group
     try:
+        store = group_store(members)
         upwards, downwards = (make(PrefixStore(name, store), members, limit) for name in ("upwards", "downwards"))
     except RuntimeError as error:
         raise members.fail(str(error).splitlines()[0]) from None
@@ -160,10 +149,10 @@ def _nccl_group(store: PrefixStore, members: Membership, limit: timedelta) -> An
     return dist.ProcessGroupNCCL(store, members.rank, len(members.names), options)
 
 
-def _store(members: Membership) -> TCPStore:
-    """The key-value store by which the members of the groups meet; rank 1 keeps it."""
+def group_store(members: Membership) -> TCPStore:
+    """The key-value store by which the members of process groups meet; rank 0, the last to leave, keeps it."""
     limit: Any = {"timeout": timedelta(seconds=10), "wait_for_workers": False, "multi_tenant": False}
-    if members.rank != 1:
+    if members.rank:
         address = Address.parse(members.published("store"))
         return TCPStore(address.host, address.port, None, False, **limit)
     with listen_at(Address(members.address, 0)) as listener:

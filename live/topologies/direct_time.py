@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -73,6 +74,13 @@ class DirectTime(Timekeeper):
         self.transfers.clear()
         self._left.clear()
         self.work.clear()
+
+    def snapshot(self) -> DirectTime:
+        """A copy of the present times and counts."""
+        copy = DirectTime(self.link)
+        copy.roles, copy.transfers = deepcopy((self.roles, self.transfers))
+        copy.work = {rank: stretches.copy() for rank, stretches in self.work.items()}
+        return copy
 
     def now(self, rank: int) -> float:
         if rank == self._running:

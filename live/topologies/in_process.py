@@ -22,9 +22,6 @@ class InProcessWorkers:
     """The workers of a topology in this process and the means to drive the front's role among them.
 
     Roles of the same model share its weights.
-
-    Raises:
-        BadInput: a model cannot be loaded.
     """
 
     def __init__(self, deployment: Deployment) -> None:

@@ -160,17 +160,13 @@ class LocalNetwork:
             self._go_on(rank, None)
 
     def run(self) -> None:
-        """Run until every role has ended, or is idle or waits for one that is.
-
-        Raises:
-            TransportError: roles wait for one another.
-        """
+        """Run until every role has ended, or is idle or waits for one that is."""
         while not self.run_some(1024):
             pass
 
     @torch.inference_mode()
     def run_some(self, turns: int) -> bool:
-        """Resume roles so many times; returns whether there is nothing left to run. Raises as `run`."""
+        """Resume roles so many times; returns whether there is nothing left to run."""
         for _ in range(turns):
             ready = self._ready()
             if not ready:

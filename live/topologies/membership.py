@@ -78,7 +78,7 @@ def listen_at(address: Address) -> socket.socket:
 
 
 class Membership:
-    """One rank's place among the others.
+    """One rank's place among the others. Every wait ends with a `TransportError` when a rank has failed or is lost.
 
     Args:
         names: of the ranks, for messages to people. fingerprint: of what all ranks must agree on, such as the scenario.
@@ -89,9 +89,6 @@ class Membership:
         meeting_point: rank 0's address. address: this rank's own, towards the others.
         watch: called by `check`; raises for what else can fail, such as a process that this one has started.
         on_failure: called, from any thread, when a rank has failed: it ends waits for messages.
-
-    Raises:
-        TransportError: rank 0 is not there. `gather` waits for the other ranks.
     """
 
     def __init__(
@@ -131,11 +128,7 @@ class Membership:
         self._deadline = max(self._deadline, time.monotonic() + seconds)
 
     def gather(self) -> None:
-        """Wait until every rank has come. Rank 0 decides when that takes too long.
-
-        Raises:
-            TransportError: one does not come, has failed, or was started with other settings.
-        """
+        """Wait until every rank has come. Rank 0 decides when that takes too long."""
         self.publish(f"here/{self.rank}", self._fingerprint)
         for rank in range(len(self.names)):
             while f"here/{rank}" not in self._facts:
@@ -146,11 +139,7 @@ class Membership:
                 raise self.fail(f"{self.name(rank)} was started with other settings than {self.name(self.rank)}")
 
     def ready(self) -> None:
-        """Wait until every rank has called this: its model is loaded.
-
-        Raises:
-            TransportError: one has failed or is lost.
-        """
+        """Wait until every rank has called this: its model is loaded."""
         self.publish(f"ready/{self.rank}", "")
         for rank in range(len(self.names)):
             self.published(f"ready/{rank}")
@@ -163,21 +152,13 @@ class Membership:
             self._tell_all(key, value)
 
     def published(self, key: str) -> str:
-        """Wait for what a rank publishes.
-
-        Raises:
-            TransportError: a rank has failed or is lost.
-        """
+        """Wait for what a rank publishes."""
         while key not in self._facts:
             self._pause()
         return self._facts[key]
 
     def check(self) -> None:
-        """Look whether all ranks are alive; for a rank that waits for no message.
-
-        Raises:
-            TransportError: one is not.
-        """
+        """Raise the first failure if a rank has failed or is lost; for a rank that waits for no message."""
         if FAILED in self._facts:
             raise TransportError(self._facts[FAILED])
         try:
@@ -285,11 +266,7 @@ class Membership:
             self._enter(FAILED, f"{self.name(rank)} {reason}")
 
     def _welcome(self, peer: socket.socket, key: str) -> int:
-        """Take a caller as the rank that it says it is.
-
-        Raises:
-            ValueError: there is no such rank, or it has come before.
-        """
+        """Take a caller as the rank that it says it is."""
         rank = [f"here/{rank}" for rank in range(len(self.names))].index(key)
         with self._changed:
             if key in self._facts or rank == 0:

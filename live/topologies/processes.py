@@ -14,7 +14,7 @@ from typing import IO
 from live.loaded_model import SeparateModels
 from live.memory import freeze_loaded_objects
 from live.topologies.deployment import Deployment
-from live.topologies.device_link import MakeGroup, device_link
+from live.topologies.device_link import MakeGroup, device_link, group_store
 from live.topologies.membership import Address, Membership
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Transport, TransportError
@@ -88,6 +88,7 @@ class WorkerProcesses(SocketTransport):
     def __init__(
         self, deployment: Deployment, members: Membership, started: LocalWorkers | None, limits: TimeLimits
     ) -> None:
+        self._store = None if deployment.device == "cpu" else group_store(members)  # workers' devices meet by it
         super().__init__(members, deployment.forms(), limits.answer)
         self._started = started
 
@@ -144,11 +145,7 @@ class LocalWorkers:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def check(self) -> None:
-        """Look whether all run.
-
-        Raises:
-            TransportError: one has ended.
-        """
+        """Raise how one of them has ended, if one has."""
         for rank, process in self._processes.items():
             if (code := process.poll()) is not None:
                 said = self._last_line(rank)

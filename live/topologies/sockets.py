@@ -76,11 +76,7 @@ class Connection:
         return self._socket.fileno()
 
     def receive(self, view: memoryview) -> None:
-        """Wait for bytes, as many as the view has.
-
-        Raises:
-            TimeoutError: they do not come within the limit. OSError: the peer has ended.
-        """
+        """Wait for bytes, as many as the view has. Raises as `send`."""
         while view:
             try:
                 count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
@@ -156,9 +152,6 @@ def connect_all(members: Membership, limit: float) -> dict[int, Connection]:
 
     A rank listens at the address that it has towards the others: on one machine at loopback. Callers that do not know
     the topology's secret, which rank 0 publishes, are turned away.
-
-    Raises:
-        TransportError: a rank does not come.
     """
     rank, count = members.rank, len(members.names)
     connections: dict[int, Connection] = {}
@@ -238,11 +231,7 @@ class SocketTransport:
             raise self._blame(destination, error) from None
 
     def receive(self, source: int) -> Message:
-        """The next message from a source.
-
-        Raises:
-            TransportError: none comes within the limit, the source has ended, or it sends what it must not.
-        """
+        """The next message from a source."""
         connection, buffer, view = self._connections[source], self._buffers[source], self._views[source]
         try:
             connection.receive(view[:HEADER_BYTES])
@@ -268,11 +257,7 @@ class SocketTransport:
             self._wakes.send(b"1")
 
     def run(self, role: Role) -> None:
-        """Run a role to its end, and wait until everything has been sent.
-
-        Raises:
-            TransportError: a wait has failed.
-        """
+        """Run a role to its end, and wait until everything has been sent."""
         message: Message | None = None
         with torch.inference_mode(), contextlib.suppress(StopIteration):
             while True:
@@ -303,9 +288,6 @@ class SocketTransport:
         """A message of any of the sources; None if the role is woken, or for none in time.
 
         Of several sources that have sent something, it is the one that was served least recently.
-
-        Raises:
-            TransportError: a source has ended, or the front does not answer within the limit.
         """
         deadline = time.monotonic() + seconds
         sources = tuple(source for source in sources if source not in self._stopped)

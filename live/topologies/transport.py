@@ -91,12 +91,7 @@ class Message:
 
 
 def check_message(message: Message, forms: Forms) -> None:
-    """Refuse a message that has not the form of its kind.
-
-    Raises:
-        TransportError: an unknown kind, another number of fields or tensors, or a tensor of another type, shape or
-            with too many rows.
-    """
+    """Raise a `TransportError` for a message that has not the form of its kind."""
     form = forms.get(message.kind)
     if form is None:
         raise TransportError(f"a message of kind {message.kind}: expected one of {sorted(forms)}")

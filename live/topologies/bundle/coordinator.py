@@ -96,23 +96,16 @@ class Coordinator(FrontRole):
                 self._on_progress(progress)
         self._send_all(self._layout.attention_ranks, STOP)
 
-    def _take_calls(self) -> None:
-        """Queue the requests that have arrived, and note which are to be aborted."""
-        while self._arriving:
-            generation = self._arriving.popleft()
-            self._generations[generation.request.id] = generation
-            self.slots.submit([(generation.request.id, generation.request.prompt_tokens)])
-        if self._stopping:
-            self._aborting.extend(self._generations)
-        while self._aborting:
-            request_id = self._aborting.popleft()
-            if request_id not in self._generations:
-                continue
-            if any(request_id in microbatch.resident for microbatch in self.slots.microbatches):
-                self._cancelled.add(request_id)
-            else:
-                self.slots.withdraw(request_id)
-                self._generations.pop(request_id).finish_reason = "abort"
+    def _enter(self, generation: Generation) -> None:
+        self.slots.submit([(generation.request.id, generation.request.prompt_tokens)])
+
+    def _abort(self, generation: Generation) -> None:
+        request_id = generation.request.id
+        if any(request_id in microbatch.resident for microbatch in self.slots.microbatches):
+            self._cancelled.add(request_id)
+        else:
+            self.slots.withdraw(request_id)
+            self._generations.pop(request_id).finish_reason = "abort"
 
     def _begin_idle(self, busy: deque[Microbatch] | list[Microbatch]) -> list[Microbatch]:
         """Begin a step of each microbatch that is not busy and gets requests."""

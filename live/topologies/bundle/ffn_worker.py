@@ -58,11 +58,7 @@ class FFNWorker:
 
 
 def _common(messages: Sequence[Message]) -> int:
-    """The kind of the messages of all instances.
-
-    Raises:
-        TransportError: they are of different kinds, or about different microbatches or layers.
-    """
+    """The kind of the messages of all instances."""
     first = messages[0]
     for i, message in enumerate(messages):
         if (message.kind, message.fields) != (first.kind, first.fields) or message.kind not in (STOP, IDLE, ROWS):

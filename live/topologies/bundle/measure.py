@@ -11,7 +11,6 @@ random numbers beforehand, and nothing is written to them when a request enters,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,6 @@ from live.engine import Progress
 from live.generation import Generation, make_generation
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
-from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.direct_time import DirectTime, RoleTime
@@ -49,43 +47,6 @@ class BundleRun:
     clock: ClockName
     times: BundleTimes
     work: Mapping[int, Sequence[float]]
-
-
-class _Watch:
-    """Notes steps and completions from `begin` on, and stops the bundle at the wanted number of these."""
-
-    def __init__(self, completions: int, time: DirectTime) -> None:
-        self.completions, self._time = completions, time
-        self.finished: list[Generation] = []
-        self.steps: list[tuple[float, int]] = []  # end, tokens
-        self.roles: dict[int, RoleTime] = {}  # when the last of the completions has finished
-        self.transfers: dict[tuple[int, int], Transfers] = {}
-        self.work: dict[int, list[float]] = {}
-        self._coordinator: Coordinator | None = None
-
-    def begin(self, coordinator: Coordinator) -> None:
-        """Begin at time 0."""
-        self._time.restart()
-        self._coordinator = coordinator
-
-    def note(self, progress: Progress) -> None:
-        """A step of a microbatch has ended."""
-        if self._coordinator is None:
-            return
-        advanced = progress.advanced
-        self.steps.append((advanced[0].last_token if advanced else self._time.now(COORDINATOR), len(advanced)))
-        self.finished += progress.finished
-        if len(self.finished) >= self.completions:
-            self.stop()
-
-    def stop(self) -> None:
-        """Keep the roles' times, and stop the bundle; again it changes nothing."""
-        if self._coordinator is None:
-            return
-        self.roles, self.transfers = deepcopy(self._time.roles), deepcopy(self._time.transfers)
-        self.work = {rank: stretches.copy() for rank, stretches in self._time.work.items()}
-        self._coordinator.stop()
-        self._coordinator = None
 
 
 class MeasuredBundle:
@@ -116,10 +77,15 @@ class MeasuredBundle:
     ) -> None:
         if not 0 < completions <= len(decode):
             raise ValueError(f"expected at most the {len(decode)} requests as completions, found {completions}")
-        time = time or DirectTime()
-        self._layout, self._given = layout, int(prefilled)
-        self._watch = watch = _Watch(completions, time)
-        self._bundle = LocalBundle(layout, decoder, refill=refill, timekeeper=time, packed=True, on_progress=watch.note)
+        self._layout, self._prefilled, self._completions = layout, prefilled, completions
+        self._time = time or DirectTime()
+        self._end: DirectTime | None = None  # a copy of all times, when the last of the completions has finished
+        self._finished: list[Generation] = []
+        self._steps: list[tuple[float, int]] = []  # end, tokens
+        self._measuring = False
+        self._bundle = LocalBundle(
+            layout, decoder, refill=refill, timekeeper=self._time, packed=True, on_progress=self._note
+        )
         vocabulary = decoder.config.shape.vocabulary
         warm_up, self._generations = closed_loop(layout, vocabulary, prefill, decode, prefilled=prefilled)
         for generation in self._generations:
@@ -132,7 +98,8 @@ class MeasuredBundle:
 
     def begin(self) -> None:
         """Submit the requests, at time 0."""
-        self._watch.begin(self._bundle.coordinator)
+        self._time.restart()
+        self._measuring = True
         for generation in self._generations:
             self._bundle.submit(generation)
         self._bundle.network.wake(COORDINATOR)
@@ -143,13 +110,43 @@ class MeasuredBundle:
 
     def stop(self) -> None:
         """End the run before its completions."""
-        self._watch.stop()
+        self._end_measurement()
         self._bundle.run()
 
     def result(self) -> BundleRun:
-        """The finished run, in which at least one request has."""
-        times = _times(self._layout, self._watch, self._given)
-        return BundleRun(DirectTime.name, times, self._watch.work)
+        """The finished run, in which at least one request has finished."""
+        layout, end, finished = self._layout, self._end, self._finished[: self._completions]
+        assert end is not None, "the run is over"
+        step_ends, step_tokens = zip(*self._steps, strict=True)
+        times = BundleTimes(
+            ids=np.array([each.request.id for each in finished], dtype=np.int64),
+            tokens=np.array([len(each.output) - self._prefilled for each in finished], dtype=np.int64),
+            first_token=np.array([each.first_token for each in finished]),
+            finish=np.array([each.last_token for each in finished]),
+            step_ends=np.array(step_ends),
+            step_tokens=np.array(step_tokens, dtype=np.int64),
+            attention=_busy_and_elapsed(end.roles, layout.attention_ranks),
+            ffn=_busy_and_elapsed(end.roles, layout.ffn_ranks),
+            attention_to_ffn=_between(end.transfers, layout.attention_ranks, layout.ffn_ranks),
+            ffn_to_attention=_between(end.transfers, layout.ffn_ranks, layout.attention_ranks),
+        )
+        return BundleRun(DirectTime.name, times, end.work)
+
+    def _note(self, progress: Progress) -> None:
+        """Note a step of a microbatch that has ended."""
+        if not self._measuring:
+            return
+        advanced = progress.advanced
+        self._steps.append((advanced[0].last_token if advanced else self._time.now(COORDINATOR), len(advanced)))
+        self._finished += progress.finished
+        if len(self._finished) >= self._completions:
+            self._end_measurement()
+
+    def _end_measurement(self) -> None:
+        """Keep the roles' times, and stop the bundle; again it changes nothing."""
+        if self._measuring:
+            self._measuring, self._end = False, self._time.snapshot()
+            self._bundle.coordinator.stop()
 
 
 def measure_bundle(
@@ -225,24 +222,6 @@ def closed_loop(
         for generation in generations:
             generation.output.append(int(rng.integers(vocabulary)))
     return generations[len(decode) :], generations[: len(decode)]
-
-
-def _times(layout: BundleLayout, watch: _Watch, given: int) -> BundleTimes:
-    """The times of a run whose requests came with so many tokens each."""
-    ended = watch.finished[: watch.completions]
-    step_ends, step_tokens = zip(*watch.steps, strict=True)
-    return BundleTimes(
-        ids=np.array([each.request.id for each in ended], dtype=np.int64),
-        tokens=np.array([len(each.output) - given for each in ended], dtype=np.int64),
-        first_token=np.array([each.first_token for each in ended]),
-        finish=np.array([each.last_token for each in ended]),
-        step_ends=np.array(step_ends),
-        step_tokens=np.array(step_tokens, dtype=np.int64),
-        attention=_busy_and_elapsed(watch.roles, layout.attention_ranks),
-        ffn=_busy_and_elapsed(watch.roles, layout.ffn_ranks),
-        attention_to_ffn=_between(watch.transfers, layout.attention_ranks, layout.ffn_ranks),
-        ffn_to_attention=_between(watch.transfers, layout.ffn_ranks, layout.attention_ranks),
-    )
 
 
 def _busy_and_elapsed(roles: Mapping[int, RoleTime], ranks: range) -> NDArray[np.float64]:

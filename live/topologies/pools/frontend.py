@@ -64,7 +64,6 @@ class RoutedEngine:
         self.outbox: list[tuple[Generation, int]] = []
         self.aborts: list[int] = []
         self.sends: list[tuple[int, int]] = []
-        self.reported = 0.0
 
     @property
     def index(self) -> int:
@@ -187,28 +186,18 @@ class Frontend(FrontRole):
         for cached, block in message.tensors[0].tolist():
             view.publish(bool(cached), block)
 
-    def _take_calls(self) -> None:
-        """Route the requests that have arrived, and abort others."""
-        while self._arriving:
-            generation = self._arriving.popleft()
-            request = generation.request
-            self._generations[request.id] = generation
-            engine = self._choose(self._layout.prefill, request)
-            split = bool(self._layout.decode) and not request.one_shot
-            tokens = request.prompt_tokens + (1 if split else max(request.max_tokens, 1))
-            engine.add(generation, PREFILL if split else NORMAL, tokens)
-            self._at[request.id] = engine
-        if self._stopping:
-            self._aborting.extend(self._generations)
-        while self._aborting:
-            request_id = self._aborting.popleft()
-            aborted = self._generations.get(request_id)
-            if aborted is not None and not aborted.finish_reason:
-                aborted.finish_reason = "abort"
-                self._abort(request_id)
+    def _enter(self, generation: Generation) -> None:
+        """Route a request."""
+        request = generation.request
+        engine = self._at[request.id] = self._choose(self._layout.prefill, request)
+        split = bool(self._layout.decode) and not request.one_shot
+        tokens = request.prompt_tokens + (1 if split else max(request.max_tokens, 1))
+        engine.add(generation, PREFILL if split else NORMAL, tokens)
 
-    def _abort(self, request_id: int) -> None:
+    def _abort(self, generation: Generation) -> None:
         """End a request at its engines; where its blocks are on their way, when all are there, or no more come."""
+        generation.finish_reason = "abort"
+        request_id = generation.request.id
         moving, asked = self._moving.get(request_id), self._asked.get(request_id)
         if asked is not None:
             asked.aborts.append(request_id)
