@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from scenarios.afd import check_scenario
+from scenarios.afd import check_scenario, parse_ratios
 from scenarios.overrides import apply
-from scenarios.ratios import parse_ratios
 from twin.afd.bundle import Bundle
 from twin.afd.plan import make_plan
 from twin.reproductions.afd.reproduction import BASELINE

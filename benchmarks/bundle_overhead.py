@@ -31,7 +31,7 @@ from live.topologies.bundle import ffn_worker
 from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.transport import Message, pack, unpack
-from scenarios.ratios import parse_ratios
+from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
 
 MODEL = Path(__file__).parents[1] / "examples" / "models" / "small-llama.json"

@@ -35,7 +35,7 @@ from live.models.weights import random_weights
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.streams import RoleStreams
-from scenarios.ratios import parse_ratios
+from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig
 
 MODEL = Path(__file__).parents[1] / "examples" / "models" / "qwen3-0.6b.json"

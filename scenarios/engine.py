@@ -161,44 +161,33 @@ class EngineSpec(Strict):
     admission_control: AdmissionControlSpec | None = None
 
     @model_validator(mode="after")
-    def _one_kind_of_slots(self) -> EngineSpec:
+    def _features_agree(self) -> EngineSpec:
         slots = [name for name in ("lora_config", "weight_swapping") if getattr(self, name) is not None]
-        if len(slots) > 1:
-            raise ValueError("expected either lora_config or weight_swapping")
-        if slots and self.data_parallel_size > 1:
-            raise ValueError(f"expected data_parallel_size 1 with {slots[0]}: ranks load models for themselves")
-        if slots and self.pipeline_parallel_size > 1:
-            raise ValueError(f"expected pipeline_parallel_size 1 with {slots[0]}: steps of several stages overlap")
-        return self
-
-    @model_validator(mode="after")
-    def _speculates_step_by_step(self) -> EngineSpec:
-        if self.speculative_config is None:
-            return self
-        if self.async_scheduling:
-            raise ValueError("expected async_scheduling false with speculative_config: a step's outputs size the next")
-        if self.data_parallel_size > 1:
-            raise ValueError("expected data_parallel_size 1 with speculative_config: ranks draft for themselves")
-        return self
-
-    @model_validator(mode="after")
-    def _one_batch_a_stage(self) -> EngineSpec:
-        if self.pipeline_parallel_size == 1:
-            if self.pipeline is not None:
-                raise ValueError("expected no pipeline with pipeline_parallel_size 1")
-            return self
-        for name in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks"):
-            if value := getattr(self, name):
-                value_text = value if isinstance(value, int) else "a section"
-                raise ValueError(f"expected no {name} with pipeline_parallel_size above 1, found {value_text}")
-        if self.data_parallel_size > 1:
-            raise ValueError("expected data_parallel_size 1 with pipeline_parallel_size above 1")
-        return self
-
-    @model_validator(mode="after")
-    def _one_memory(self) -> EngineSpec:
-        if self.num_gpu_blocks is not None and self.kv_memory is not None:
-            raise ValueError("expected either num_gpu_blocks or kv_memory")
+        name, ranks, stages = slots[0] if slots else "", self.data_parallel_size, self.pipeline_parallel_size
+        drafts = self.speculative_config
+        not_piped = {
+            field: value if isinstance(value, int) else "a section"
+            for field in ("async_scheduling", "speculative_config", "kv_offloading", "max_table_blocks")
+            if (value := getattr(self, field))
+        }
+        refusals = [
+            (len(slots) > 1, "either lora_config or weight_swapping"),
+            (slots and ranks > 1, f"data_parallel_size 1 with {name}: ranks load models for themselves"),
+            (slots and stages > 1, f"pipeline_parallel_size 1 with {name}: steps of several stages overlap"),
+            (drafts and self.async_scheduling,
+             "async_scheduling false with speculative_config: a step's outputs size the next"),
+            (drafts and ranks > 1, "data_parallel_size 1 with speculative_config: ranks draft for themselves"),
+            (stages == 1 and self.pipeline, "no pipeline with pipeline_parallel_size 1"),
+            *(
+                (stages > 1, f"no {field} with pipeline_parallel_size above 1, found {value}")
+                for field, value in not_piped.items()
+            ),
+            (stages > 1 and ranks > 1, "data_parallel_size 1 with pipeline_parallel_size above 1"),
+            (self.num_gpu_blocks is not None and self.kv_memory, "either num_gpu_blocks or kv_memory"),
+        ]  # fmt: skip
+        for is_refused, expected in refusals:
+            if is_refused:
+                raise ValueError(f"expected {expected}")
         return self
 
     @property

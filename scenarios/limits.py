@@ -1,4 +1,4 @@
-"""Limits on the size of a scenario.
+"""Limits on the size of a scenario, and refusals.
 
 A scenario that would exhaust memory is refused while it is checked, before anything is built. The message states what
 was requested, what that would take, and the limit. The limits are far above the systems that this simulator is for.
@@ -6,7 +6,9 @@ was requested, what that would take, and the limit. The limits are far above the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, PositiveInt
@@ -38,6 +40,13 @@ class Limit:
         """The expectation in place of `value`, for an error."""
         memory = f": so many would take {_size(value * self.num_bytes)} of memory" if self.num_bytes else ""
         return f"expected at most {self.maximum:,} {self.things}{memory}"
+
+
+def refuse_first(refusals: Iterable[tuple[object, str, object, str]], file: Path | None = None) -> None:
+    """Raise `BadInput` for the first that holds of (is it refused?, field, value, what is expected)."""
+    for is_refused, field, value, expected in refusals:
+        if is_refused:
+            raise BadInput(expected, field=field, value=value, file=file)
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from latency_models.io.config_io import print_note
 from scenarios.engine import ONE_STAGE, EngineSpec, SchedulerPlan
+from scenarios.limits import refuse_first
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
 from scenarios.policies import named
@@ -47,27 +48,27 @@ def _refuse_sections(engine: EngineSpec, section: str, path: Path, *, single: bo
     """
     tiers, ranks, stages = engine.kv_offloading, engine.data_parallel_size, engine.pipeline_parallel_size
     policy, apart = named(engine.scheduling_policy)[0], "live engines in processes of their own"
-    refusals = (
-        ("data_parallel_size", ranks > 1, ranks, "expected 1: live engines have no data-parallel ranks"),
-        ("async_scheduling", engine.async_scheduling and not single, True,
-         f"expected false: {apart} schedule no step ahead"),
-        ("pipeline_parallel_size", stages > 1, stages, ONE_STAGE),
-        ("kv_offloading.disk", tiers is not None and tiers.disk is not None, None,
-         "expected none: a live engine has a tier in host memory and none on disk"),
-        ("admission_control", engine.admission_control is not None and not single, None,
-         f"expected none: {apart} shed no requests"),
-        ("scheduling_policy", policy in ("deadline", "fair") and not single, policy,
-         f"expected another one: {apart} know no classes and tenants"),
-        ("lora_config", engine.lora_config is not None, None,
-         "expected none: a live engine is given adapters by --lora-modules, without a scenario"),
-        ("weight_swapping", engine.weight_swapping is not None, None,
-         "expected none: a live engine does not swap weights"),
-        ("speculative_config", engine.speculative_config is not None and not single, None,
-         f"expected none: {apart} do not speculate"),
-    )  # fmt: skip
-    for field, is_refused, value, expected in refusals:
-        if is_refused:
-            raise BadInput(expected, field=f"{section}.{field}", value=value, file=path)
+    refuse_first([
+        (is_refused, f"{section}.{field}", value, expected)
+        for field, is_refused, value, expected in [
+            ("data_parallel_size", ranks > 1, ranks, "expected 1: live engines have no data-parallel ranks"),
+            ("async_scheduling", engine.async_scheduling and not single, True,
+             f"expected false: {apart} schedule no step ahead"),
+            ("pipeline_parallel_size", stages > 1, stages, ONE_STAGE),
+            ("kv_offloading.disk", tiers is not None and tiers.disk is not None, None,
+             "expected none: a live engine has a tier in host memory and none on disk"),
+            ("admission_control", engine.admission_control is not None and not single, None,
+             f"expected none: {apart} shed no requests"),
+            ("scheduling_policy", policy in ("deadline", "fair") and not single, policy,
+             f"expected another one: {apart} know no classes and tenants"),
+            ("lora_config", engine.lora_config is not None, None,
+             "expected none: a live engine is given adapters by --lora-modules, without a scenario"),
+            ("weight_swapping", engine.weight_swapping is not None, None,
+             "expected none: a live engine does not swap weights"),
+            ("speculative_config", engine.speculative_config is not None and not single, None,
+             f"expected none: {apart} do not speculate"),
+        ]
+    ], path)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Scenarios of `twin validate`: one engine, live and simulated, at several loads."""
+"""Scenarios of `twin validate`: engines or a bundle (`layout: afd`), live and simulated."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, field_validator, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.paths import FilePath
-from scenarios.engine import EngineSpec
-from scenarios.limits import PositiveTokens, Probes, Repeats, Threads
+from latency_models.message_link import MessageLink
+from scenarios.afd import Topology, WorkloadSpec, parse_ratios, ratio_text
+from scenarios.engine import ONE_STAGE, EngineSpec
+from scenarios.limits import Microbatches, PositiveTokens, Probes, Repeats, Requests, Slots, Threads, refuse_first
 from scenarios.overload import check_fixed
 from scenarios.overrides import Settings
+from scenarios.policies import registered
 from scenarios.reading import ScenarioFile, check
-from scenarios.steps import SpeculativeSpec
 from scenarios.system import ColocatedSpec, DisaggregatedSpec, FrontendSpec
-from workloads.errors import BadInput
+from schedulers.bundle_slots import REFILL_POLICIES
 
 ClockName = Literal["wall", "direct"]
 Load = Annotated[float, Field(gt=0, lt=1)]
@@ -138,72 +140,55 @@ class ValidationScenario(ScenarioFile):
         return ({} if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
-    def _no_rate(self) -> ValidationScenario:
+    def _can_run_live(self) -> ValidationScenario:
+        engine, drafts, field = self.engine, self.engine.speculative_config, "engine.speculative_config"
+        sessions, several = self.workload.get("sessions"), "expected none with layout: disaggregated"
         arrivals = self.workload.get("arrivals")
-        if not isinstance(arrivals, dict) or arrivals.get("process") not in ("poisson", "gamma", "deterministic"):
-            raise BadInput("expected a process that takes a rate", field="workload.arrivals", value=arrivals)
-        if self.workload.get("sessions"):
-            self._check_sessions()
-        if "rate" in arrivals:
-            raise BadInput("expected none, since loads give it", field="workload.arrivals.rate", value=arrivals["rate"])
-        if self.engine.speculative_config is not None:
-            self._check_speculation(self.engine.speculative_config)
-        if self.engine.pipeline_parallel_size > 1:
-            expected = "expected 1: a live engine has all layers on one device"
-            raise BadInput(expected, field="engine.pipeline_parallel_size", value=self.engine.pipeline_parallel_size)
-        if self.engine.async_scheduling and self.machine_speed:
-            expected = "expected off with engine.async_scheduling: no time is left between steps"
-            raise BadInput(expected, field="machine_speed")
+        fields = arrivals if isinstance(arrivals, dict) else {}
+        apart = isinstance(self.system, DisaggregatedSpec)
+        takes_rate = fields.get("process") in ("poisson", "gamma", "deterministic")
+        refuse_first([
+            (not takes_rate, "workload.arrivals", arrivals, "expected a process that takes a rate"),
+            (sessions and apart, "workload.sessions", None, several),
+            (sessions and drafts, "workload.sessions", None,
+             "expected none with engine.speculative_config: drafts are measured in single answers"),
+            ("rate" in fields, "workload.arrivals.rate", fields.get("rate"), "expected none, since loads give it"),
+            (drafts and drafts.method != "ngram", f"{field}.method", drafts and drafts.method,
+             "expected ngram: the live engine has no draft model"),
+            (drafts and (drafts.states_acceptance or drafts.acceptance_profile is not None), field, None,
+             "expected no acceptance and no proposed: they are measured"),
+            (drafts and apart, field, None, several),
+            (engine.pipeline_parallel_size > 1, "engine.pipeline_parallel_size", engine.pipeline_parallel_size,
+             ONE_STAGE),
+            (engine.async_scheduling and self.machine_speed, "machine_speed", None,
+             "expected off with engine.async_scheduling: no time is left between steps"),
+        ])  # fmt: skip
         return self
-
-    def _check_sessions(self) -> None:
-        if isinstance(self.system, DisaggregatedSpec):
-            raise BadInput("expected none with layout: disaggregated", field="workload.sessions")
-        if self.engine.speculative_config is not None:
-            expected = "expected none with engine.speculative_config: drafts are measured in single answers"
-            raise BadInput(expected, field="workload.sessions")
-
-    def _check_speculation(self, spec: SpeculativeSpec) -> None:
-        field = "engine.speculative_config"
-        if spec.method != "ngram":
-            expected = "expected ngram: the live engine has no draft model"
-            raise BadInput(expected, field=f"{field}.method", value=spec.method)
-        if spec.states_acceptance or spec.acceptance_profile is not None:
-            raise BadInput("expected no acceptance and no proposed: they are measured", field=field)
-        if isinstance(self.system, DisaggregatedSpec):
-            raise BadInput("expected none with layout: disaggregated", field=field)
 
     @model_validator(mode="after")
-    def _one_engine(self) -> ValidationScenario:
-        check_fixed(self.system.autoscaling, "live engines are neither started nor stopped")
-        if self.system.frontend != FrontendSpec():
-            raise BadInput("expected none: it is measured, or part of the steps", field="system.frontend")
-        if isinstance(self.system, DisaggregatedSpec):
-            return self._several_engines()
-        if self.profiling.in_turns:
-            raise BadInput("expected false with one engine", field="profiling.in_turns", value=True)
-        models = self.workload.get("models")
-        engines = {
+    def _engines_can_run_live(self) -> ValidationScenario:
+        system, models = self.system, self.workload.get("models")
+        check_fixed(system.autoscaling, "live engines are neither started nor stopped")
+        frontend = system.frontend != FrontendSpec()
+        refuse_first([(frontend, "system.frontend", None, "expected none: it is measured, or part of the steps")])
+        if isinstance(system, DisaggregatedSpec):
+            several = "expected none with layout: disaggregated"
+            refuse_first([
+                (self.machine_speed is not None, "machine_speed", None, several),
+                (system.decode_step_time is not None, "system.decode_step_time", None, several),
+                (system.link.shared, "system.link.shared", None, several),
+            ])  # fmt: skip
+            return self
+        counts = {
             "engine.data_parallel_size": self.engine.data_parallel_size,
-            "system.replicas": self.system.replicas,
+            "system.replicas": system.replicas,
             "workload.models.count": models.get("count") if isinstance(models, dict) else 1,
         }
-        for field, value in engines.items():
-            if isinstance(value, int) and value > 1:
-                raise BadInput("expected 1: the live engine is alone", field=field, value=value)
-        return self
-
-    def _several_engines(self) -> ValidationScenario:
-        """Refuse what several live engines do not have: they are run by direct execution."""
-        assert isinstance(self.system, DisaggregatedSpec)
-        refused = {
-            "machine_speed": self.machine_speed is not None,
-            "system.decode_step_time": self.system.decode_step_time is not None,
-            "system.link.shared": self.system.link.shared,
-        }
-        for field, is_refused in refused.items():
-            if is_refused:
-                raise BadInput("expected none with layout: disaggregated", field=field)
+        alone = "expected 1: the live engine is alone"
+        refuse_first([
+            (self.profiling.in_turns, "profiling.in_turns", True, "expected false with one engine"),
+            *((isinstance(count, int) and count > 1, field, count, alone) for field, count in counts.items()),
+        ])  # fmt: skip
         return self
 
     @property
@@ -221,20 +206,19 @@ class ValidationScenario(ScenarioFile):
 
         Reading the machine's speed takes the wall clock, since its probes are timed by it.
         """
-        if self.machine_speed and device != "cpu":
-            raise BadInput("expected off with --backend cuda: the speed of a GPU is not read", field="machine_speed")
         single = device == "cpu" and self.model.threads == 1
-        if isinstance(self.system, DisaggregatedSpec) and (not single or self.clock == "wall"):
-            expected = "expected clock: direct, model.threads: 1 and --backend cpu"
-            raise BadInput(expected, field="system.layout", value="disaggregated")
         clock = self.clock or ("direct" if single and self.machine_speed is None else "wall")
-        if clock == "direct" and not single:
-            expected = (
-                "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"
-            )
-            raise BadInput(expected, field="clock", value=clock)
-        if clock == "direct" and self.machine_speed:
-            raise BadInput("expected off with clock: direct, or clock: wall", field="machine_speed")
+        in_pools = isinstance(self.system, DisaggregatedSpec)
+        refuse_first([
+            (self.machine_speed and device != "cpu", "machine_speed", None,
+             "expected off with --backend cuda: the speed of a GPU is not read"),
+            (in_pools and (not single or self.clock == "wall"), "system.layout", "disaggregated",
+             "expected clock: direct, model.threads: 1 and --backend cpu"),
+            (clock == "direct" and not single, "clock", clock,
+             "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"),
+            (clock == "direct" and self.machine_speed, "machine_speed", None,
+             "expected off with clock: direct, or clock: wall"),
+        ])  # fmt: skip
         return self.model_copy(update={"clock": clock})
 
     def serving(
@@ -280,3 +264,94 @@ class ValidationScenario(ScenarioFile):
 def check_validation(document: dict[str, Any], settings: Settings, path: Path) -> ValidationScenario:
     """Apply `settings` to a document, and check it."""
     return check(ValidationScenario, document, settings, path)
+
+
+class MessageLinkSpec(Strict):
+    """The link between two roles, which direct execution and the simulation both assume.
+
+    Attributes:
+        latency: seconds. bandwidth: bytes per second.
+        overhead: CPU seconds of sending and of receiving a message, beside packing and unpacking it.
+    """
+
+    latency: NonNegativeFloat = 0.0
+    bandwidth: PositiveFloat = 1e9
+    overhead: NonNegativeFloat = 0.0
+
+    def build(self) -> MessageLink:
+        return MessageLink(self.latency, self.bandwidth, self.overhead)
+
+
+class BundleSystemSpec(Strict):
+    """A bundle with one FFN instance.
+
+    Attributes:
+        batch_size: B, requests of one attention instance in one microbatch. microbatches: m in flight.
+        block_size: tokens of a KV block. refill: the policy by which requests get slots.
+    """
+
+    layout: Literal["afd"]
+    batch_size: Slots
+    microbatches: Microbatches = 2
+    block_size: PositiveTokens = 16
+    refill: Annotated[str, registered(REFILL_POLICIES)] = "fcfs"
+    link: MessageLinkSpec = Field(default_factory=MessageLinkSpec)
+
+
+class BundleProfilingSpec(Strict):
+    """The profiling of the roles, at each ratio, in turns with the live runs.
+
+    Attributes:
+        max_prompt_tokens, max_output_tokens: of a request; lengths are spread evenly in their logarithm.
+    """
+
+    max_prompt_tokens: PositiveTokens
+    max_output_tokens: PositiveTokens
+
+
+class BundleValidationScenario(ScenarioFile):
+    """A bundle that is run live, with its slots full, and simulated with the same requests.
+
+    Attributes:
+        workload: lengths, in a closed loop.
+        ratio: r of rA-1F, whole numbers.
+        requests: of each attention instance, to complete in each repeat, beside those that are left in the slots then.
+            So runs at all ratios have about as many steps.
+        repeats: of each ratio, with other requests each time.
+        clock: direct execution, the only one for a bundle.
+    """
+
+    kind: Literal["validation"]
+    model: LiveModelSpec
+    workload: WorkloadSpec
+    system: BundleSystemSpec
+    requests: Requests
+    ratio: Annotated[str, BeforeValidator(ratio_text)] = "1:8"
+    repeats: Repeats = Field(default=3, ge=2)
+    profiling: BundleProfilingSpec
+    clock: Literal["direct"] = "direct"
+
+    @model_validator(mode="after")
+    def _runnable(self) -> BundleValidationScenario:
+        process, ratios = self.workload.arrivals.process, self.topologies
+        refuse_first([
+            (process != "closed_loop", "workload.arrivals.process", None, "expected closed_loop"),
+            (self.model.threads != 1, "model.threads", None, "expected 1: the CPU time of one thread is the clock"),
+            (any(topology.ffn_instances > 1 for topology in ratios), "ratio", self.ratio,
+             "expected whole ratios: one FFN instance"),
+        ])  # fmt: skip
+        return self
+
+    def completions(self, instances: int) -> int:
+        """Requests that a bundle with so many attention instances completes in each repeat."""
+        return self.requests * instances
+
+    @property
+    def topologies(self) -> list[Topology]:
+        """The bundles to run."""
+        return parse_ratios(self.ratio)
+
+
+def check_bundle_validation(document: dict[str, Any], settings: Settings, path: Path) -> BundleValidationScenario:
+    """Apply `settings` to a document, and check it."""
+    return check(BundleValidationScenario, document, settings, path)

@@ -27,10 +27,9 @@ from live.topologies.pools.layout import PoolsLayout
 from live.topologies.pools.planned import kv_bytes, pools_layout
 from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses, run_worker
 from live.topologies.transport import TransportError
-from scenarios.afd import AfdScenario, check_scenario
+from scenarios.afd import AfdScenario, check_scenario, parse_ratios
 from scenarios.live_engines import engine_pools
 from scenarios.overrides import single_settings
-from scenarios.ratios import parse_ratios
 from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario as check_serving
 from schedulers.engine_config import EngineConfig

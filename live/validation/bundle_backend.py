@@ -15,8 +15,7 @@ from live.loaded_model import LoadedModel
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns
 from live.topologies.direct_time import DirectTime
-from scenarios.bundle_validation import BundleSystemSpec
-from scenarios.validation import LiveModelSpec
+from scenarios.validation import BundleSystemSpec, LiveModelSpec
 from schedulers.bundle_slots import REFILL_POLICIES
 from schedulers.engine_config import EngineConfig
 

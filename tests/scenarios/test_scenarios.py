@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scenarios.afd import parse_ratios
 from scenarios.overrides import apply, combinations, parse_overrides
-from scenarios.ratios import parse_ratios
 from twin.cli import run
 from workloads.errors import BadInput
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scenarios.afd import check_scenario
+from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
-from scenarios.ratios import Topology, parse_ratios
 from twin.afd.bundle import Bundle
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import simulate

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scenarios.afd import check_scenario
+from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.overrides import apply
-from scenarios.ratios import Topology, parse_ratios
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import describe, simulate
 from twin.afd.summary import curves, idle_crossing, simulation_summary, theory_summary

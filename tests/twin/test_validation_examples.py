@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import read_yaml
-from scenarios.bundle_validation import check_bundle_validation
-from scenarios.validation import check_validation
+from scenarios.validation import check_bundle_validation, check_validation
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 H200 = 139 * 2**30

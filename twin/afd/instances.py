@@ -11,8 +11,7 @@ from latency_models.deployment.footprint import footprint
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import Model, load_model
 from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance, read_deployment
-from scenarios.afd import InstancesSpec, RooflineSpec
-from scenarios.ratios import Topology
+from scenarios.afd import InstancesSpec, RooflineSpec, Topology
 from workloads.errors import BadInput
 
 DEPLOYMENT = "calibration.deployment"

@@ -15,8 +15,7 @@ from latency_models.calibration.file_format import Calibration
 from latency_models.calibration_loader import load_calibration
 from latency_models.deployment.roofline import derive
 from latency_models.pass_latency import PassLatency
-from scenarios.afd import AfdScenario, LineSpec, RooflineSpec
-from scenarios.ratios import Topology
+from scenarios.afd import AfdScenario, LineSpec, RooflineSpec, Topology
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import BundleConfig, IntArray, Supply
 from twin.afd.instances import DEPLOYMENT, CardMemory, Cards, Deployed, card_memory, instance_cards, load_deployed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reports.records.columns import write_columns
-from scenarios.ratios import Topology
+from scenarios.afd import Topology
 from twin.afd.bundle import Bundle, BundleConfig, BundleRecords, Supply
 from twin.afd.measure import Measurement, measure, request_times
 from twin.afd.plan import BundlePlan

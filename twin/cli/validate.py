@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from live.validation.bundle_backend import LiveBundle
     from live.validation.pools_backend import PoolsBackend
     from reports.records.run_directory import RunDirectory
-    from scenarios.bundle_validation import BundleValidationScenario
-    from scenarios.validation import ValidationScenario
+    from scenarios.validation import BundleValidationScenario, ValidationScenario
 
 FLAG = Parameter(negative=())
 
@@ -186,7 +185,7 @@ def _engine(source: _Source) -> _Validation:
 def _bundle(source: _Source) -> _Validation:
     """A bundle at several ratios."""
     from reports.validation.bundle_table import bundle_table
-    from scenarios.bundle_validation import check_bundle_validation
+    from scenarios.validation import check_bundle_validation
     from twin.validation.bundle_compare import missed_goals
     from twin.validation.bundle_run import BundleValidation
     from workloads.errors import BadInput

@@ -20,9 +20,9 @@ from latency_models.deployment.hugging_face import any_model
 from latency_models.io.config_io import checked
 from latency_models.sources.afd_bundle.spec import AfdBundleSpec
 from latency_models.sources.afd_bundle.step_time import BundleStepTime
+from scenarios.afd import Topology, parse_ratios
 from scenarios.planning import BundleSpec, EngineKindSpec, PlanSpec
 from scenarios.pools import DeviceSpec
-from scenarios.ratios import Topology, parse_ratios
 from twin.afd.memory import LEVEL
 from twin.theory.load import load_quantile
 from workloads.errors import BadInput

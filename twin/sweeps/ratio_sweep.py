@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from reports.records.run_directory import fingerprint, write_bytes
-from scenarios.afd import check_scenario
+from scenarios.afd import Topology, check_scenario, parse_ratios
 from scenarios.limits import BUNDLE_REQUESTS, RUNS, SLOTS
 from scenarios.overrides import Settings, in_words
-from scenarios.ratios import Topology, parse_ratios
 from twin.afd.plan import BundlePlan, make_plan
 from twin.afd.point import run_point
 from twin.afd.summary import curves, simulation_summary, theory_summary

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reports.bundle_metrics import BundleMetrics, BundleTimes, bundle_metrics
 from reports.records.run_directory import RunDirectory
-from scenarios.bundle_validation import BundleValidationScenario
+from scenarios.validation import BundleValidationScenario
 from schedulers.bundle_slots import REFILL_POLICIES
 from twin.afd.bundle import Supply
 from twin.afd.plan import mid_life

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.pass_latency import PassLatency
-from scenarios.bundle_validation import BundleValidationScenario
+from scenarios.validation import BundleValidationScenario
 from twin.afd.role_bundle import TOKEN_BYTES, RoleBundleConfig
 from twin.afd.role_times import RoleTimes
 from twin.theory.cycle import CycleModel

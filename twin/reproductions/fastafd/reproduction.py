@@ -11,7 +11,7 @@ from typing import Any
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from scenarios.ratios import parse_ratios
+from scenarios.afd import parse_ratios
 from twin.reproductions.fastafd.fitting import fit_bundle, priors, relative_error
 from twin.reproductions.fastafd.measurements import (
     RATIO_SWEEP,
