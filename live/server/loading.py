@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from latency_models.io.config_io import checked
-from live.engine import Engine
 from live.loaded_model import DTYPES, LoadedModel, ModelSource
 from live.memory import check_memory
 from live.models.config import ModelConfig
 from live.models.lora import load_adapters
-from live.server.options import EngineOptions, flag
+from live.server.config import ServiceClass
+from live.server.engine_backend import EngineBackend
+from live.server.options import EngineOptions, at_least_one, flag
 from live.text.chat import ChatTemplate
 from live.text.tokenizer import Tokenizer
 from scenarios.engine import EngineSpec, SchedulerPlan
+from scenarios.live_engines import single_engine
+from scenarios.overrides import Settings, single_settings
+from scenarios.reading import read_scenario
+from scenarios.serving import ServingScenario, check_scenario
 from schedulers.engine_config import EngineConfig
 from schedulers.model_slots import SlotsConfig
 from workloads.errors import BadInput
@@ -40,11 +47,48 @@ ID_BYTES = 40
 
 
 @dataclass(frozen=True)
-class Cache:
-    """The options of the KV cache: a number of blocks, or an amount of memory (`parse_size`)."""
+class ServedScenario:
+    """The scenario of an engine, of several pools of engines, or of a bundle.
 
-    blocks: int | None
-    memory: str | None
+    Attributes:
+        settings: changes of the document's fields. serving: the checked scenario; None for a bundle.
+    """
+
+    path: Path
+    document: dict[str, Any]
+    settings: Settings
+    serving: ServingScenario | None
+
+    @classmethod
+    def read(cls, options: EngineOptions) -> Self | None:
+        """The scenario that the options name; None if they name none.
+
+        Raises:
+            BadInput: a scenario that cannot be used, or changes without one.
+        """
+        path, changes = options.scenario, options.set_ or []
+        if path is None:
+            if changes:
+                expected = "expected it beside --scenario, whose fields it changes"
+                raise BadInput(expected, field="--set", value=changes[0])
+            return None
+        document, settings = read_scenario(path, "serving", "afd-bundle"), single_settings(changes)
+        serving = check_scenario(document, settings, path) if document["kind"] == "serving" else None
+        return cls(path, document, settings, serving)
+
+    @property
+    def is_topology(self) -> bool:
+        """True for several kinds of workers: a bundle, or more than one pool of engines."""
+        return self.serving is None or len(self.serving.pools) > 1
+
+    @property
+    def service_classes(self) -> Mapping[str, ServiceClass]:
+        """The classes of a serving scenario."""
+        specs = {} if self.serving is None else self.serving.workload.service_classes
+        return {
+            name: ServiceClass(spec.priority, math.inf if spec.ttft is None else spec.ttft)
+            for name, spec in specs.items()
+        }
 
 
 def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
@@ -59,75 +103,80 @@ def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenize
     return (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
 
 
-def build_engine(
-    wanted: ModelSource, cache: Cache, sequences: int, tokens: int, one_shot: bool, speculative: str | None = None
-) -> Engine:
-    """An engine with the model loaded, from the flags of a command line. `speculative`: JSON of speculative_config.
+def engine_of_flags(source: ModelSource, options: EngineOptions, name: str) -> EngineBackend:
+    """An engine with the model loaded, and with its adapters if there are any, from the flags of a command line.
 
-    Raises:
-        BadInput: a model that cannot be read, or settings that contradict each other.
-    """
-    speculates = None if speculative is None else _parse_speculation(speculative)
-    ahead = wanted.device == "cuda" and speculates is None
-    model = _load(wanted, ahead=ahead)
-    settings: dict[str, Any] = {
-        "num_gpu_blocks": _blocks(cache, model.decoder.config, wanted, sequences),
-        "block_size": BLOCK,
-        "max_num_seqs": sequences,
-        "max_num_batched_tokens": tokens,
-        "one_shot": {} if one_shot else None,
-        "async_scheduling": ahead,
-        "speculative_config": speculates,
-    }
-    return model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path()))
-
-
-def build_lora_engine(
-    wanted: ModelSource, cache: Cache, sequences: int, tokens: int, name: str, options: EngineOptions
-) -> tuple[Engine, tuple[str, ...]]:
-    """An engine with the model and adapters loaded, from the flags of a command line, and the names of all.
+    Args:
+        name: the model's name for clients.
 
     Raises:
         BadInput: a model or an adapter that cannot be read, or settings that contradict each other.
     """
-    for given in ("one_shot", "speculative_config"):
-        if value := getattr(options, given):
-            raise BadInput("expected none beside --lora-modules", field=flag(given), value=value)
-    slots = 1 if options.max_loras is None else options.max_loras
-    if slots < 1:
-        raise BadInput("expected a whole number from 1 up", field="--max-loras", value=slots)
-    model = _load(wanted, ahead=False)
-    adapters = load_adapters(options.lora_modules or (), model.decoder.config, DTYPES[wanted.dtype])
+    sequences = at_least_one("max_num_seqs", 128 if options.max_num_seqs is None else options.max_num_seqs)
+    tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
+    if options.lora_modules:
+        return _engine_with_adapters(source, options, name, sequences, tokens)
+    if options.max_loras is not None:
+        raise BadInput("expected it beside --lora-modules", field="--max-loras", value=options.max_loras)
+    speculation = None if options.speculative_config is None else _parse_speculation(options.speculative_config)
+    ahead = source.device == "cuda" and speculation is None
+    model = _load(source, ahead=ahead)
+    settings: dict[str, Any] = {
+        "num_gpu_blocks": _blocks(options, model.decoder.config, source, sequences),
+        "block_size": BLOCK,
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": tokens,
+        "one_shot": None if options.one_shot is False else {},
+        "async_scheduling": ahead,
+        "speculative_config": speculation,
+    }
+    return EngineBackend(model.planned_engine(checked(EngineSpec, settings, None, "engine").build(Path())))
+
+
+def _engine_with_adapters(
+    source: ModelSource, options: EngineOptions, name: str, sequences: int, tokens: int
+) -> EngineBackend:
+    for field in ("one_shot", "speculative_config"):
+        if value := getattr(options, field):
+            raise BadInput("expected none beside --lora-modules", field=flag(field), value=value)
+    slots = at_least_one("max_loras", 1 if options.max_loras is None else options.max_loras)
+    model = _load(source, ahead=False)
+    adapters = load_adapters(options.lora_modules or (), model.decoder.config, DTYPES[source.dtype])
     if name in (adapter.name for adapter in adapters):
         raise BadInput("expected a name that the base model has not", field="--lora-modules", value=name)
-    config = EngineConfig(
-        _blocks(cache, model.decoder.config, wanted, sequences), BLOCK, tokens, sequences,
-        model_slots=SlotsConfig(slots, base=name),
-    )  # fmt: skip
-    return model.lora_engine(config, adapters), (name, *(adapter.name for adapter in adapters))
+    blocks = _blocks(options, model.decoder.config, source, sequences)
+    config = EngineConfig(blocks, BLOCK, tokens, sequences, model_slots=SlotsConfig(slots, base=name))
+    return EngineBackend(model.lora_engine(config, adapters), (name, *(adapter.name for adapter in adapters)))
 
 
-def build_planned_engine(wanted: ModelSource, scheduler: SchedulerPlan) -> Engine:
+def engine_of_scenario(source: ModelSource, options: EngineOptions, scenario: ServedScenario) -> EngineBackend:
     """An engine with the model loaded, whose scheduler a scenario describes.
+
+    Raises:
+        BadInput: flags of the engine beside the scenario, and as `engine_of_plan`.
+    """
+    expected = "expected none beside --scenario, which has the engine's settings: change them by --set engine.…"
+    options.refuse_settings(expected)
+    return engine_of_plan(source, single_engine(scenario.document, scenario.settings, scenario.path))
+
+
+def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan) -> EngineBackend:
+    """An engine with the model loaded and this scheduler.
 
     Raises:
         BadInput: a model that cannot be read, or a cache that the device has no memory for.
     """
-    model = _load(wanted, ahead=scheduler.depth > 1)
+    model = _load(source, ahead=scheduler.depth > 1)
     settings = scheduler.config
     _expect_blocks(
-        model.decoder.config, wanted, settings.block_size, settings.num_gpu_blocks, settings.max_num_seqs,
+        model.decoder.config, source, settings.block_size, settings.num_gpu_blocks, settings.max_num_seqs,
         "engine.num_gpu_blocks or engine.kv_memory", settings.num_gpu_blocks, "engine.max_num_seqs",
     )  # fmt: skip
-    return model.planned_engine(scheduler)
+    return EngineBackend(model.planned_engine(scheduler))
 
 
 def _parse_speculation(text: str) -> dict[str, Any]:
-    """The object of `--speculative-config`.
-
-    Raises:
-        BadInput: text that is no JSON object.
-    """
+    """The object of `--speculative-config`."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -138,13 +187,13 @@ def _parse_speculation(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _load(wanted: ModelSource, *, ahead: bool) -> LoadedModel:
+def _load(source: ModelSource, *, ahead: bool) -> LoadedModel:
     return LoadedModel(
-        wanted.path,
-        random=wanted.random,
-        dtype=wanted.dtype,
-        device=wanted.device,
-        threads=wanted.threads,
+        source.path,
+        random=source.random,
+        dtype=source.dtype,
+        device=source.device,
+        threads=source.threads,
         async_scheduling=ahead,
     )
 
@@ -154,23 +203,21 @@ def _block_bytes(config: ModelConfig, model: ModelSource, block_size: int) -> in
     return 2 * shape.layers * block_size * shape.kv_heads * shape.head_dim * DTYPES[model.dtype].itemsize
 
 
-def _blocks(cache: Cache, config: ModelConfig, model: ModelSource, sequences: int) -> int:
-    """The number of blocks.
-
-    Raises:
-        BadInput: no blocks, more than fit into memory, or more sequences than their block tables have memory for.
-    """
+def _blocks(options: EngineOptions, config: ModelConfig, model: ModelSource, sequences: int) -> int:
+    """The number of blocks, for which there is memory as well as for the sequences' block tables."""
     size = _block_bytes(config, model, BLOCK)
     longest = -(-config.max_position_embeddings // BLOCK)
-    if cache.blocks is None:
-        blocks, field, value = _blocks_in(cache.memory, size, sequences * longest)
-    elif cache.memory is not None:
+    requested, memory = options.num_gpu_blocks, options.kv_cache_memory_bytes
+    field: str
+    value: float
+    if requested is None:
+        blocks, field, value = _blocks_in(memory, size, sequences * longest)
+    elif memory is not None:
         expected = f"expected {BLOCKS_FLAG} or {MEMORY_FLAG}, found both"
-        raise BadInput(expected, field=MEMORY_FLAG, value=cache.memory)
-    elif cache.blocks < 1:
-        raise BadInput("expected a whole number from 1 up", field=BLOCKS_FLAG, value=cache.blocks)
+        raise BadInput(expected, field=MEMORY_FLAG, value=memory)
     else:
-        blocks, field, value = cache.blocks, BLOCKS_FLAG, cache.blocks
+        blocks = value = at_least_one("num_gpu_blocks", requested)
+        field = BLOCKS_FLAG
     _expect_blocks(config, model, BLOCK, blocks, sequences, field, value, "--max-num-seqs")
     return blocks
 
@@ -179,11 +226,7 @@ def _expect_blocks(
     config: ModelConfig, model: ModelSource, block_size: int, blocks: int, sequences: int,
     field: str, value: float, sequences_field: str,
 ) -> None:  # fmt: skip
-    """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame.
-
-    Raises:
-        BadInput: there is not so much memory.
-    """
+    """Refuse more blocks or block tables than there is memory for. `field`, `value`: the setting to blame."""
     size = _block_bytes(config, model, block_size)
     check_memory(blocks * size, f"blocks of {size} bytes", model.device, field=field, value=value)
     check_memory(blocks * ID_BYTES, "ids of so many blocks", "cpu", field=field, value=value)
@@ -196,21 +239,17 @@ def _blocks_in(memory: str | None, size: int, max_blocks: int) -> tuple[int, str
 
     By default DEFAULT_CACHE_BYTES, and at most `max_blocks`.
     """
-    wanted = DEFAULT_CACHE_BYTES if memory is None else parse_size(memory, MEMORY_FLAG)
-    if not size <= wanted <= MAX_CACHE_BYTES:
+    num_bytes = DEFAULT_CACHE_BYTES if memory is None else _parse_size(memory, MEMORY_FLAG)
+    if not size <= num_bytes <= MAX_CACHE_BYTES:
         expected = f"expected memory for a block at least ({size} bytes), and at most {MAX_CACHE_BYTES} bytes"
-        raise BadInput(expected, field=MEMORY_FLAG, value=wanted)
-    blocks = int(wanted // size)
-    return min(blocks, max_blocks) if memory is None else blocks, MEMORY_FLAG, wanted
+        raise BadInput(expected, field=MEMORY_FLAG, value=num_bytes)
+    blocks = int(num_bytes // size)
+    return min(blocks, max_blocks) if memory is None else blocks, MEMORY_FLAG, num_bytes
 
 
-def parse_size(text: str, field: str) -> float:
-    """The bytes of a size such as 2e9, 4G or 1.5g (`UNITS`).
-
-    Raises:
-        BadInput: something else; `field` is named.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kmgtKMGT]?)", text)
-    if found is None:
+def _parse_size(text: str, field: str) -> float:
+    """The bytes of a size such as 2e9, 4G or 1.5g (`UNITS`)."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)([kmgtKMGT]?)", text)
+    if match is None:
         raise BadInput("expected a number of bytes, such as 2e9, 512M or 4G", field=field, value=text)
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -86,6 +87,18 @@ class EngineOptions:
         )  # fmt: skip
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
+    def refuse_settings(self, expected: str, accepted: Sequence[str] = ()) -> None:
+        """Refuse flags that a scenario replaces.
+
+        Raises:
+            BadInput: a flag is given that is not among the `accepted`.
+        """
+        from workloads.errors import BadInput
+
+        for name, value in self.settings.items():
+            if name not in accepted:
+                raise BadInput(expected, field=flag(name), value=value)
+
 
 @Parameter(name="*", group=Group("Topology", sort_key=3))
 @dataclass(frozen=True)
@@ -156,3 +169,16 @@ class ServerOptions:
 def flag(name: str) -> str:
     """The flag of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+def at_least_one(name: str, value: int) -> int:
+    """The value of a field, if it is 1 or more.
+
+    Raises:
+        BadInput: a smaller one.
+    """
+    from workloads.errors import BadInput
+
+    if value < 1:
+        raise BadInput("expected a whole number from 1 up", field=flag(name), value=value)
+    return value

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from live.loaded_model import ModelSource
 from live.memory import check_memory
 from live.models.linear import Rounding
+from live.server.loading import ServedScenario
 from live.server.options import EngineOptions, TopologyOptions, flag
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import BundleLayout
@@ -29,9 +30,6 @@ from live.topologies.processes import LocalWorkers, TimeLimits, WorkerProcesses,
 from live.topologies.transport import TransportError
 from scenarios.afd import AfdScenario, check_scenario, parse_ratios
 from scenarios.live_engines import engine_pools
-from scenarios.overrides import single_settings
-from scenarios.reading import read_scenario
-from scenarios.serving import check_scenario as check_serving
 from schedulers.engine_config import EngineConfig
 from workloads.errors import BadInput
 
@@ -53,75 +51,59 @@ def refuse(options: TopologyOptions) -> None:
     """Refuse options of a topology where there is none.
 
     Raises:
-        BadInput: a role, a rendezvous or a module is given.
+        BadInput: one is given.
     """
-    module = options.module[0] if options.module else None
-    given: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous, "--module": module}
-    given |= {"--decoder-bits": options.decoder_bits, "--in-process": options.in_process or None}
-    for field, value in given.items():
+    values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
+    values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
+    values |= {"--in-process": options.in_process or None}
+    for field, value in values.items():
         if value is not None:
             raise BadInput("expected it beside --scenario of a topology", field=field, value=value)
 
 
-def is_topology(scenario: Path, changes: list[str]) -> bool:
-    """Return whether a scenario has several kinds of workers: a bundle, or more than one pool of engines.
-
-    Raises:
-        BadInput: the scenario cannot be used.
-    """
-    document = read_scenario(scenario, "serving", "afd-bundle")
-    if document["kind"] == "afd-bundle":
-        return True
-    return len(check_serving(document, single_settings(changes), scenario).pools) > 1
-
-
-def serve_scenario(model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve) -> int:
-    """Serve with the topology of a scenario, or be one of its workers; returns the exit code.
+def plan_topology(
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    """The pools of engines or the bundle that a scenario describes.
 
     Raises:
         BadInput: a scenario, a model or options that cannot be used.
     """
-    assert engine.scenario is not None
-    document = read_scenario(engine.scenario, "serving", "afd-bundle")
-    deployment: Deployment
-    if document["kind"] == "afd-bundle":
-        deployment = _plan_bundle(document, model, engine, options)
-    else:
-        deployment = _plan_pools(document, model, engine, options)
+    plan = _plan_bundle if scenario.serving is None else _plan_pools
+    deployment = plan(scenario, model, engine, options)
     if deployment.config.labels:
         raise BadInput("expected a model that generates tokens, which one that classifies does not", file=model.path)
-    return serve_topology(deployment, options, _worker_options(model, engine, options), serve)
+    return deployment
 
 
-def serve_topology(deployment: Deployment, options: TopologyOptions, worker_options: list[str], serve: Serve) -> int:
+def serve_topology(
+    deployment: Deployment, model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve
+) -> int:
     """Serve with a topology, or be one of its workers; returns the exit code.
 
-    Args:
-        worker_options: a worker's command line, besides its role, rank and rendezvous.
+    Raises:
+        BadInput: options that cannot be used.
     """
     names, limits = deployment.names, _time_limits(options)
     if options.in_process:
         return _serve_in_process(deployment, options, serve)
     rank = 0 if options.role is None else _rank(options, names)
     address = Address("127.0.0.1", 0) if options.rendezvous is None else Address.parse(options.rendezvous)
+    worker_options = _worker_options(model, engine, options) if options.role is None else None
     try:
         if rank:
             if options.rendezvous is None:
                 raise BadInput("expected it beside --role, where the coordinator or frontend is", field="--rendezvous")
             run_worker(deployment, rank, address, limits)
             return 0
-        return _serve_front(deployment, address, worker_options if options.role is None else None, limits, serve)
+        return _serve_front(deployment, address, worker_options, limits, serve)
     except TransportError as error:
         print(f"serve-live: {error}", file=sys.stderr, flush=True)
         return 1
 
 
 def _serve_in_process(deployment: Deployment, options: TopologyOptions, serve: Serve) -> int:
-    """Load the models of all workers into this process, and serve.
-
-    Raises:
-        BadInput: options of several processes, or a model that cannot be loaded.
-    """
+    """Load the models of all workers into this process, and serve."""
     for field, value in (("--role", options.role), ("--rendezvous", options.rendezvous)):
         if value is not None:
             raise BadInput("expected none beside --in-process", field=field, value=value)
@@ -161,11 +143,7 @@ def _serve_front(
 
 
 def _gpus(ranks: Iterable[int]) -> dict[int, str]:
-    """A GPU of this machine for each worker, by rank.
-
-    Raises:
-        BadInput: there are fewer GPUs than workers.
-    """
+    """A GPU of this machine for each worker, by rank."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     wanted = list(ranks)
@@ -176,11 +154,7 @@ def _gpus(ranks: Iterable[int]) -> dict[int, str]:
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:
-    """This process's rank among all.
-
-    Raises:
-        BadInput: no such role or rank.
-    """
+    """This process's rank among all."""
     roles = list(dict.fromkeys(name.split()[0] for name in names))
     if options.role not in roles:
         raise BadInput(f"expected {', '.join(roles)}", field="--role", value=options.role)
@@ -191,11 +165,7 @@ def _rank(options: TopologyOptions, names: list[str]) -> int:
 
 
 def _time_limits(options: TopologyOptions) -> TimeLimits:
-    """The time limits.
-
-    Raises:
-        BadInput: one that is no time.
-    """
+    """The time limits."""
     for name in ("join_seconds", "worker_seconds"):
         if not 0 < (value := getattr(options, name)) <= MAX_SECONDS:
             raise BadInput(f"expected a number above 0, of at most {MAX_SECONDS:g}", field=flag(name), value=value)
@@ -203,36 +173,24 @@ def _time_limits(options: TopologyOptions) -> TimeLimits:
 
 
 def _plan_bundle(
-    document: dict[str, Any], model: ModelSource, engine: EngineOptions, options: TopologyOptions
-) -> BundleDeployment:
-    """The bundle that a scenario describes.
-
-    Raises:
-        BadInput: a scenario that cannot be used, or options that a bundle does not have.
-    """
-    assert engine.scenario is not None
-    spec = check_scenario(document, single_settings(engine.set_ or []), engine.scenario)
-    module = options.module[0] if options.module else None
-    for field, value in (("--module", module), ("--decoder-bits", options.decoder_bits)):
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    """The bundle that a scenario describes."""
+    spec = check_scenario(scenario.document, scenario.settings, scenario.path)
+    for field, value in (("--module", _first_module(options)), ("--decoder-bits", options.decoder_bits)):
         if value is not None:
             raise BadInput("expected none: a bundle serves one model", field=field, value=value)
-    return BundleDeployment(model, _bundle_layout(spec, model, engine, engine.scenario), spec.refill)
+    return BundleDeployment(model, _bundle_layout(spec, model, engine, scenario.path), spec.refill)
 
 
 def _plan_pools(
-    document: dict[str, Any], model: ModelSource, engine: EngineOptions, options: TopologyOptions
-) -> PoolsDeployment:
-    """The pools of engines that a scenario describes.
-
-    Raises:
-        BadInput: a scenario that cannot be used, flags of the engine, models without weights, or more memory than there
-            is.
-    """
-    assert engine.scenario is not None
-    for name, value in engine.settings.items():
-        expected = "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
-        raise BadInput(expected, field=flag(name), value=value)
-    spec, pools = engine_pools(document, single_settings(engine.set_ or []), engine.scenario)
+    scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
+) -> Deployment:
+    """The pools of engines that a scenario describes."""
+    engine.refuse_settings(
+        "expected none beside --scenario, which has the engines' settings: change them by --set engine.…"
+    )
+    spec, pools = engine_pools(scenario.document, scenario.settings, scenario.path)
     layout, chunks = pools_layout(spec, pools)
     modules = _modules(spec.model_names, options.module or [], model)
     deployment = PoolsDeployment(_shared_decoder(model, layout, options.decoder_bits), layout, modules, chunks)
@@ -245,11 +203,7 @@ def _plan_pools(
 
 
 def _shared_decoder(model: ModelSource, layout: PoolsLayout, bits: int | None) -> ModelSource:
-    """The decoder that several models share, rounded to so many bits.
-
-    Raises:
-        BadInput: no such bits, or bits where no engine has such a decoder.
-    """
+    """The decoder that several models share, rounded to so many bits."""
     if bits is None:
         return model
     if bits not in (3, 4):
@@ -261,19 +215,15 @@ def _shared_decoder(model: ModelSource, layout: PoolsLayout, bits: int | None) -
 
 
 def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions, file: Path) -> BundleLayout:
-    """The sizes of the bundle that a scenario describes.
-
-    Raises:
-        BadInput: several ratios, flags that a bundle does not have, or more memory than there is.
-    """
+    """The sizes of the bundle that a scenario describes."""
     ratios = parse_ratios(spec.ratio)
     if len(ratios) != 1:
         expected = "expected one ratio to serve with, such as --set ratio=2"
         raise BadInput(expected, field="ratio", value=spec.ratio, file=file)
-    for name, value in engine.settings.items():
-        if name not in ("max_num_batched_tokens", "num_gpu_blocks"):
-            expected = "expected none beside a scenario of a bundle, which says it or has no such thing"
-            raise BadInput(expected, field=flag(name), value=value)
+    engine.refuse_settings(
+        "expected none beside a scenario of a bundle, which says it or has no such thing",
+        accepted=("max_num_batched_tokens", "num_gpu_blocks"),
+    )
     config, batch_size, topology = model.config(), spec.batch_size, ratios[0]
     blocks, tokens = engine.num_gpu_blocks, engine.max_num_batched_tokens
     field = "batch_size" if blocks is None else "--num-gpu-blocks"
@@ -292,11 +242,7 @@ def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions,
 
 
 def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
-    """The weights of each of several models: given by NAME=PATH, or random ones of a seed of their own.
-
-    Raises:
-        BadInput: a name that the scenario does not have, a model without weights, or modules of another shape.
-    """
+    """The weights of each of several models: given by NAME=PATH, or random ones of a seed of their own."""
     given = {}
     for entry in modules:
         name, separator, path = entry.partition("=")
@@ -337,3 +283,7 @@ def _worker_options(model: ModelSource, engine: EngineOptions, options: Topology
     if options.decoder_bits is not None:
         words += ["--decoder-bits", str(options.decoder_bits)]
     return words
+
+
+def _first_module(options: TopologyOptions) -> str | None:
+    return options.module[0] if options.module else None

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 from live.engine import Engine
 from live.loaded_model import ModelSource
 from live.server import launcher
-from live.server.loading import build_planned_engine
+from live.server.loading import engine_of_plan
 from live.validation.prompts import materialise
 from live.validation.replay import replay
 from scenarios.live_engines import single_engine
@@ -76,7 +76,7 @@ def simulated(file: Path) -> ServingPlan:
 
 def served(file: Path) -> Engine:
     model = ModelSource(file.parent / "config.json", True, "float32", "cpu", 1)
-    return build_planned_engine(model, single_engine(yaml.safe_load(file.read_text()), {}, file))
+    return engine_of_plan(model, single_engine(yaml.safe_load(file.read_text()), {}, file)).engine
 
 
 @pytest.mark.parametrize("file", ENGINES, indirect=True)

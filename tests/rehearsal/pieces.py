@@ -36,7 +36,8 @@ from live.models.weights import random_weights
 from live.server.config import ServerConfig
 from live.server.engine_backend import EngineBackend
 from live.server.launcher import GracefulShutdown, listen, serve
-from live.server.loading import Cache, build_engine
+from live.server.loading import engine_of_flags
+from live.server.options import EngineOptions
 from live.server.service import Service
 from live.topologies.bundle.layout import BundleLayout
 from live.topologies.bundle.local_bundle import LocalBundle
@@ -197,7 +198,8 @@ def server(gpu: PretendedGPU) -> None:
     made = listen("127.0.0.1", 0)
     client = Client(made.getsockname()[1])
     model = ModelSource(TINY, random=True, dtype="bfloat16", device="cuda", threads=1)
-    engine = build_engine(model, Cache(blocks=500, memory=None), 8, 512, one_shot=True)
+    options = EngineOptions(num_gpu_blocks=500, max_num_seqs=8, max_num_batched_tokens=512)
+    engine = engine_of_flags(model, options, "model").engine
     told: list[int] = []
 
     def ask_for(i: int) -> None:

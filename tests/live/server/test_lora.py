@@ -13,7 +13,7 @@ from kernels.sampling import SamplingParams
 from live.generation import make_generation
 from live.loaded_model import ModelSource
 from live.server.engine_backend import EngineBackend
-from live.server.loading import Cache, build_lora_engine
+from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions
 from tests.live.server.conftest import running
 from tests.live.test_lora import ATTENTION, EVERY, write_adapter
@@ -35,26 +35,28 @@ def parts(
     return directory, [f"one={one}", f"two={two}"]
 
 
-def build(parts: tuple[Path, list[str]], max_loras: int | None = None) -> Any:
+def build(parts: tuple[Path, list[str]], max_loras: int | None = None) -> EngineBackend:
     source = ModelSource(parts[0], False, "float32", "cpu", 1)
-    return build_lora_engine(
-        source, Cache(64, None), 8, 64, "tiny", EngineOptions(lora_modules=parts[1], max_loras=max_loras)
+    options = EngineOptions(
+        max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks=64, lora_modules=parts[1], max_loras=max_loras
     )
+    return engine_of_flags(source, options, "tiny")
 
 
 def test_each_name_has_its_own_answers(parts: tuple[Path, list[str]]) -> None:
     expected = {}
     for model in ("tiny", "one", "two"):
-        engine, _ = build(parts)
+        engine = build(parts).engine
         generation = make_generation(0, PROMPT, 12, sampling_params=SamplingParams(0.0), model=model)
         engine.submit(generation)
         while engine.step() is not None:
             pass
         expected[model] = generation.output
     assert len({tuple(each) for each in expected.values()}) == 3
-    engine, names = build(parts, 2)
+    backend = build(parts, 2)
+    engine = backend.engine
     torch.set_num_threads(1)
-    with running(engine.executor.decoder, None, backend=EngineBackend(engine, names)) as server:
+    with running(engine.executor.decoder, None, backend=backend) as server:
         for model in ("one", "tiny", "two", "one", None):  # the second time, one finds its own prompt in the cache
             named = {} if model is None else {"model": model}
             answer = server.client.post("/v1/completions", **GREEDY, **named)
