@@ -274,25 +274,8 @@ def test_a_workload_beyond_the_models_context_is_one_line(
     assert line.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
 
 
-OLD = SCENARIO[: SCENARIO.index("profiling:")] + (
-    "probe: {rounds: 10, steps: 30, prompt: 24, answer: 8, pace_share: 0.1}\n"
-)
-
-
-def test_old_field_names_are_read_with_one_note(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = check_validation(read_yaml_text(OLD), {"probe.rounds": 12}, scenario)
-    (note,) = capsys.readouterr().err.splitlines()
-    assert note.startswith(
-        "twin: probe.pace_share is now called machine_speed.share; probe.rounds is now called profiling."
-    )
-    assert old == check_validation(read_yaml_text(SCENARIO), {"profiling.rounds": 12}, scenario)
-    unread = check_validation(read_yaml_text(SCENARIO), {"probe.pace_share": 0}, scenario)
-    assert unread.machine_speed is None
-    capsys.readouterr()
+def test_machine_speed_may_be_switched_on(scenario: Path) -> None:
     assert check_validation(read_yaml_text(SCENARIO), {"machine_speed": True}, scenario).machine_speed is not None
-    assert not capsys.readouterr().err
-    with pytest.raises(BadInput, match="profiling: expected profiling alone"):
-        check_validation(read_yaml_text(SCENARIO) | {"probe": {"rounds": 10}}, {}, scenario)
 
 
 def test_the_speed_of_a_gpu_is_not_read(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
