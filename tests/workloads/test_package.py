@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -32,35 +33,12 @@ def test_everything_together_needs_numpy_only() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert workloads.__all__ == [
-        "TASKS",
-        "Arrivals",
-        "BadInput",
-        "ClosedLoop",
-        "Deterministic",
-        "Empirical",
-        "Fixed",
-        "Gamma",
-        "Geometric",
-        "Independent",
-        "JointEmpirical",
-        "LengthPairs",
-        "Lengths",
-        "LogNormal",
-        "ModelMix",
-        "Poisson",
-        "Replay",
-        "Request",
-        "SharedPrefixes",
-        "TaskMix",
-        "TaskShare",
-        "Trace",
-        "TraceFormat",
-        "TwinError",
-        "Uniform",
-        "Workload",
-        "read_trace",
-    ]
+    names = (
+        "TASKS Arrivals BadInput ClosedLoop Deterministic Empirical Fixed Gamma Geometric Independent JointEmpirical "
+        "LengthPairs Lengths LogNormal ModelMix Poisson Replay Request SharedPrefixes TaskMix TaskShare Trace "
+        "TraceFormat TwinError Uniform Workload read_trace"
+    )
+    assert " ".join(workloads.__all__) == names
 
 
 @pytest.mark.parametrize("name", workloads.__all__)
@@ -74,3 +52,10 @@ def test_any_other_name_is_not() -> None:
         _ = workloads.np
     with pytest.raises(ImportError):
         from workloads import Poison  # noqa: F401
+
+
+def test_the_examples_of_the_trace_reference_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testfile(str(ROOT / "docs" / "reference" / "traces.md"), module_relative=False)
+    assert result.attempted >= 10
+    assert result.failed == 0

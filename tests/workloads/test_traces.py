@@ -60,11 +60,42 @@ def lengths(trace: Trace) -> list[tuple[int, int]]:
     return list(zip(trace.prefill_tokens.tolist(), trace.decode_tokens.tolist(), strict=True))
 
 
-def test_azure(tmp_path: Path) -> None:
-    trace = read(tmp_path, AZURE, "azure_conv.csv")
-    assert (trace.name, len(trace), trace.prefix_blocks) == ("azure_conv", 3, None)
-    assert arrivals(trace) == [0.0, 2e-7, 1.5000001]
-    assert lengths(trace) == [(374, 44), (0, 109), (879, 1)]
+NS = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
+RUN = '{{"input_toks": 7, "output_toks": {}, "arrival_time": {}, "queued_ts": 5.5, "last_token_ts": 9.5}}\n'
+BLOCKS = ((0, 1), (0, 2, 9), ())
+
+
+@pytest.mark.parametrize(
+    ("content", "times", "rows", "blocks", "block_tokens"),
+    [
+        (AZURE, [0.0, 2e-7, 1.5000001], [(374, 44), (0, 109), (879, 1)], None, None),
+        (MOONCAKE, [0.0, 0.0, 3.001], [(1025, 500), (512, 1), (3, 9)], ((0, 1, 2), (0,), ()), 512),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n', [0.0], [(2, 3)], None, None),
+        (VLLM_BENCH, [0.0, 301012143 / 1e9, 301012143 / 1e9], [(33, 5), (40, 7), (9, 1)], BLOCKS, 16),
+        (NS.format("1e9") + NS.format("2500000000.0"), [0.0, 1.5], [(1, 1)] * 2, None, None),
+        ("input_toks,output_toks,arrival_time_ns\n1,1,5\n1,1,1005\n", [0.0, 1e-6], [(1, 1)] * 2, None, None),
+        (RUN.format(2, 1777142838.25) + RUN.format(3, 1777142839.5), [0.0, 1.25], [(7, 2), (7, 3)], None, None),
+        (LENGTHS, None, [(74, 918), (290, 905)], None, None),
+        (PLAIN_CSV, [0.0, 0.0, 1.5], [(3, 4), (0, 1), (7, 2)], None, None),
+        (PLAIN_JSONL, None, [(3, 4), (0, 1)], None, None),
+        ('{"prompt_tokens": 12.0, "output_tokens": 3e2}', None, [(12, 300)], None, None),
+    ],
+)
+def test_each_format_has_these_columns(
+    tmp_path: Path, content: str, times: list[float] | None, rows: list[tuple[int, int]], blocks: object,
+    block_tokens: int | None,
+) -> None:  # fmt: skip
+    trace = read(tmp_path, content)
+    assert times is trace.arrivals is None or arrivals(trace) == times
+    assert lengths(trace) == rows
+    assert trace.prefix_blocks == blocks
+    assert (trace.name, trace.prefix_block_tokens) == ("trace", block_tokens)
+
+
+def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path) -> None:
+    """A float holds such a time to the nearest 256 ns."""
+    rows = [1_777_142_838_338_653_001, 1_777_142_838_338_653_002, 1_777_142_839_338_653_001]
+    assert arrivals(read(tmp_path, "".join(map(NS.format, rows)))) == [0.0, 1e-9, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -78,67 +109,6 @@ def test_azure(tmp_path: Path) -> None:
 def test_azure_dates_of_other_years_are_read_too(tmp_path: Path, stamps: tuple[str, str]) -> None:
     content = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{stamp},5,6\n" for stamp in stamps)
     assert arrivals(read(tmp_path, content)) == [0.0, 1.0]
-
-
-def test_mooncake(tmp_path: Path) -> None:
-    trace = read(tmp_path, MOONCAKE, "mooncake.jsonl")
-    assert (trace.name, trace.prefix_block_tokens) == ("mooncake", 512)
-    assert arrivals(trace) == [0.0, 0.0, 3.001]
-    assert lengths(trace) == [(1025, 500), (512, 1), (3, 9)]
-    assert trace.prefix_blocks == ((0, 1, 2), (0,), ())
-
-
-def test_mooncake_without_hashes_has_no_prefixes(tmp_path: Path) -> None:
-    trace = read(tmp_path, '{"timestamp": 1, "input_length": 2, "output_length": 3}\n')
-    assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
-
-
-def test_vllm_bench(tmp_path: Path) -> None:
-    trace = read(tmp_path, VLLM_BENCH, "workload.jsonl")
-    assert (trace.name, trace.prefix_block_tokens) == ("workload", 16)
-    assert arrivals(trace) == [0.0, 301012143 / 1e9, 301012143 / 1e9]
-    assert lengths(trace) == [(33, 5), (40, 7), (9, 1)]
-    assert trace.prefix_blocks == ((0, 1), (0, 2, 9), ())
-
-
-def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path) -> None:
-    """A float holds such a time to the nearest 256 ns."""
-    rows = [1_777_142_838_338_653_001, 1_777_142_838_338_653_002, 1_777_142_839_338_653_001]
-    row = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
-    trace = read(tmp_path, "".join(map(row.format, rows)))
-    assert arrivals(trace) == [0.0, 1e-9, 1.0]
-    assert (trace.prefix_blocks, trace.prefix_block_tokens) == (None, None)
-
-
-def test_the_requests_of_a_measured_run_are_a_trace(tmp_path: Path) -> None:
-    row = '{{"input_toks": 7, "output_toks": {}, "arrival_time": {}, "queued_ts": 5.5, "last_token_ts": 9.5}}\n'
-    trace = read(tmp_path, row.format(2, 1777142838.25) + row.format(3, 1777142839.5))
-    assert lengths(trace) == [(7, 2), (7, 3)]
-    assert arrivals(trace) == [0.0, 1.25]
-
-
-def test_nanoseconds_may_be_whole_floats(tmp_path: Path) -> None:
-    row = '{{"input_toks": 1, "output_toks": 1, "arrival_time_ns": {}}}\n'
-    assert arrivals(read(tmp_path, row.format("1e9") + row.format("2500000000.0"))) == [0.0, 1.5]
-    assert arrivals(read(tmp_path, "input_toks,output_toks,arrival_time_ns\n1,1,5\n1,1,1005\n")) == [0.0, 1e-6]
-
-
-def test_lengths_only(tmp_path: Path) -> None:
-    trace = read(tmp_path, LENGTHS)
-    assert trace.arrivals is None
-    assert lengths(trace) == [(74, 918), (290, 905)]
-
-
-def test_plain_csv_counts_seconds_from_its_first_row(tmp_path: Path) -> None:
-    trace = read(tmp_path, PLAIN_CSV)
-    assert arrivals(trace) == [0.0, 0.0, 1.5]
-    assert lengths(trace) == [(3, 4), (0, 1), (7, 2)]
-
-
-def test_plain_json_lines_without_arrivals(tmp_path: Path) -> None:
-    trace = read(tmp_path, PLAIN_JSONL, "mine.jsonl")
-    assert trace.arrivals is None
-    assert lengths(trace) == [(3, 4), (0, 1)]
 
 
 CONTENTS = {
@@ -204,10 +174,6 @@ def test_one_number_in_many_spellings(tmp_path: Path, cell: str) -> None:
     for other in ("5", " 5 "):
         trace = read(tmp_path, f"output_tokens , prompt_tokens\n{cell},{cell}\n{other},5\n")
         assert lengths(trace) == [(12, 12), (5, 5)]
-
-
-def test_json_numbers_may_be_whole_floats(tmp_path: Path) -> None:
-    assert lengths(read(tmp_path, '{"prompt_tokens": 12.0, "output_tokens": 3e2}')) == [(12, 300)]
 
 
 def write_csv(rows: list[tuple[float, int, int]]) -> str:

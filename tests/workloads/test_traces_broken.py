@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
@@ -38,14 +40,13 @@ def azure(stamp: str, context: str, generated: str) -> str:
     return AZURE + f"{stamp},{context},{generated}\n"
 
 
-def mooncake(key: str, value: str) -> str:
-    row = {"timestamp": "5", "input_length": "600", "output_length": "4", "hash_ids": "[0, 1]"} | {key: value}
-    return MOONCAKE + "{" + ", ".join(f'"{name}": {cell}' for name, cell in row.items()) + "}\n"
+def one_more(row: str, key: str, value: str) -> str:
+    """A JSON row, and the same with another cell, as JSON text."""
+    cells = {name: json.dumps(cell) for name, cell in json.loads(row).items()} | {key: value}
+    return row + "{" + ", ".join(f'"{name}": {cell}' for name, cell in cells.items()) + "}\n"
 
 
-def vllm_bench(key: str, value: str) -> str:
-    row = {"input_toks": "40", "output_toks": "4", "arrival_time_ns": "5", "block16_hash_ids": "[0, 1]"} | {key: value}
-    return VLLM_BENCH + "{" + ", ".join(f'"{name}": {cell}' for name, cell in row.items()) + "}\n"
+mooncake, vllm_bench = partial(one_more, MOONCAKE), partial(one_more, VLLM_BENCH)
 
 
 NANOSECONDS = "a whole number of nanoseconds, 0 or more"
@@ -61,7 +62,6 @@ CELLS = [
     (azure(NOW, "1e999", "4"), 3, "ContextTokens", "'1e999'", AT_LEAST.format(0)),
     (azure(NOW, "1_000", "4"), 3, "ContextTokens", "'1_000'", AT_LEAST.format(0)),
     (azure(NOW, "٣", "4"), 3, "ContextTokens", "'٣'", AT_LEAST.format(0)),
-    (azure(NOW, "0x10", "4"), 3, "ContextTokens", "'0x10'", AT_LEAST.format(0)),
     (azure(NOW, "1000000001", "4"), 3, "ContextTokens", "'1000000001'", AT_LEAST.format(0)),
     (azure(NOW, "9" * 5000, "4"), 3, "ContextTokens", "'999", AT_LEAST.format(0)),
     (azure(NOW, "1", "0"), 3, "GeneratedTokens", "'0'", AT_LEAST.format(1)),
@@ -72,12 +72,10 @@ CELLS = [
     (azure("2023-11-16 25:15:47", "1", "4"), 3, "TIMESTAMP", "'2023-11-16 25", "a UTC date and time"),
     (azure("2023-11-16", "1", "4"), 3, "TIMESTAMP", "'2023-11-16'", "a UTC date and time"),
     (azure("NaT", "1", "4"), 3, "TIMESTAMP", "'NaT'", "a UTC date and time"),
-    (azure("now", "1", "4"), 3, "TIMESTAMP", "'now'", "a UTC date and time"),
     (azure("9999-11-16 18:15:47", "1", "4"), 3, "TIMESTAMP", "'9999-11-16", "a UTC date and time"),
     (azure("2023-11-16 18:15:47+02:00", "1", "4"), 3, "TIMESTAMP", "'2023-11-16", "a UTC date and time"),
     (azure("1700158547", "1", "4"), 3, "TIMESTAMP", "'1700158547'", "a UTC date and time"),
     (PLAIN + "0.5,3,4\n", 3, "arrival", "'0.5'", "no earlier than that of the row before"),
-    (PLAIN + "-1,3,4\n", 3, "arrival", "'-1'", "a finite time, 0 or later"),
     (PLAIN + "nan,3,4\n", 3, "arrival", "'nan'", "a finite time, 0 or later"),
     (PLAIN + "1e999,3,4\n", 3, "arrival", "'1e999'", "a finite time, 0 or later"),
     (PLAIN + "--1,3,4\n", 3, "arrival", "'--1'", "a finite time, 0 or later"),
@@ -96,7 +94,6 @@ CELLS = [
     (mooncake("input_length", "null"), 2, "input_length", "'null'", AT_LEAST.format(0)),
     (mooncake("input_length", '"600"'), 2, "input_length", "'600'", AT_LEAST.format(0)),
     (mooncake("input_length", "[600]"), 2, "input_length", "[600]", AT_LEAST.format(0)),
-    (mooncake("input_length", "{}"), 2, "input_length", "{}", AT_LEAST.format(0)),
     (mooncake("output_length", "0"), 2, "output_length", "0", AT_LEAST.format(1)),
     (mooncake("output_length", "NaN"), 2, "output_length", "nan", AT_LEAST.format(1)),
     (mooncake("hash_ids", "[0, 1, 2]"), 2, "hash_ids", "[0, 1, 2]", "at most one id for every 512 tokens"),
@@ -104,9 +101,7 @@ CELLS = [
     (mooncake("hash_ids", "[true]"), 2, "hash_ids", "[True]", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", "[1.0]"), 2, "hash_ids", "[1.0]", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", "[[1]]"), 2, "hash_ids", "[[1]]", "a list of whole numbers, 0 or more"),
-    (mooncake("hash_ids", "{}"), 2, "hash_ids", "{}", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", '"01"'), 2, "hash_ids", "'01'", "a list of whole numbers, 0 or more"),
-    (mooncake("hash_ids", "7"), 2, "hash_ids", "7", "a list of whole numbers, 0 or more"),
     (mooncake("hash_ids", "null"), 2, "hash_ids", "'null'", "a list of whole numbers, 0 or more"),
     (vllm_bench("arrival_time_ns", "4"), 2, "arrival_time_ns", "4", "no earlier than that of the row before"),
     (vllm_bench("arrival_time_ns", "-1"), 2, "arrival_time_ns", "-1", NANOSECONDS),
@@ -118,10 +113,7 @@ CELLS = [
     (vllm_bench("arrival_time_ns", "null"), 2, "arrival_time_ns", "'null'", NANOSECONDS),
     (vllm_bench("arrival_time_ns", "true"), 2, "arrival_time_ns", "True", NANOSECONDS),
     (vllm_bench("arrival_time_ns", '"7"'), 2, "arrival_time_ns", "'7'", NANOSECONDS),
-    (vllm_bench("input_toks", "-3"), 2, "input_toks", "-3", AT_LEAST.format(0)),
-    (vllm_bench("output_toks", "0"), 2, "output_toks", "0", AT_LEAST.format(1)),
     (vllm_bench("block16_hash_ids", "[0, 1, 2, 3]"), 2, "block16_hash_ids", "[0, 1, 2, 3]", "for every 16 tokens"),
-    (vllm_bench("block16_hash_ids", "[0, -1]"), 2, "block16_hash_ids", "[0, -1]", "a list of whole numbers"),
     (PLAIN_ROW + "\n" + PLAIN_ROW.replace("4", "-4"), 3, "output_tokens", "-4", AT_LEAST.format(1)),
 ]
 
