@@ -54,8 +54,8 @@ def test_what_is_no_goal_is_refused(name: str, limit: float | str, expected: str
 
 def test_goals_of_the_command_line() -> None:
     texts = ["ttft_p99=1s", "tpot_mean=40ms", "goodput=0.95", "output_throughput=5000"]
-    found = {"ttft_p99": "1s", "tpot_mean": "40ms", "goodput": 0.95, "output_throughput": 5000}
-    assert goals_of_texts(texts) == found
+    goals = {"ttft_p99": "1s", "tpot_mean": "40ms", "goodput": 0.95, "output_throughput": 5000}
+    assert goals_of_texts(texts) == goals
     for texts in (["ttft_p99"], ["ttft_p99=1s", "ttft_p99=2s"], ["ttft_p99=1s,2s"]):
         with pytest.raises(BadInput, match="--slo"):
             goals_of_texts(texts)

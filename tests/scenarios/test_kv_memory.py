@@ -19,8 +19,8 @@ LINEAR = {"source": "linear", "overhead": 0.01}
 
 
 def blocks(engine: dict[str, Any], step_time: dict[str, Any]) -> int:
-    built = checked(find_source(step_time["source"]), step_time, None).build(Path())
-    return checked(EngineSpec, engine, None).build(Path(), step_time=built).config.num_gpu_blocks
+    model = checked(find_source(step_time["source"]), step_time, None).build(Path())
+    return checked(EngineSpec, engine, None).build(Path(), step_time=model).config.num_gpu_blocks
 
 
 def test_a_roofline_counts_the_blocks_of_its_device() -> None:
@@ -57,7 +57,7 @@ def test_memory_that_nobody_states_is_refused(engine: dict[str, Any], step_time:
 def test_weights_in_a_stated_memory_take_the_bytes_that_are_published() -> None:
     """gpt-oss-120b takes 65.2 GB of the 72 GB that may be used; in 16 bits it would take 234."""
     memory = {"memory": 8e10, "model": "gpt-oss-120b"}
-    kept = (0.9 * 8e10 - 65.17e9) / (2 * 8 * 64 * 2.0 * 36 * 16)
-    assert blocks({"kv_memory": memory}, LINEAR) == pytest.approx(kept, rel=1e-3)
+    num_blocks = (0.9 * 8e10 - 65.17e9) / (2 * 8 * 64 * 2.0 * 36 * 16)
+    assert blocks({"kv_memory": memory}, LINEAR) == pytest.approx(num_blocks, rel=1e-3)
     with pytest.raises(BadInput, match=r"kv_memory.memory: .*expected more than weights and activations take"):
         blocks({"kv_memory": memory | {"weight_bytes": 2.0}}, LINEAR)

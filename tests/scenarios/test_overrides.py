@@ -26,9 +26,9 @@ from workloads.errors import BadInput
     ],
 )
 def test_a_range_is_its_numbers(text: str, values: list[Any]) -> None:
-    ((_, found),) = parse_overrides([text]).items()
-    assert found == values
-    assert [type(value) for value in found] == [type(value) for value in values]
+    ((_, result),) = parse_overrides([text]).items()
+    assert result == values
+    assert [type(value) for value in result] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize("text", ["a=1:5:0", "a=5:1:1", "a=1:5:-1"])

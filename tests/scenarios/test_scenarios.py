@@ -87,7 +87,7 @@ def test_overrides_are_read_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a=" + "[" * 30_000, r"expected a YAML value: nested more than 100 deep$"),
         ("a=" + "- " * 30_000, r"expected a YAML value: nested more than 100 deep$"),
@@ -95,13 +95,13 @@ def test_overrides_are_read_or_refused(text: str) -> None:
         ("a" + ".a" * 30_000 + "=1", r"expected a key of at most 100 sections$"),
     ],
 )
-def test_an_override_that_would_exhaust_the_process_is_refused(text: str, told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_an_override_that_would_exhaust_the_process_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         parse_overrides([text])
 
 
 @pytest.mark.parametrize(
-    ("command", "kind", "said"),
+    ("command", "kind", "message"),
     [
         ("simulate", "afd-bundle", "expected serving; a scenario of kind afd-bundle is for twin sweep"),
         ("validate", "afd-bundle", "expected validation; a scenario of kind afd-bundle is for twin sweep"),
@@ -112,16 +112,16 @@ def test_an_override_that_would_exhaust_the_process_is_refused(text: str, told: 
     ],
 )
 def test_a_scenario_of_another_kind_is_refused_with_the_command_that_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str, message: str
 ) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"kind: {kind}\nname: s\n")
     assert run([command, str(file)]) == 2
-    assert capsys.readouterr().err == f"twin: {file}: kind: got {kind!r}, {said}\n"
+    assert capsys.readouterr().err == f"twin: {file}: kind: got {kind!r}, {message}\n"
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "kind", "said"),
+    ("flag", "value", "kind", "message"),
     [
         (
             "--ratio",
@@ -139,9 +139,9 @@ def test_a_scenario_of_another_kind_is_refused_with_the_command_that_takes_it(
     ],
 )
 def test_a_flag_of_another_kind_is_refused_with_how_this_kind_is_swept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str, kind: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str, kind: str, message: str
 ) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"kind: {kind}\nname: s\n")
     assert run(["sweep", str(file), flag, value]) == 2
-    assert capsys.readouterr().err == f"twin: {file}: {flag}: {said}\n"
+    assert capsys.readouterr().err == f"twin: {file}: {flag}: {message}\n"

@@ -47,15 +47,15 @@ def p_value() -> Callable[[npt.NDArray[np.int64], npt.NDArray[np.float64]], floa
 
     def judge(sample: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> float:
         expected = probabilities * len(sample)
-        seen = np.bincount(sample, minlength=len(expected)).astype(np.float64)
+        observed = np.bincount(sample, minlength=len(expected)).astype(np.float64)
         rare = expected < 5
         if rare.any():
             expected = np.append(expected[~rare], expected[rare].sum())
-            seen = np.append(seen[~rare], seen[rare].sum())
+            observed = np.append(observed[~rare], observed[rare].sum())
         if not expected[-1]:
-            assert not seen[-1], "something impossible was drawn"
-            expected, seen = expected[:-1], seen[:-1]
-        return float(chisquare(seen, expected).pvalue)
+            assert not observed[-1], "something impossible was drawn"
+            expected, observed = expected[:-1], observed[:-1]
+        return float(chisquare(observed, expected).pvalue)
 
     return judge
 

@@ -14,14 +14,14 @@ Turns = list[tuple[tuple[int, ...], int]]
 
 turns = st.lists(
     st.tuples(st.lists(st.integers(0, 2), max_size=3).map(tuple), st.integers(0, 3)), min_size=1, max_size=6
-).map(lambda drawn: [(ids, min(lookups, len(ids))) for ids, lookups in drawn])
+).map(lambda rows: [(ids, min(lookups, len(ids))) for ids, lookups in rows])
 
 
 def stream(turns: Turns) -> BlockStream:
-    made = BlockStream()
+    bounds = BlockStream()
     for ids, lookups in turns:
-        made.add(ids, lookups)
-    return made
+        bounds.add(ids, lookups)
+    return bounds
 
 
 def paths(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -30,12 +30,12 @@ def paths(ids: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def supplied(cache: frozenset[tuple[int, ...]], ids: tuple[int, ...], lookups: int) -> int:
     """The leading blocks that a cache has: one after a gap is of no use."""
-    found = 0
+    hits = 0
     for path in paths(ids)[:lookups]:
         if path not in cache:
             break
-        found += 1
-    return found
+        hits += 1
+    return hits
 
 
 def best_by_search(turns: Turns, capacity: int) -> int:
@@ -46,8 +46,8 @@ def best_by_search(turns: Turns, capacity: int) -> int:
         for cache, hits in states.items():
             now = hits + supplied(cache, ids, lookups)
             at_hand = sorted(cache | set(paths(ids)))
-            for kept in combinations(at_hand, min(capacity, len(at_hand))):
-                following[frozenset(kept)] = max(now, following.get(frozenset(kept), 0))
+            for choice in combinations(at_hand, min(capacity, len(at_hand))):
+                following[frozenset(choice)] = max(now, following.get(frozenset(choice), 0))
         states = following
     return max(states.values())
 
@@ -60,14 +60,14 @@ def test_no_choice_of_what_to_keep_supplies_more(turns: Turns, capacity: int) ->
 
 @given(turns)
 def test_an_infinite_cache_keeps_everything(turns: Turns) -> None:
-    seen: set[tuple[int, ...]] = set()
+    cached: set[tuple[int, ...]] = set()
     hits = 0
     for ids, lookups in turns:
-        hits += supplied(frozenset(seen), ids, lookups)
-        seen.update(paths(ids))
-    made = stream(turns)
-    assert made.infinite_hits() == hits == made.belady_hits(1000)
-    assert made.lookups == sum(lookups for _, lookups in turns)
+        hits += supplied(frozenset(cached), ids, lookups)
+        cached.update(paths(ids))
+    bounds = stream(turns)
+    assert bounds.infinite_hits() == hits == bounds.belady_hits(1000)
+    assert bounds.lookups == sum(lookups for _, lookups in turns)
 
 
 long_turns = st.lists(
@@ -91,10 +91,10 @@ def test_stack_distances_are_a_cache_that_is_played(turns: Turns, capacity: int)
 
 @given(long_turns)
 def test_bounds_are_in_order(turns: Turns) -> None:
-    made = stream(turns)
+    bounds = stream(turns)
     sizes = [6, 8, 12, 40]
-    lru, best = made.lru_hits(sizes).tolist(), [made.belady_hits(size) for size in sizes]
+    lru, best = bounds.lru_hits(sizes).tolist(), [bounds.belady_hits(size) for size in sizes]
     assert lru == sorted(lru)
     assert best == sorted(best)
     assert all(low <= high for low, high in zip(lru, best, strict=True))
-    assert best[-1] <= made.infinite_hits()
+    assert best[-1] <= bounds.infinite_hits()

@@ -90,9 +90,9 @@ def test_the_block_size_changes_nothing(workload: Workload, count: int, seed: in
 @pytest.mark.parametrize("content", [CHATS, DAY, JointEmpirical([1, 2], [3, 4])], ids=["pairs", "tasks", "joint"])
 def test_blocks_of_1_of_7_and_of_4096_give_the_same_10000(content) -> None:
     workload = Workload(content, Gamma(3.0, 2.0), MODELS, RUBRICS, 500)
-    whole = drawn(workload, 10_000)
-    assert drawn(workload, 10_000, block=1) == drawn(workload, 10_000, block=7) == whole
-    assert len({request for request, _ in whole}) == 10_000
+    at_once = drawn(workload, 10_000)
+    assert drawn(workload, 10_000, block=1) == drawn(workload, 10_000, block=7) == at_once
+    assert len({request for request, _ in at_once}) == 10_000
 
 
 @given(workload=WORKLOADS, count=st.integers(0, 60), seed=st.integers(0, 2**32))
@@ -153,8 +153,8 @@ def test_models_and_tasks_come_in_their_proportions(p_value) -> None:
     tasks = np.array([["generate", "classify", "prompt_logprobs"].index(request.task) for request, _ in rows])
     assert p_value(models, MODELS.probabilities) > 1e-3
     assert p_value(tasks, DAY.probabilities) > 1e-3
-    both = np.outer(DAY.probabilities, MODELS.probabilities).ravel()
-    assert p_value(tasks * 3 + models, both) > 1e-3, "a task says nothing of the model"
+    joint_shares = np.outer(DAY.probabilities, MODELS.probabilities).ravel()
+    assert p_value(tasks * 3 + models, joint_shares) > 1e-3, "a task says nothing of the model"
 
 
 def test_tasks_bring_their_lengths_and_priorities() -> None:
@@ -185,9 +185,9 @@ def test_no_suffix_block_comes_twice() -> None:
 
 
 def test_a_limit_cuts_the_answer_and_is_the_same_for_all() -> None:
-    free, cut = drawn(Workload(CHATS), 2000), drawn(Workload(CHATS, max_tokens=30), 2000)
-    assert {request.max_tokens for request, _ in cut} == {30}
-    assert [answer for _, answer in cut] == [min(answer, 30) for _, answer in free]
+    free, limited = drawn(Workload(CHATS), 2000), drawn(Workload(CHATS, max_tokens=30), 2000)
+    assert {request.max_tokens for request, _ in limited} == {30}
+    assert [answer for _, answer in limited] == [min(answer, 30) for _, answer in free]
     assert sum(answer > 30 for _, answer in free) > 500
 
 
@@ -245,9 +245,9 @@ def test_seeds_repeat_and_differ() -> None:
 
 def test_two_iterators_may_be_read_in_turns() -> None:
     workload = Workload(DAY, Poisson(1.0), MODELS, RUBRICS)
-    one = workload.requests(np.random.default_rng(1), 50, block=8)
+    left_rows = workload.requests(np.random.default_rng(1), 50, block=8)
     two = workload.requests(np.random.default_rng(1), 50, block=8)
-    assert all(a == b for a, b in zip(one, two, strict=True))
+    assert all(a == b for a, b in zip(left_rows, two, strict=True))
 
 
 def test_nothing_is_drawn_before_it_is_read() -> None:
@@ -321,8 +321,8 @@ def test_the_public_mooncake_trace_is_replayed_as_it_was_recorded(public_trace) 
     assert [(request.prompt_tokens, answer) for request, answer in rows] == list(
         zip(trace.prefill_tokens.tolist(), trace.decode_tokens.tolist(), strict=True)
     )
-    whole = zip(trace.prefix_blocks, (trace.prefill_tokens // 512).tolist(), strict=True)
-    assert [request.prefix_blocks for request, _ in rows] == [ids[:blocks] for ids, blocks in whole]
+    expected = zip(trace.prefix_blocks, (trace.prefill_tokens // 512).tolist(), strict=True)
+    assert [request.prefix_blocks for request, _ in rows] == [ids[:blocks] for ids, blocks in expected]
 
 
 def test_the_measured_workload_is_replayed_as_it_was_sent(measured_workload) -> None:

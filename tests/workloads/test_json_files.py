@@ -25,7 +25,7 @@ def test_an_object_of_the_largest_depth_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (nested(MAX_DEPTH + 1), f"nested at most {MAX_DEPTH} deep"),
         (nested(100_000), f"nested at most {MAX_DEPTH} deep"),
@@ -39,15 +39,15 @@ def test_an_object_of_the_largest_depth_is_read(tmp_path: Path) -> None:
     ],
     ids=["a level too many", "100,000 lists", "100,000 objects", "digits", "value", "key", "syntax", "list", "UTF-16"],
 )
-def test_what_cannot_be_read_is_told_in_one_line(content: str | bytes, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_told_in_one_line(content: str | bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as caught:
         read_json_object(file)
-    assert said in str(told.value)
-    assert str(file) in str(told.value)
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 400
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 def test_a_file_without_an_end_is_refused_at_the_bound() -> None:

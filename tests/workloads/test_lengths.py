@@ -61,15 +61,15 @@ def test_draws_are_what_the_label_says(lengths: Lengths, mean: float, cv: float,
 def test_draws_fall_as_the_pmf_says(lengths: Lengths) -> None:
     """Pearson's chi-square over cells that expect some 20 draws, within five of its standard deviations."""
     expected = lengths.pmf() * DRAWS
-    drawn = np.minimum(lengths.sample(np.random.default_rng(3), DRAWS), len(expected) - 1)
-    observed = np.bincount(drawn, minlength=len(expected))
+    sample = np.minimum(lengths.sample(np.random.default_rng(3), DRAWS), len(expected) - 1)
+    observed = np.bincount(sample, minlength=len(expected))
     assert observed[expected == 0].sum() == 0
     cell = np.minimum(np.cumsum(expected) // 20, DRAWS // 20 - 1).astype(int)
-    wanted, found = np.bincount(cell, expected), np.bincount(cell, observed)
-    wanted, found = wanted[wanted > 0], found[wanted > 0]
-    freedom = len(wanted) - 1
+    expected_cells, observed_cells = np.bincount(cell, expected), np.bincount(cell, observed)
+    expected_cells, observed_cells = expected_cells[expected_cells > 0], observed_cells[expected_cells > 0]
+    freedom = len(expected_cells) - 1
     assert freedom >= 3
-    assert ((found - wanted) ** 2 / wanted).sum() < freedom + 5 * math.sqrt(2 * freedom)
+    assert ((observed_cells - expected_cells) ** 2 / expected_cells).sum() < freedom + 5 * math.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("lengths", CONSTANT, ids=repr)
@@ -120,13 +120,13 @@ def test_lognormal_beyond_any_table_still_has_its_moments() -> None:
 def test_a_lognormal_is_refused_or_keeps_its_mean_within_a_hundredth(mean: float, cv: float) -> None:
     sigma = math.sqrt(math.log1p(cv**2))
     edges = np.log(np.arange(1, 200_000) + 0.5) - math.log(mean) + sigma**2 / 2
-    drawn = 1 + ndtr(-edges / sigma).sum()
-    assume(abs(abs(drawn / mean - 1) - 0.01) > 1e-4)
-    if abs(drawn / mean - 1) > 0.01:
+    mean_drawn = 1 + ndtr(-edges / sigma).sum()
+    assume(abs(abs(mean_drawn / mean - 1) - 0.01) > 1e-4)
+    if abs(mean_drawn / mean - 1) > 0.01:
         with pytest.raises(BadInput, match=r"^mean: got .*rounding keeps within 1 %"):
             LogNormal(mean, cv)
     else:
-        assert LogNormal(mean, cv).mean == pytest.approx(drawn, rel=1e-4)
+        assert LogNormal(mean, cv).mean == pytest.approx(mean_drawn, rel=1e-4)
 
 
 def test_both_sides_of_that_refusal_are_met() -> None:
@@ -170,13 +170,13 @@ def test_the_far_tail_is_cut_where_less_than_1e_12_remains(lengths: Lengths) -> 
 @settings(max_examples=80, deadline=None)
 def test_every_draw_is_in_the_support_and_seeds_repeat(lengths: Lengths, seed: int) -> None:
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
-    drawn = lengths.sample(rng, 200)
-    assert drawn.dtype == np.int64
-    assert drawn.shape == (200,)
-    assert drawn.min() >= lengths.minimum
+    sample = lengths.sample(rng, 200)
+    assert sample.dtype == np.int64
+    assert sample.shape == (200,)
+    assert sample.min() >= lengths.minimum
     mass = lengths.pmf()
-    assert (mass[drawn[drawn < len(mass)]] > 0).all()
-    assert (drawn == lengths.sample(again, 200)).all()
+    assert (mass[sample[sample < len(mass)]] > 0).all()
+    assert (sample == lengths.sample(again, 200)).all()
     assert rng.bit_generator.state == again.bit_generator.state
 
 

@@ -58,7 +58,7 @@ def test_probabilities_are_shares_of_the_sum(weights: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "other"),
+    ("mix", "another"),
     [
         (ModelMix.zipf(AGENTS), ModelMix.zipf(AGENTS, 0.05)),
         (ModelMix.zipf(AGENTS, 0.9), ModelMix.zipf(AGENTS, 0.85)),
@@ -67,19 +67,19 @@ def test_probabilities_are_shares_of_the_sum(weights: list[float]) -> None:
     ],
     ids=["uniform", "zipf", "many", "explicit"],
 )
-def test_models_are_drawn_as_often_as_they_should_be(mix: ModelMix, other: ModelMix, p_value) -> None:
+def test_models_are_drawn_as_often_as_they_should_be(mix: ModelMix, another: ModelMix, p_value) -> None:
     """And a slightly different mix is told apart, so the test could fail."""
-    drawn = mix.sample(np.random.default_rng(12), 200_000)
-    assert drawn.dtype == np.int64
-    assert p_value(drawn, mix.probabilities) > 1e-3
-    assert p_value(other.sample(np.random.default_rng(12), 200_000), mix.probabilities) < 1e-6
+    sample = mix.sample(np.random.default_rng(12), 200_000)
+    assert sample.dtype == np.int64
+    assert p_value(sample, mix.probabilities) > 1e-3
+    assert p_value(another.sample(np.random.default_rng(12), 200_000), mix.probabilities) < 1e-6
 
 
 def test_successive_draws_know_nothing_of_each_other(p_value) -> None:
     mix = ModelMix.zipf(AGENTS, 1.0)
-    drawn = mix.sample(np.random.default_rng(4), 100_000)
+    sample = mix.sample(np.random.default_rng(4), 100_000)
     couples = np.outer(mix.probabilities, mix.probabilities).ravel()
-    assert p_value(drawn[::2] * 4 + drawn[1::2], couples) > 1e-3
+    assert p_value(sample[::2] * 4 + sample[1::2], couples) > 1e-3
 
 
 @given(weights=WEIGHTS, seed=st.integers(0, 2**32))
@@ -105,8 +105,8 @@ def test_not_even_by_the_first_and_the_last_number_of_a_generator(
 
 def test_draws_do_not_depend_on_how_many_are_asked_for() -> None:
     mix = ModelMix.zipf(AGENTS, 1.0)
-    whole, bits = np.random.default_rng(2), np.random.default_rng(2)
-    assert mix.sample(whole, 30).tolist() == [i for n in (1, 7, 0, 22) for i in mix.sample(bits, n).tolist()]
+    at_once, bits = np.random.default_rng(2), np.random.default_rng(2)
+    assert mix.sample(at_once, 30).tolist() == [i for n in (1, 7, 0, 22) for i in mix.sample(bits, n).tolist()]
 
 
 def test_mixes_are_values() -> None:
@@ -158,14 +158,14 @@ TASKS_OF_A_DAY = TaskMix(
 
 def test_tasks_are_drawn_as_often_as_they_should_be(p_value) -> None:
     assert TASKS_OF_A_DAY.probabilities.tolist() == [0.5, 0.25, 0.0, 0.125, 0.125]
-    drawn = TASKS_OF_A_DAY.sample(np.random.default_rng(21), 100_000)
-    assert p_value(drawn, TASKS_OF_A_DAY.probabilities) > 1e-3
-    assert p_value(drawn, np.array([0.49, 0.26, 0.0, 0.125, 0.125])) < 1e-6
+    sample = TASKS_OF_A_DAY.sample(np.random.default_rng(21), 100_000)
+    assert p_value(sample, TASKS_OF_A_DAY.probabilities) > 1e-3
+    assert p_value(sample, np.array([0.49, 0.26, 0.0, 0.125, 0.125])) < 1e-6
 
 
 def test_each_task_has_lengths_of_its_own() -> None:
-    drawn, prompts, answers = TASKS_OF_A_DAY.stream(np.random.default_rng(3))(20_000)
-    of = [(prompts[drawn == share], answers[drawn == share]) for share in range(5)]
+    sample, prompts, answers = TASKS_OF_A_DAY.stream(np.random.default_rng(3))(20_000)
+    of = [(prompts[sample == share], answers[sample == share]) for share in range(5)]
     assert set(zip(of[0][0].tolist(), of[0][1].tolist(), strict=True)) == {(10, 3), (20, 4)}
     assert (of[1][0].min(), of[1][0].max(), of[1][1].max()) == (100, 199, 0)
     assert len(of[2][0]) == 0
@@ -176,18 +176,18 @@ def test_each_task_has_lengths_of_its_own() -> None:
 
 
 def test_tasks_do_not_depend_on_how_many_are_asked_for() -> None:
-    whole = TASKS_OF_A_DAY.stream(np.random.default_rng(2))(500)
+    at_once = TASKS_OF_A_DAY.stream(np.random.default_rng(2))(500)
     stream = TASKS_OF_A_DAY.stream(np.random.default_rng(2))
     bits = [stream(size) for size in (1, 7, 0, 192, 300)]
-    for column, pieces in zip(whole, zip(*bits, strict=True), strict=True):
+    for column, pieces in zip(at_once, zip(*bits, strict=True), strict=True):
         assert column.tolist() == np.concatenate(pieces).tolist()
 
 
 def test_a_task_keeps_its_lengths_when_another_changes() -> None:
     def second(first: TaskShare) -> list[int]:
         mix = TaskMix([first, TaskShare("score", 1, Uniform(1, 10_000))])
-        drawn, prompts, _ = mix.stream(np.random.default_rng(9))(100)
-        return prompts[drawn == 1].tolist()
+        sample, prompts, _ = mix.stream(np.random.default_rng(9))(100)
+        return prompts[sample == 1].tolist()
 
     assert second(TaskShare("embed", 1, Fixed(5))) == second(TaskShare("generate", 1, CHATS))
 

@@ -41,12 +41,12 @@ def test_a_slot_worked_out_by_hand() -> None:
 
 @given(rows=MEASURED)
 def test_the_measured_slot_load_counts_every_step(rows: list[tuple[int, int]]) -> None:
-    seen = Counter(prefill + i for prefill, decode in rows for i in range(decode))
-    steps = seen.total()
+    counts = Counter(prefill + i for prefill, decode in rows for i in range(decode))
+    steps = counts.total()
     mass = joint(rows).slot_load_pmf()
-    assert len(mass) == max(seen) + 1
-    assert [round(share * steps, 6) for share in mass.tolist()] == [seen[load] for load in range(len(mass))]
-    mean = Fraction(sum(load * count for load, count in seen.items()), steps)
+    assert len(mass) == max(counts) + 1
+    assert [round(share * steps, 6) for share in mass.tolist()] == [counts[load] for load in range(len(mass))]
+    mean = Fraction(sum(load * count for load, count in counts.items()), steps)
     assert joint(rows).renewal_load() == pytest.approx(float(mean), rel=1e-12)
 
 
@@ -78,10 +78,10 @@ def test_the_renewal_load_is_what_a_slot_sees_over_time(pairs: Independent) -> N
     """One slot through 200,000 requests, its steps added up; within five standard errors of the ratio."""
     prefill, decode = pairs.sample(np.random.default_rng(1), 200_000)
     steps = prefill * decode + decode * (decode - 1) / 2
-    seen = steps.mean() / decode.mean()
-    error = (steps - seen * decode).std() / decode.mean() / math.sqrt(len(decode))
-    assert error < 0.02 * seen
-    assert abs(seen - pairs.renewal_load()) <= 5 * error
+    load = steps.mean() / decode.mean()
+    error = (steps - load * decode).std() / decode.mean() / math.sqrt(len(decode))
+    assert error < 0.02 * load
+    assert abs(load - pairs.renewal_load()) <= 5 * error
 
 
 @pytest.mark.parametrize("prefill", [Fixed(0), Fixed(64), Uniform(0, 999), LogNormal(700, 1.2)], ids=repr)
@@ -206,8 +206,8 @@ def test_rows_that_fill_no_block_are_left_out_of_the_error_only() -> None:
 
 def test_the_interval_shrinks_with_the_root_of_the_sample() -> None:
     rows = [(i % 7 * 10, i % 5 + 1) for i in range(350)]
-    few, many = (np.ptp(joint(rows * times).renewal_load_interval()) for times in (1, 100))
-    assert few / many == pytest.approx(10, rel=0.01)
+    small, large = (np.ptp(joint(rows * times).renewal_load_interval()) for times in (1, 100))
+    assert small / large == pytest.approx(10, rel=0.01)
 
 
 def test_equal_pairs_leave_nothing_uncertain() -> None:
@@ -237,9 +237,9 @@ def test_the_interval_wants_two_blocks_and_a_confidence() -> None:
 
 @pytest.mark.parametrize("pairs", [*INDEPENDENT, joint([(3, 5), (800, 2), (0, 1), (12, 900)])], ids=repr)
 def test_a_stream_gives_the_same_pairs_however_many_at_once(pairs: LengthPairs) -> None:
-    whole = pairs.stream(np.random.default_rng(5))
+    at_once = pairs.stream(np.random.default_rng(5))
     bits = pairs.stream(np.random.default_rng(5))
-    rows = list(zip(*(column.tolist() for column in whole(300)), strict=True))
+    rows = list(zip(*(column.tolist() for column in at_once(300)), strict=True))
     again = [
         row for size in (1, 0, 7, 92, 200) for row in zip(*(column.tolist() for column in bits(size)), strict=True)
     ]

@@ -36,10 +36,10 @@ def blocks(prefixes: SharedPrefixes, prompts: list[int], seed: int = 0, sizes: t
 
 def test_by_hand() -> None:
     """A rubric of 40 tokens has two full blocks of 16; the third holds 8 tokens of it and is nobody else's."""
-    one = SharedPrefixes(groups=1, tokens=40, block_tokens=16)
-    assert one.shared_blocks == 2
+    shared_only = SharedPrefixes(groups=1, tokens=40, block_tokens=16)
+    assert shared_only.shared_blocks == 2
     prompts = [100, 40, 33, 31, 16, 15, 0]
-    assert blocks(one, prompts) == [(0, 1), (0, 1), (0, 1), (0,), (0,), (), ()]
+    assert blocks(shared_only, prompts) == [(0, 1), (0, 1), (0, 1), (0,), (0,), (), ()]
     filling = SharedPrefixes(groups=1, tokens=40, block_tokens=16, cache_suffix=True)
     assert blocks(filling, prompts) == [(0, 1, 2, 3, 4, 5), (0, 1), (0, 1), (0,), (0,), (), ()]
     assert blocks(filling, [50, 50, 31, 64]) == [(0, 1, 2), (0, 1, 3), (0,), (0, 1, 4, 5)]
@@ -47,9 +47,9 @@ def test_by_hand() -> None:
 
 def test_every_rubric_has_blocks_of_its_own() -> None:
     prefixes = SharedPrefixes(groups=5, tokens=64, block_tokens=16)
-    found = blocks(prefixes, [64] * 500)
+    result = blocks(prefixes, [64] * 500)
     groups = prefixes.sample(np.random.default_rng(0), 500).tolist()
-    assert found == [tuple(range(4 * group, 4 * group + 4)) for group in groups]
+    assert result == [tuple(range(4 * group, 4 * group + 4)) for group in groups]
     assert set(groups) == {0, 1, 2, 3, 4}
 
 
@@ -63,18 +63,18 @@ def test_a_rubric_shorter_than_a_block_shares_none() -> None:
 def test_two_prompts_share_their_rubrics_full_blocks_and_no_more(
     prefixes: SharedPrefixes, prompts: list[int], seed: int
 ) -> None:
-    found = blocks(prefixes, prompts, seed)
+    result = blocks(prefixes, prompts, seed)
     # The rubrics are what the same generator draws, so who should share with whom is known apart from the ids.
     groups = prefixes.sample(np.random.default_rng(seed), len(prompts)).tolist()
     size = prefixes.block_tokens
-    for mine, prompt in zip(found, prompts, strict=True):
-        assert len(mine) == min(prompt, prompt if prefixes.cache_suffix else prefixes.tokens) // size
-        assert len(set(mine)) == len(mine)
+    for ids, prompt in zip(result, prompts, strict=True):
+        assert len(ids) == min(prompt, prompt if prefixes.cache_suffix else prefixes.tokens) // size
+        assert len(set(ids)) == len(ids)
     for a in range(len(prompts)):
         for b in range(a):
-            both = min(prompts[a], prompts[b], prefixes.tokens) // size if groups[a] == groups[b] else 0
-            assert found[a][:both] == found[b][:both]
-            assert set(found[a][both:]).isdisjoint(found[b])
+            shared = min(prompts[a], prompts[b], prefixes.tokens) // size if groups[a] == groups[b] else 0
+            assert result[a][:shared] == result[b][:shared]
+            assert set(result[a][shared:]).isdisjoint(result[b])
 
 
 @given(
@@ -103,8 +103,8 @@ def test_rubrics_are_as_popular_as_zipf_says(skew: float, p_value) -> None:
     exact = np.array([rank**-skew for rank in range(1, 101)])
     exact /= exact.sum()
     assert prefixes.probabilities.tolist() == pytest.approx(exact.tolist())
-    found = blocks(prefixes, [100] * 100_000)
-    groups = np.array([ids[0] // 2 for ids in found])
+    result = blocks(prefixes, [100] * 100_000)
+    groups = np.array([ids[0] // 2 for ids in result])
     assert p_value(groups, exact) > 1e-3
     flatter = np.array([rank ** -(skew + 0.05) for rank in range(1, 101)])
     assert p_value(groups, flatter / flatter.sum()) < 1e-6

@@ -59,13 +59,15 @@ def test_counts_are_poisson_with_the_integral_as_their_mean(profile: Profile) ->
     times = Varying(Poisson(rate), profile).times(np.random.default_rng(3), count)
     assert times[-1] > periods * profile.period
     times = times[times < periods * profile.period]
-    found = np.array([np.histogram(part, edges)[0] for part in _by_period(times, profile.period, periods)], dtype=float)
+    counts_by_period = np.array(
+        [np.histogram(part, edges)[0] for part in _by_period(times, profile.period, periods)], dtype=float
+    )
     for column, (low, high) in enumerate(itertools.pairwise(edges)):
         mean = expected(profile, rate, high) - (expected(profile, rate, low) if low else 0.0)
-        counts = found[:, column]
+        counts = counts_by_period[:, column]
         assert abs(counts.mean() - mean) <= 4.5 * math.sqrt(mean / periods)
         assert abs(counts.var() - mean) <= 4.5 * math.sqrt((mean + 2 * mean**2) / periods)
-    correlation = np.corrcoef(found[:, 0], found[:, 1])[0, 1]
+    correlation = np.corrcoef(counts_by_period[:, 0], counts_by_period[:, 1])[0, 1]
     assert abs(correlation) < 4.5 / math.sqrt(periods)
 
 
@@ -78,8 +80,8 @@ def test_times_within_a_ramp_have_its_density() -> None:
     """From 0 to 1 the rate rises from 0: a time has the distribution function t², as thinning would give."""
     ramp = Profile.of_points([(0, 0), (1, 1), (1.01, 0)], "ramps")
     times = Varying(Poisson(2.0), ramp).times(np.random.default_rng(4), 20_000) % ramp.period
-    found = times[times < 1.0]
-    assert stats.kstest(found, lambda t: t**2).pvalue > 1e-3
+    inside = times[times < 1.0]
+    assert stats.kstest(inside, lambda t: t**2).pvalue > 1e-3
 
 
 def test_bursts_keep_the_mean_rate_and_make_counts_vary() -> None:
@@ -91,9 +93,9 @@ def test_bursts_keep_the_mean_rate_and_make_counts_vary() -> None:
     rate, window = 5.0, 400.0
     times = Varying(Poisson(rate), bursts=bursts).times(np.random.default_rng(5), 500_000)
     counts = np.bincount((times // window).astype(int))[:-1].astype(float)
-    spread = rate**2 * (loud - quiet) ** 2 * 0.8 * 0.2  # variance of the rate
+    variance = rate**2 * (loud - quiet) ** 2 * 0.8 * 0.2  # variance of the rate
     memory = 1 / (1 / 8.0 + 1 / 2.0)  # time constant of its autocorrelation
-    dispersion = 1 + 2 * spread * memory / rate * (1 - memory / window)
+    dispersion = 1 + 2 * variance * memory / rate * (1 - memory / window)
     windows = len(counts)
     assert counts.mean() / window == pytest.approx(rate, rel=4.5 * math.sqrt(dispersion / (rate * window * windows)))
     assert counts.var() / counts.mean() == pytest.approx(dispersion, rel=5 * math.sqrt(2 / windows))
@@ -137,10 +139,10 @@ def test_parts_of_a_stream_are_the_whole(
     process = Varying(base, Profile(tuple(pieces)), bursts)
     stream = process.stream(np.random.default_rng(1))
     parts = np.concatenate([stream(size) for size in sizes])
-    whole = process.times(np.random.default_rng(1), sum(sizes))
-    assert parts.tolist() == whole.tolist()
-    assert (np.diff(whole) >= 0).all()
-    assert (whole >= 0).all()
+    at_once = process.times(np.random.default_rng(1), sum(sizes))
+    assert parts.tolist() == at_once.tolist()
+    assert (np.diff(at_once) >= 0).all()
+    assert (at_once >= 0).all()
 
 
 def test_a_day_has_its_peak_and_its_trough() -> None:

@@ -41,7 +41,7 @@ CHATS = trace((0, 32, 17), (1, 40, 9), (5, 64, 17), (9, 20, 5), (12, 96, 3), ses
 
 def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
     """The second prompt of the first session, 64, holds the 49 tokens before it; the third, 20, is a new context."""
-    (first, rounds), (second, _), (third, alone) = made(RecordedSessions(CHATS, "session_ids"))
+    (first, rounds), (second, _), (third, last_rounds) = made(RecordedSessions(CHATS, "session_ids"))
     prompts = [round.prompts[0] for round in rounds]
     assert [(prompt.tokens, prompt.resent_tokens, prompt.answer_tokens) for prompt in prompts] == [
         (32, 0, 17), (64, 49, 17), (20, 0, 5)
@@ -50,7 +50,7 @@ def test_a_prompt_that_is_long_enough_repeats_what_was_said() -> None:
     assert not set(prompts[2].prefix_blocks) & set(prompts[1].prefix_blocks)
     assert [round.not_before for round in rounds] == [0, 5, 9]
     assert (first.arrival, second.arrival, third.arrival) == (0, 1, 12)
-    assert alone[0].prompts[0].tokens == 96
+    assert last_rounds[0].prompts[0].tokens == 96
     every = [
         id for _, rounds in made(RecordedSessions(CHATS, "session_ids")) for id in rounds[0].prompts[0].prefix_blocks
     ]
@@ -118,27 +118,27 @@ def test_a_row_continues_the_latest_whose_blocks_begin_its_own() -> None:
 @given(seed=st.integers(0, 1000), rubric=st.booleans(), share=st.sampled_from([0.0, 0.5]))
 def test_what_was_drawn_is_recovered(seed: int, rubric: bool, share: float) -> None:
     """Written as a trace without session ids, sessions come back, as each of their prompts has a block of its own."""
-    drawn = DrawnSessions(
+    workload = DrawnSessions(
         turns=Geometric(3.0), first=Uniform(50, 90), growth=Uniform(16, 40), answers=Uniform(1, 30),
         branches=Branches(share, 2), prefixes=SharedPrefixes(2, 32, 16) if rubric else None,
     )  # fmt: skip
-    sent: list[tuple[float, int, Prompt]] = []
-    for session in drawn.sessions(np.random.default_rng(seed), 40):
+    prompts: list[tuple[float, int, Prompt]] = []
+    for session in workload.sessions(np.random.default_rng(seed), 40):
         now = float(session.id)
         for round in session.rounds:
-            sent += [(now, session.id, prompt) for prompt in round.prompts]
+            prompts += [(now, session.id, prompt) for prompt in round.prompts]
             now += 1.5
-    sent.sort(key=lambda row: row[0])
-    rows = [(now, prompt.tokens, prompt.answer_tokens) for now, _, prompt in sent]
+    prompts.sort(key=lambda row: row[0])
+    rows = [(now, prompt.tokens, prompt.answer_tokens) for now, _, prompt in prompts]
     # The last id of a row stands for a block that the prompt only begins, as in Mooncake's traces.
     partial = iter(range(10**9, 2 * 10**9))
     blocks = tuple(
         (*prompt.prefix_blocks[: prompt.tokens // 16], *([next(partial)] if prompt.tokens % 16 else []))
-        for _, _, prompt in sent
+        for _, _, prompt in prompts
     )
-    found = sessions_by_prefix(trace(*rows, blocks=blocks)).tolist()
+    numbers = sessions_by_prefix(trace(*rows, blocks=blocks)).tolist()
     names: dict[int, int] = {}
-    assert found == [names.setdefault(session, len(names)) for _, session, _ in sent]
+    assert numbers == [names.setdefault(session, len(names)) for _, session, _ in prompts]
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ OTHERS: dict[str, Any] = {
 
 
 def test_a_request_holds_what_a_client_sends() -> None:
-    given = (7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9, "ours", "batch", 30.0)
-    assert dataclasses.astuple(Request(*given)) == given
-    assert Request(*given).deadline == 31.5
+    values = (7, 1.5, 100, 20, "chat", (4, 5), "score", -2, 9, "ours", "batch", 30.0)
+    assert dataclasses.astuple(Request(*values)) == values
+    assert Request(*values).deadline == 31.5
     plain = (7, 1.5, 100, 20, "default", (), "generate", 0, -1, "", "", math.inf)
     assert dataclasses.astuple(Request(7, 1.5, 100, 20)) == plain
 
@@ -125,7 +125,7 @@ def test_a_request_survives_printing_copying_and_pickling(arguments: dict[str, A
 @pytest.mark.parametrize("name", OTHERS)
 def test_requests_differ_where_one_field_does(name: str) -> None:
     request = Request(7, 1.5, 100, 20, "chat", (4, 5))
-    other = dataclasses.replace(request, **{name: OTHERS[name]})
-    assert getattr(other, name) == OTHERS[name]
-    assert other != request
-    assert dataclasses.replace(other, **{name: getattr(request, name)}) == request
+    another = dataclasses.replace(request, **{name: OTHERS[name]})
+    assert getattr(another, name) == OTHERS[name]
+    assert another != request
+    assert dataclasses.replace(another, **{name: getattr(request, name)}) == request

@@ -27,21 +27,21 @@ def rounds(workload: DrawnSessions, count: int, seed: int = 1) -> list[list[Roun
 
 def test_a_prompt_repeats_what_was_said_and_adds_to_it() -> None:
     ((first, second, third),) = rounds(drawn(), 3)
-    assert [each.prompts[0].tokens for each in (first, second, third)] == [32, 32 + 17 + 15, 64 + 17 + 15]
-    assert [each.prompts[0].resent_tokens for each in (first, second, third)] == [0, 49, 81]
-    assert [each.pause for each in (first, second, third)] == [0.0, 10.0, 10.0]
+    assert [round_.prompts[0].tokens for round_ in (first, second, third)] == [32, 32 + 17 + 15, 64 + 17 + 15]
+    assert [round_.prompts[0].resent_tokens for round_ in (first, second, third)] == [0, 49, 81]
+    assert [round_.pause for round_ in (first, second, third)] == [0.0, 10.0, 10.0]
     # Whole blocks of what was said have the ids that they had: 49 // 16 = 3, and 81 // 16 = 5.
     assert second.prompts[0].prefix_blocks[:3] == first.prompts[0].prefix_blocks[:3]
     assert third.prompts[0].prefix_blocks[:5] == second.prompts[0].prefix_blocks[:5]
-    assert [len(each.prompts[0].prefix_blocks) for each in (first, second, third)] == [3, 5, 7]
+    assert [len(round_.prompts[0].prefix_blocks) for round_ in (first, second, third)] == [3, 5, 7]
 
 
 def test_branches_begin_alike_and_the_first_of_them_goes_on() -> None:
     ((_, second, third),) = rounds(drawn(branches=Branches(1.0, 2)), 5)
-    one, two = second.prompts
-    assert one.prefix_blocks[:3] == two.prefix_blocks[:3]
-    assert not set(one.prefix_blocks[3:]) & set(two.prefix_blocks[3:])
-    assert third.prompts[0].prefix_blocks[:5] == third.prompts[1].prefix_blocks[:5] == one.prefix_blocks[:5]
+    left_branch, two = second.prompts
+    assert left_branch.prefix_blocks[:3] == two.prefix_blocks[:3]
+    assert not set(left_branch.prefix_blocks[3:]) & set(two.prefix_blocks[3:])
+    assert third.prompts[0].prefix_blocks[:5] == third.prompts[1].prefix_blocks[:5] == left_branch.prefix_blocks[:5]
 
 
 @settings(max_examples=80, deadline=None)
@@ -70,13 +70,13 @@ def test_two_blocks_have_one_id_exactly_when_they_hold_the_same_text(
     fresh = iter(range(10**9))
     requests = 0
     for session in workload.sessions(np.random.default_rng(seed), count):
-        said: list[object] = []
+        context: list[object] = []
         for turn, (prompts, _, _) in enumerate(session.rounds):
             requests += len(prompts)
-            written = []
+            texts_of_turn = []
             for prompt in prompts:
-                text = said + [next(fresh) for _ in range(prompt.tokens - len(said))]
-                assert prompt.resent_tokens == len(said)
+                text = context + [next(fresh) for _ in range(prompt.tokens - len(context))]
+                assert prompt.resent_tokens == len(context)
                 if rubric and not turn:
                     same = min(
                         len(prompt.prefix_blocks), workload.prefixes.shared_blocks, prompt.tokens // block_tokens
@@ -91,8 +91,8 @@ def test_two_blocks_have_one_id_exactly_when_they_hold_the_same_text(
                 if max_model_len is not None:
                     assert len(text) <= max_model_len
                 assert 1 <= prompt.answer_tokens <= prompt.max_tokens
-                written.append(text[: prompt.tokens + prompt.answer_tokens])
-            said = written[0]
+                texts_of_turn.append(text[: prompt.tokens + prompt.answer_tokens])
+            context = texts_of_turn[0]
     assert requests == count
     assert len(set(texts.values())) == len(texts)
 
@@ -111,9 +111,9 @@ def test_what_is_drawn_has_the_means_that_are_asked_for() -> None:
         branches=Branches(0.1, 3), arrivals=Poisson(5.0),
     )  # fmt: skip
     sessions = list(workload.sessions(np.random.default_rng(3), 15_000))
-    made = [list(session.rounds) for session in sessions]
-    later = [round for session in made for round in session[1:]]
-    turns = np.array([len(session) for session in made])
+    sessions_rounds = [list(session.rounds) for session in sessions]
+    later = [round for session in sessions_rounds for round in session[1:]]
+    turns = np.array([len(session) for session in sessions_rounds])
     assert turns.mean() == pytest.approx(4.0, abs=4 * turns.std() / np.sqrt(len(turns)))
     tools = np.array([round.prompts[0].tokens - round.prompts[0].resent_tokens == 100 for round in later])
     assert tools.mean() == pytest.approx(0.25, abs=4 * np.sqrt(0.25 * 0.75 / len(later)))

@@ -192,11 +192,11 @@ def test_documents_that_cannot_be_read(tmp_path: Path, format: str, content: byt
 def test_the_size_of_a_table_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, rows: int
 ) -> None:
-    whole = read(tmp_path, content)
+    at_once = read(tmp_path, content)
     monkeypatch.setattr("workloads.trace_files.CHUNK_ROWS", rows)
     parts = read(tmp_path, content)
-    assert columns(parts) == columns(whole)
-    assert parts.prefix_blocks == whole.prefix_blocks
+    assert columns(parts) == columns(at_once)
+    assert parts.prefix_blocks == at_once.prefix_blocks
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_errors_name_the_line_in_any_table(
 
 def test_lists_of_ids_are_those_that_were_given() -> None:
     lists = ((1, 2), (), (2**64 - 1,))
-    found = IdLists.of(lists)
-    assert (len(found), found[0], found[-1], found[1:]) == (3, (1, 2), (2**64 - 1,), [(), (2**64 - 1,)])
-    assert found == lists
-    assert found == IdLists.of(lists)
-    assert found != ((1, 2), (), (7,))
-    assert found != [1]
+    ids = IdLists.of(lists)
+    assert (len(ids), ids[0], ids[-1], ids[1:]) == (3, (1, 2), (2**64 - 1,), [(), (2**64 - 1,)])
+    assert ids == lists
+    assert ids == IdLists.of(lists)
+    assert ids != ((1, 2), (), (7,))
+    assert ids != [1]
     with pytest.raises(IndexError):
-        found[3]
-    assert found.tobytes() != IdLists.of(((1,), (2,), (2**64 - 1,))).tobytes()
-    assert repr(found) == "<3 lists of 3 ids>"
+        ids[3]
+    assert ids.tobytes() != IdLists.of(((1,), (2,), (2**64 - 1,))).tobytes()
+    assert repr(ids) == "<3 lists of 3 ids>"
     assert IdLists(np.array([1, 1]), np.array([5, 6], dtype=np.uint64)) == ((5,), (6,))

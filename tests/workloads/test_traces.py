@@ -171,8 +171,8 @@ def test_a_named_format_decides_where_two_would_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["12", " 12", "+12", "12.0", "1.2e1", "12.", '"12"', "012"])
 def test_one_number_in_many_spellings(tmp_path: Path, cell: str) -> None:
     """Each beside a plain 5, and beside a spelling that makes the whole column be read cell by cell."""
-    for other in ("5", " 5 "):
-        trace = read(tmp_path, f"output_tokens , prompt_tokens\n{cell},{cell}\n{other},5\n")
+    for neighbour in ("5", " 5 "):
+        trace = read(tmp_path, f"output_tokens , prompt_tokens\n{cell},{cell}\n{neighbour},5\n")
         assert lengths(trace) == [(12, 12), (5, 5)]
 
 
