@@ -8,7 +8,6 @@ failure: the peer that a rank waited for may itself only have waited for another
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import socket
 import threading
@@ -64,17 +63,12 @@ def listen_at(address: Address) -> socket.socket:
         BadInput: the address is not this machine's, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((address.host, address.port))
-        listener.listen(1024)
+        return socket.create_server((address.host, address.port), family=family, backlog=1024)
     except OSError as error:
-        listener.close()
         raise BadInput(
             f"expected a free address of this machine ({error.strerror})", field="--rendezvous", value=str(address)
         ) from None
-    return listener
 
 
 class Membership:
@@ -110,7 +104,7 @@ class Membership:
             address = Address(address.host, listener.getsockname()[1])
         else:
             self._peers[0] = self._call(address)
-        self.meeting_point, self.address = address, _own_address(address)
+        self.meeting_point, self.address = address, (listener or self._peers[0]).getsockname()[0]
         self.watch: Callable[[], None] = lambda: None
         self.on_failure: list[Callable[[], None]] = []
         self._changed = threading.Condition()
@@ -284,14 +278,3 @@ def _start(target: Callable[..., None], *arguments: object) -> None:
 def _send(peer: socket.socket, fact: tuple[str, ...]) -> None:
     with contextlib.suppress(OSError):
         peer.sendall(json.dumps(fact).encode() + b"\n")
-
-
-def _own_address(towards: Address) -> str:
-    """The address of this machine that reaches another: loopback stays loopback."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(towards.host).is_loopback:
-            return towards.host
-    family = socket.AF_INET6 if ":" in towards.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards.host, towards.port or 9))
-        return str(probe.getsockname()[0])

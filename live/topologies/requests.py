@@ -6,14 +6,14 @@ and its times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from kernels.sampling import SamplingParams
 from live.generation import FinishReason, Generation
-from live.topologies.transport import Form, Message, Payload
+from live.topologies.transport import Message, Payload
 from workloads.request import TASKS, Request
 
 COLUMNS = 13
@@ -73,7 +73,7 @@ def pack_requests(generations: Sequence[Generation], lanes: Sequence[int]) -> Pa
         )  # fmt: skip
         ends += sorted(generation.end_tokens)
         ids += [[_signed(block % WORD), _signed(block // WORD)] for block in request.prefix_blocks]
-    samplings = [each.sampling_params for each in generations]
+    samplings = [generation.sampling_params for generation in generations]
     prompts = [torch.from_numpy(generation.prompt) for generation in generations]
     return PackedRequests(
         torch.tensor(numbers, dtype=torch.int64).reshape(-1, COLUMNS),
@@ -111,56 +111,59 @@ def unpack_requests(packed: PackedRequests) -> list[tuple[Generation, int]]:
 TOKEN_COLUMNS = 3
 """Integers of an output token: request id, token, code of the finish reason (`FINISH_REASONS`)."""
 
-
-def pack_tokens(generations: Sequence[Generation]) -> torch.Tensor:
-    """(tokens, TOKEN_COLUMNS) int64: the last output token of each generation."""
-    rows = [(each.request.id, each.output[-1], FINISH_REASONS.index(each.finish_reason)) for each in generations]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, TOKEN_COLUMNS)
-
-
 MOST_LOGPROBS = 20
 """Most likely tokens of one output token, at most."""
 
 
-def logprobs_form(sequences: int) -> Form:
-    """The form of messages with the log-probabilities of the next message's tokens, of so many sequences at most.
+def token_payloads(sequences: int) -> tuple[Payload, ...]:
+    """The payloads of output tokens, of so many sequences at most, with the log-probabilities that are wanted.
 
-    Such a message is only sent where some are wanted. Payloads: (request id, number of most likely tokens) of each
-    token; its log-probability, and theirs; and their ids.
+    The last three are of the tokens with log-probabilities: (request id, number of most likely tokens) of each; its
+    log-probability, and theirs; and their ids.
     """
     most = sequences * MOST_LOGPROBS
-    return Form(
-        0, (Payload(torch.int64, sequences, (2,)), Payload(torch.float32, sequences + most), Payload(torch.int64, most))
+    return (
+        Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),
+        Payload(torch.int64, sequences, (2,)),
+        Payload(torch.float32, sequences + most),
+        Payload(torch.int64, most),
     )
 
 
-def pack_logprobs(generations: Sequence[Generation]) -> tuple[torch.Tensor, ...]:
-    """The log-probabilities of the last output token of each generation that wants them; empty where none does."""
-    wanting = [each for each in generations if each.logprobs >= 0]
-    if not wanting:
-        return ()
+def pack_tokens(generations: Sequence[Generation]) -> tuple[torch.Tensor, ...]:
+    """The last output token of each generation."""
+    tokens = [
+        (generation.request.id, generation.output[-1], FINISH_REASONS.index(generation.finish_reason))
+        for generation in generations
+    ]
     rows: list[tuple[int, int]] = []
     values: list[float] = []
     ids: list[int] = []
-    for generation in wanting:
-        top = generation.top_logprobs[-1]
-        rows.append((generation.request.id, len(top)))
-        values += [generation.token_logprobs[-1], *(value for _, value in top)]
-        ids += [token for token, _ in top]
-    return torch.tensor(rows), torch.tensor(values, dtype=torch.float32), torch.tensor(ids, dtype=torch.int64)
+    for generation in generations:
+        if generation.logprobs >= 0:
+            top = generation.top_logprobs[-1]
+            rows.append((generation.request.id, len(top)))
+            values += [generation.token_logprobs[-1], *(value for _, value in top)]
+            ids += [token for token, _ in top]
+    return (
+        torch.tensor(tokens, dtype=torch.int64).reshape(-1, TOKEN_COLUMNS),
+        torch.tensor(rows, dtype=torch.int64).reshape(-1, 2),
+        torch.tensor(values, dtype=torch.float32),
+        torch.tensor(ids, dtype=torch.int64),
+    )
 
 
-def store_logprobs(message: Message, generation_of: Callable[[int], Generation | None]) -> None:
-    """Append log-probabilities to the generations that they belong to, before their tokens."""
-    rows, values, ids = (tensor.tolist() for tensor in message.tensors)
+def read_tokens(message: Message, generations: Mapping[int, Generation]) -> list[list[int]]:
+    """The tokens of a message, as lists of TOKEN_COLUMNS; appends their log-probabilities to the generations."""
+    tokens, rows, values, ids = (tensor.tolist() for tensor in message.tensors)
     value = place = 0
     for request_id, count in rows:
-        generation = generation_of(request_id)
-        if generation is not None:
+        if (generation := generations.get(request_id)) is not None:
             generation.token_logprobs.append(values[value])
             top = values[value + 1 : value + 1 + count]
             generation.top_logprobs.append(list(zip(ids[place : place + count], top, strict=True)))
         value, place = value + 1 + count, place + count
+    return tokens
 
 
 def append_token(generation: Generation, token: int, code: int, now: float) -> bool:

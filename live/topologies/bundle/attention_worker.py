@@ -16,9 +16,9 @@ from live.engine import Engine, StepResult
 from live.executor import ModelRunnerOutput
 from live.generation import Generation
 from live.models.decoder import Decoder, FFNRows
-from live.topologies.bundle.layout import COMMAND, COORDINATOR, LOGPROBS, OUTPUT, RESULT, ROWS, BundleLayout
+from live.topologies.bundle.layout import COMMAND, COORDINATOR, OUTPUT, RESULT, ROWS, BundleLayout
 from live.topologies.bundle.stages import AttentionStages, GraphedAttentionStages
-from live.topologies.requests import PackedRequests, pack_logprobs, pack_tokens, unpack_requests
+from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import (
     STOP,
     Message,
@@ -127,11 +127,9 @@ class AttentionWorker:
         advanced: list[Generation] = []
         if batch is not None and hidden is not None:
             advanced = self._commit(engine, batch, stages.output(batch, hidden))
-        if logprobs := pack_logprobs(advanced):
-            self._transport.send(COORDINATOR, Message(LOGPROBS, (), logprobs))
         core = engine.core
         fields = (index, core.kv_cache.num_free_blocks, core.preemptions)
-        self._transport.send(COORDINATOR, Message(RESULT, fields, (pack_tokens(advanced),)))
+        self._transport.send(COORDINATOR, Message(RESULT, fields, pack_tokens(advanced)))
 
     def _send(self, index: int, layer: int, rows: FFNRows) -> list[int]:
         """Send each FFN instance its share of the rows; returns the shares."""

@@ -13,9 +13,9 @@ import torch
 from live.backend import BackendState
 from live.engine import Progress
 from live.generation import Generation
-from live.topologies.bundle.layout import COMMAND, LOGPROBS, RESULT, BundleLayout
+from live.topologies.bundle.layout import COMMAND, RESULT, BundleLayout
 from live.topologies.deployment import FrontRole, OnProgress
-from live.topologies.requests import append_token, pack_requests, store_logprobs
+from live.topologies.requests import append_token, pack_requests, read_tokens
 from live.topologies.transport import IDLE, STOP, Idle, Message, Receive, Role, Transport, TransportError, received
 from schedulers.bundle_slots import BundleSlots, Microbatch, Refill, refill_fcfs
 
@@ -82,9 +82,6 @@ class Coordinator(FrontRole):
                 rows: list[list[int]] = []
                 for rank in self._layout.attention_ranks:
                     message = received((yield Receive(rank)))
-                    if message.kind == LOGPROBS:
-                        store_logprobs(message, self._generations.get)
-                        message = received((yield Receive(rank)))
                     rows += self._read(message, rank, microbatch)
                 progress = self._end_step(microbatch, rows)
                 self._take_calls()
@@ -138,8 +135,7 @@ class Coordinator(FrontRole):
             )
         place = microbatch.index, rank - self._layout.attention_ranks.start
         _, self.num_free_blocks[place], self.preemptions[place] = message.fields
-        rows: list[list[int]] = message.tensors[0].tolist()
-        return rows
+        return read_tokens(message, self._generations)
 
     def _end_step(self, microbatch: Microbatch, rows: list[list[int]]) -> Progress:
         """Write a step's tokens to the requests, and free the slots of those that are finished."""

@@ -8,18 +8,17 @@ import torch
 
 from live.backend import BackendLimits
 from live.models.config import ModelConfig
-from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
+from live.topologies.requests import request_payloads, token_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
 
-COMMAND, RESULT, ROWS, OUTPUT, LOGPROBS = range(2, 7)
+COMMAND, RESULT, ROWS, OUTPUT = range(2, 6)
 """Kinds of messages.
 
 COMMAND, coordinator to attention: microbatches to start (a bit each), requests that enter slots, ids to abort.
 RESULT, attention to coordinator: the microbatch whose step has ended, free KV blocks, preemptions; its new tokens.
 ROWS, attention to FFN: microbatch and layer; the rows of an FFN stage (`live.models.decoder.FFNRows`).
 OUTPUT, FFN to attention: microbatch and layer; the FFN's output for those rows.
-LOGPROBS, attention to coordinator, before the RESULT that they belong to: see `logprobs_form`.
 """
 
 COORDINATOR = 0
@@ -102,8 +101,7 @@ class BundleLayout:
         return {
             **COMMON_FORMS,
             COMMAND: Form(1, (*request_payloads(slots, longest, longest // self.engine.prefix_id_tokens), leaving)),
-            RESULT: Form(3, (Payload(torch.int64, self.batch_size, (TOKEN_COLUMNS,)),)),
-            LOGPROBS: logprobs_form(self.batch_size),
+            RESULT: Form(3, token_payloads(self.batch_size)),
             ROWS: Form(2, (hidden, *routed) if shape.experts else (hidden,)),
             OUTPUT: Form(2, (hidden,)),
         }

@@ -22,7 +22,6 @@ from live.topologies.pools.layout import (
     BEGUN,
     EVENTS,
     IDS_AT_ONCE,
-    LOGPROBS,
     NORMAL,
     PREFILL,
     REPORT,
@@ -32,7 +31,7 @@ from live.topologies.pools.layout import (
     WORK,
     PoolsLayout,
 )
-from live.topologies.requests import FINISH_REASONS, append_token, pack_requests, store_logprobs
+from live.topologies.requests import FINISH_REASONS, append_token, pack_requests, read_tokens
 from live.topologies.transport import IDLE, STOP, Idle, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.engine_config import EngineConfig
 from schedulers.kv_events import CacheView
@@ -166,8 +165,6 @@ class Frontend(FrontRole):
         kind = message.kind
         if kind == REPORT:
             self._on_progress(self._read(message))
-        elif kind == LOGPROBS:
-            store_logprobs(message, self._generations.get)
         elif kind == EVENTS:
             self._note_events(message)
         elif kind == SENT:
@@ -222,7 +219,7 @@ class Frontend(FrontRole):
         engine.cached_tokens = cached_tokens
         now = self._transport.clock()
         advanced, finished = [], []
-        for request_id, token, code in report.tensors[0].tolist():
+        for request_id, token, code in read_tokens(report, self._generations):
             generation = self._generations.get(request_id)
             if generation is None or generation.finish_reason or self._at.get(request_id) is not engine:  # aborted
                 continue

@@ -10,12 +10,12 @@ import torch
 
 from live.backend import BackendLimits
 from live.models.config import ModelConfig
-from live.topologies.requests import TOKEN_COLUMNS, logprobs_form, request_payloads
+from live.topologies.requests import request_payloads, token_payloads
 from live.topologies.transport import COMMON_FORMS, Form, Forms, Payload
 from schedulers.engine_config import EngineConfig
 from schedulers.routing import reads_caches
 
-WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED, LOGPROBS = range(2, 10)
+WORK, REPORT, SENT, BLOCKS, EVENTS, BEGUN, RESERVED = range(2, 9)
 """Kinds of messages.
 
 WORK, front to engine: requests, ids to abort or release, and (request id, rank) of prompts whose KV is to be sent, as
@@ -28,7 +28,6 @@ BLOCKS, prefill to decode: a request id, and whether more will come (`MORE`, `LA
 EVENTS, engine to front: its rank; of each change of its prefix cache whether a block was cached, and its hash.
 BEGUN, prefill engine to front: its rank, and a request whose prompt begins with the first of several chunks.
 RESERVED, decode engine to front: its rank, a request, and 1 if it has reserved blocks for it, else 0.
-LOGPROBS, engine to front, before the REPORT that they belong to: see `logprobs_form`.
 """
 
 MORE, LAST, GIVEN_UP = 1, 0, -1
@@ -140,8 +139,7 @@ class PoolsLayout:
         return {
             **COMMON_FORMS,
             WORK: Form(0, (*requests, ids, pairs)),
-            REPORT: Form(6, (Payload(torch.int64, sequences, (TOKEN_COLUMNS,)),)),
-            LOGPROBS: logprobs_form(sequences),
+            REPORT: Form(6, token_payloads(sequences)),
             SENT: Form(3),
             BEGUN: Form(2),
             RESERVED: Form(3),

@@ -11,7 +11,6 @@ from live.topologies.pools.layout import (
     EVENTS,
     EVENTS_AT_ONCE,
     FRONT,
-    LOGPROBS,
     NORMAL,
     PREFILL,
     REPORT,
@@ -20,7 +19,7 @@ from live.topologies.pools.layout import (
     PoolsLayout,
 )
 from live.topologies.pools.transfers import Arrivals, Departures, ReceivingExecutor, ReceivingGraphExecutor
-from live.topologies.requests import PackedRequests, pack_logprobs, pack_tokens, unpack_requests
+from live.topologies.requests import PackedRequests, pack_tokens, unpack_requests
 from live.topologies.transport import IDLE, STOP, Message, ReceiveAny, Role, Transport, TransportError
 from schedulers.chunking import ChunkPolicy
 from schedulers.kv_events import CacheEvents
@@ -132,11 +131,8 @@ class EngineWorker:
             self._tell(self._events.take())
         blocks = core.kv_cache.num_free_blocks
         counts = core.num_running, blocks, core.preemptions, core.prefill_tokens, core.cached_tokens
-        advanced = result.progress.advanced
-        if logprobs := pack_logprobs(advanced):
-            self._transport.send(FRONT, Message(LOGPROBS, (), logprobs))
-        tokens = pack_tokens(advanced)
-        self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), (tokens,)))
+        tokens = pack_tokens(result.progress.advanced)
+        self._transport.send(FRONT, Message(REPORT, (self._transport.rank, *counts), tokens))
         self._departures.go_on()
 
     def _tell(self, events: list[tuple[bool, int]]) -> None:
