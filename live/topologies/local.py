@@ -238,9 +238,9 @@ class LocalNetwork:
                 return None
         if not queues:
             return None
-        taken = min(queues, key=lambda queue: queue[0][:2]).popleft()
-        self.timekeeper.receive(rank, taken.arrival)
-        return taken.content
+        transit = min(queues, key=lambda queue: queue[0][:2]).popleft()
+        self.timekeeper.receive(rank, transit.arrival)
+        return transit.content
 
 
 class LocalTopology:

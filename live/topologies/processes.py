@@ -148,9 +148,9 @@ class LocalWorkers:
         """Raise how one of them has ended, if one has."""
         for rank, process in self._processes.items():
             if (code := process.poll()) is not None:
-                said = self._last_line(rank)
+                line = self._last_line(rank)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise TransportError(f"rank {rank} ({self._names[rank]}) has ended with {how}{said and f': {said}'}")
+                raise TransportError(f"rank {rank} ({self._names[rank]}) has ended with {how}{line and f': {line}'}")
 
     def close(self) -> None:
         """Wait until all have ended; end those that do not by themselves."""

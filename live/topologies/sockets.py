@@ -163,12 +163,12 @@ def connect_all(members: Membership, limit: float) -> dict[int, Connection]:
         for lower in range(rank):
             address = Address.parse(members.published(f"listens/{lower}"))
             try:
-                called = socket.create_connection((address.host, address.port), limit)
-                called.sendall(GREETING.pack(secret, rank))
+                connected = socket.create_connection((address.host, address.port), limit)
+                connected.sendall(GREETING.pack(secret, rank))
             except OSError as error:
                 reason = f"cannot be reached at {address} ({error.strerror or 'no answer'})"
                 raise members.blame(lower, reason) from None
-            connections[lower] = Connection(called, limit)
+            connections[lower] = Connection(connected, limit)
         listener.settimeout(limit)
         while missing := [higher for higher in range(rank + 1, count) if higher not in connections]:
             try:
@@ -320,8 +320,8 @@ class SocketTransport:
         if isinstance(error, TimeoutError) or "timed out" in str(error).lower():
             return self._members.blame(peer, f"has not answered within {self._limit:g} s")
         text = str(error).lower()
-        ended = isinstance(error, OSError) or "closed" in text or "reset" in text
-        return self._members.blame(peer, "has ended" if ended else f"cannot be reached ({str(error)[:160]})")
+        is_lost = isinstance(error, OSError) or "closed" in text or "reset" in text
+        return self._members.blame(peer, "has ended" if is_lost else f"cannot be reached ({str(error)[:160]})")
 
 
 def _bytes_of(buffer: torch.Tensor) -> memoryview:

@@ -95,9 +95,11 @@ def check_message(message: Message, forms: Forms) -> None:
     form = forms.get(message.kind)
     if form is None:
         raise TransportError(f"a message of kind {message.kind}: expected one of {sorted(forms)}")
-    found, expected = (len(message.fields), len(message.tensors)), (form.fields, len(form.payloads))
-    if found != expected:
-        raise TransportError(f"a message of kind {message.kind}: expected {expected} fields and tensors, found {found}")
+    counts, expected = (len(message.fields), len(message.tensors)), (form.fields, len(form.payloads))
+    if counts != expected:
+        raise TransportError(
+            f"a message of kind {message.kind}: expected {expected} fields and tensors, found {counts}"
+        )
     for i, (tensor, payload) in enumerate(zip(message.tensors, form.payloads, strict=True)):
         found_type = (tensor.dtype, *tensor.shape[1:])
         if found_type != (payload.dtype, *payload.row) or not tensor.shape[0] <= payload.rows:

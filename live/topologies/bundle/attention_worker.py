@@ -145,10 +145,10 @@ class AttentionWorker:
         parts = []
         for rank, share in zip(self._layout.ffn_ranks, shares, strict=True):
             message = received((yield Receive(rank)))
-            found = (message.kind, message.fields, *(tensor.shape[0] for tensor in message.tensors))
-            if found != (OUTPUT, (index, layer), share):
+            content = (message.kind, message.fields, *(tensor.shape[0] for tensor in message.tensors))
+            if content != (OUTPUT, (index, layer), share):
                 raise TransportError(
-                    f"{self._layout.names[rank]} sent {found}: expected {share} rows of microbatch {index}, "
+                    f"{self._layout.names[rank]} sent {content}: expected {share} rows of microbatch {index}, "
                     f"layer {layer}"
                 )
             parts.append(message.tensors[0])
@@ -167,9 +167,9 @@ class AttentionWorker:
 
     def _empty_rows(self) -> FFNRows:
         """The rows of an instance that has no requests in a microbatch."""
-        chosen, empty = self._decoder.config.shape.experts_per_token, self._empty()
-        if not chosen:
+        count, empty = self._decoder.config.shape.experts_per_token, self._empty()
+        if not count:
             return FFNRows(empty)
         return FFNRows(
-            empty, empty.new_empty((0, chosen), dtype=torch.float32), empty.new_empty((0, chosen), dtype=torch.int32)
+            empty, empty.new_empty((0, count), dtype=torch.float32), empty.new_empty((0, count), dtype=torch.int32)
         )

@@ -107,7 +107,7 @@ class Coordinator(FrontRole):
     def _begin_idle(self, busy: deque[Microbatch] | list[Microbatch]) -> list[Microbatch]:
         """Begin a step of each microbatch that is not busy and gets requests."""
         idle = [microbatch.index for microbatch in self.slots.microbatches if microbatch not in busy]
-        return [begun for index in idle if (begun := self.slots.begin_step(index)) is not None]
+        return [microbatch for index in idle if (microbatch := self.slots.begin_step(index)) is not None]
 
     def _command(self, started: list[Microbatch]) -> None:
         """Tell each attention worker which microbatches start, and its own requests that enter and leave."""
@@ -140,25 +140,25 @@ class Coordinator(FrontRole):
     def _end_step(self, microbatch: Microbatch, rows: list[list[int]]) -> Progress:
         """Write a step's tokens to the requests, and free the slots of those that are finished."""
         now = self._transport.clock()
-        advanced, ended = [], dict[int, bool]()  # by id: whether its attention worker knows
+        advanced, leaving = [], dict[int, bool]()  # by id: whether its attention worker knows
         for request_id, token, code in rows:
             if request_id in self._cancelled:
                 if code:
-                    ended[request_id] = True
+                    leaving[request_id] = True
                 continue
             generation = self._generations[request_id]
             advanced.append(generation)
             if append_token(generation, token, code, now):
-                ended[request_id] = code > 0
-        finished = [self._generations[request_id] for request_id in ended if request_id not in self._cancelled]
-        for request_id in [each for each in self._cancelled if each in microbatch.resident]:
+                leaving[request_id] = code > 0
+        finished = [self._generations[request_id] for request_id in leaving if request_id not in self._cancelled]
+        for request_id in [request_id for request_id in self._cancelled if request_id in microbatch.resident]:
             self._cancelled.discard(request_id)
             self._generations[request_id].finish_reason = "abort"
-            ended.setdefault(request_id, False)
-        self._leaving += [request_id for request_id, known in ended.items() if not known]
+            leaving.setdefault(request_id, False)
+        self._leaving += [request_id for request_id, is_told in leaving.items() if not is_told]
         # Slots become free in the order in which their requests entered, as in the twin.
-        order = [each for each in microbatch.resident if each in ended] if len(ended) > 1 else ended
-        self.slots.end_step(microbatch, order)
-        for request_id in ended:
+        residents = microbatch.resident if len(leaving) > 1 else leaving
+        self.slots.end_step(microbatch, [request_id for request_id in residents if request_id in leaving])
+        for request_id in leaving:
             del self._generations[request_id]
         return Progress(advanced, finished)

@@ -72,9 +72,9 @@ class BundleLayout:
         Shares differ by one row at most. Instances begin with different FFN instances, so that the larger shares do not
         all fall to the same one.
         """
-        each, more = divmod(rows, self.ffn_instances)
+        share, more = divmod(rows, self.ffn_instances)
         start = instance + microbatch
-        return [each + ((i - start) % self.ffn_instances < more) for i in range(self.ffn_instances)]
+        return [share + ((i - start) % self.ffn_instances < more) for i in range(self.ffn_instances)]
 
     def limits(self, config: ModelConfig) -> BackendLimits:
         """The sizes that limit requests."""
@@ -91,10 +91,10 @@ class BundleLayout:
         """The forms of the messages. Buffers have these sizes from the start: no step needs larger ones."""
         shape, rows, slots = config.shape, self.engine.max_num_batched_tokens, self.batch_size * self.microbatches
         longest = self.limits(config).max_model_len
-        chosen = (shape.experts_per_token,)
+        experts = (shape.experts_per_token,)
         routed = (
-            Payload(torch.float32, rows, chosen, on_device=True),
-            Payload(torch.int32, rows, chosen, on_device=True),
+            Payload(torch.float32, rows, experts, on_device=True),
+            Payload(torch.int32, rows, experts, on_device=True),
         )
         hidden = Payload(dtype, rows, (shape.hidden,), on_device=True)
         leaving = Payload(torch.int64, 2 * slots * self.attention_instances)  # each worker gets those of all

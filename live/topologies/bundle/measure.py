@@ -119,10 +119,10 @@ class MeasuredBundle:
         assert end is not None, "the run is over"
         step_ends, step_tokens = zip(*self._steps, strict=True)
         times = BundleTimes(
-            ids=np.array([each.request.id for each in finished], dtype=np.int64),
-            tokens=np.array([len(each.output) - self._prefilled for each in finished], dtype=np.int64),
-            first_token=np.array([each.first_token for each in finished]),
-            finish=np.array([each.last_token for each in finished]),
+            ids=np.array([generation.request.id for generation in finished], dtype=np.int64),
+            tokens=np.array([len(generation.output) - self._prefilled for generation in finished], dtype=np.int64),
+            first_token=np.array([generation.first_token for generation in finished]),
+            finish=np.array([generation.last_token for generation in finished]),
             step_ends=np.array(step_ends),
             step_tokens=np.array(step_tokens, dtype=np.int64),
             attention=_busy_and_elapsed(end.roles, layout.attention_ranks),
@@ -177,13 +177,13 @@ def run_in_turns(bundles: Sequence[MeasuredBundle]) -> list[BundleRun]:
 
     All of them meet the same moods of the machine. The others end with the first.
     """
-    first, *others = bundles
+    first, *competitors = bundles
     with no_garbage_collection():
         for bundle in bundles:
             bundle.begin()
         while not first.run_some(TURNS):
-            others = [bundle for bundle in others if not bundle.run_some(TURNS)]
-    for bundle in others:
+            competitors = [bundle for bundle in competitors if not bundle.run_some(TURNS)]
+    for bundle in competitors:
         bundle.stop()
     return [bundle.result() for bundle in bundles]
 
@@ -231,7 +231,10 @@ def _busy_and_elapsed(roles: Mapping[int, RoleTime], ranks: range) -> NDArray[np
 
 def _between(transfers: Mapping[tuple[int, int], Transfers], sources: range, destinations: range) -> Transfers:
     """The messages from some roles to others."""
-    found = [transfers[pair] for pair in transfers if pair[0] in sources and pair[1] in destinations]
-    return Transfers(
-        sum(each.messages for each in found), sum(each.size for each in found), sum(each.seconds for each in found)
-    )
+    total = Transfers()
+    for pair, counts in transfers.items():
+        if pair[0] in sources and pair[1] in destinations:
+            total.messages += counts.messages
+            total.size += counts.size
+            total.seconds += counts.seconds
+    return total

@@ -195,9 +195,9 @@ class Frontend(FrontRole):
         """End a request at its engines; where its blocks are on their way, when all are there, or no more come."""
         generation.finish_reason = "abort"
         request_id = generation.request.id
-        moving, asked = self._moving.get(request_id), self._asked.get(request_id)
-        if asked is not None:
-            asked.aborts.append(request_id)
+        moving, target = self._moving.get(request_id), self._asked.get(request_id)
+        if target is not None:
+            target.aborts.append(request_id)
         if moving is None or self._at[request_id] is moving[0]:
             self._at[request_id].aborts.append(request_id)
         if moving is None:
@@ -238,7 +238,7 @@ class Frontend(FrontRole):
             elif handed_over:
                 self._hand_over(generation, engine)
         if advanced and self._steps_by_models and engine.rank in self._decode_ranks:
-            self._steps_by_models[len({each.request.model for each in advanced}) - 1] += 1
+            self._steps_by_models[len({generation.request.model for generation in advanced}) - 1] += 1
         return Progress(advanced, finished)
 
     def _hand_over(self, generation: Generation, source: RoutedEngine) -> None:
@@ -299,9 +299,9 @@ class Frontend(FrontRole):
 
     def _forget(self, request_id: int) -> None:
         """A request has ended."""
-        asked = self._asked.pop(request_id, None)
-        if asked is not None:
-            asked.remove(request_id)
+        target = self._asked.pop(request_id, None)
+        if target is not None:
+            target.remove(request_id)
         self._at.pop(request_id).remove(request_id)
         del self._generations[request_id]
 

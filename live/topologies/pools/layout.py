@@ -96,7 +96,7 @@ class PoolsLayout:
 
     def receivers(self, rank: int) -> tuple[int, ...]:
         """The ranks that a rank sends KV caches to."""
-        return tuple(other for other in self.ranks if rank in self.senders(other))
+        return tuple(receiver for receiver in self.ranks if rank in self.senders(receiver))
 
     @property
     def ranks(self) -> range:

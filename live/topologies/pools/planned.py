@@ -28,16 +28,16 @@ def pools_layout(
     chunks: list[Callable[[], ChunkPolicy | None]] = []
     ranks: dict[str, dict[str, tuple[int, ...]]] = {"prefill": {}, "decode": {}}
     for pool in pools:
-        known: dict[str, int] = {}
-        own = pool.spec.models == "each" and len(models) > 1
+        rank_of: dict[str, int] = {}
+        has_modules = pool.spec.models == "each" and len(models) > 1
         side = ranks["decode" if pool.spec.role == "decode" else "prefill"]
         for model, names in pool.spec.engine_names(models).items():
             for name in names:
-                if name not in known:
-                    engines.append(EnginePlace(pool.spec.role, pool.scheduler.config, model if own else None))
+                if name not in rank_of:
+                    engines.append(EnginePlace(pool.spec.role, pool.scheduler.config, model if has_modules else None))
                     chunks.append(pool.scheduler.chunk_policy)
-                    known[name] = len(engines)
-            side[model] = side.get(model, ()) + tuple(known[name] for name in names)
+                    rank_of[name] = len(engines)
+            side[model] = side.get(model, ()) + tuple(rank_of[name] for name in names)
     routing, events = spec.system.routing, spec.system.kv_events
     parameters = () if isinstance(routing, str) else tuple(sorted(routing.parameters.items()))
     delay = 0.0 if events is None else events.delay

@@ -128,7 +128,7 @@ class Departures:
 
     def go_on(self) -> None:
         """A step has ended: send what it has computed of prompts whose decode engine is known."""
-        for departure in [each for each in self._held.values() if each.rank is not None]:
+        for departure in [departure for departure in self._held.values() if departure.rank is not None]:
             self._send_computed(departure)
 
     def drop(self, request_id: int) -> None:
@@ -157,8 +157,8 @@ class Departures:
         sequence, rank = departure.sequence, departure.rank
         assert rank is not None, "the front has said where they go"
         core, request_id = self._core, sequence.request.id
-        whole = sequence in core.awaiting_transfer
-        if whole:
+        complete = sequence in core.awaiting_transfer
+        if complete:
             end = core.kv_cache.blocks_for(sequence.request.prompt_tokens)
         elif sequence.state == PREFILLING:
             end = sequence.num_computed_tokens // core.kv_cache.block_size
@@ -168,9 +168,9 @@ class Departures:
             until = min(departure.sent + BLOCKS_AT_ONCE, end)
             blocks = self._executor.blocks_of(sequence, departure.sent, until)
             departure.sent = until
-            state = LAST if whole and until == end else MORE
+            state = LAST if complete and until == end else MORE
             self._transport.send(rank, Message(BLOCKS, (request_id, state), (blocks,)))
-        if whole:
+        if complete:
             del self._held[request_id]
             self.complete.discard(request_id)
             core.release(sequence)

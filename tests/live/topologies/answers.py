@@ -15,6 +15,7 @@ from live.generation import Generation, make_generation
 from live.models.config import ModelConfig
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
+from live.topologies.local import LocalTopology
 from schedulers.engine_config import EngineConfig
 
 BLOCK = 4
@@ -48,11 +49,13 @@ def requests(count: int, seed: int = 1, sampling: SamplingParams = GREEDY) -> li
     """Uneven prompts, of which every third begins alike, and uneven answers."""
     random = Random(seed)
     common = [random.randrange(50) for _ in range(3 * BLOCK)]
-    made = []
+    generations = []
     for i in range(count):
         prompt = (common if i % 3 == 0 else []) + [random.randrange(50) for _ in range(random.randint(1, 20))]
-        made.append(make_generation(i, prompt, random.randint(1, 12), sampling_params=sampling, block_size=BLOCK))
-    return made
+        generations.append(
+            make_generation(i, prompt, random.randint(1, 12), sampling_params=sampling, block_size=BLOCK)
+        )
+    return generations
 
 
 def wanting_logprobs(generations: Sequence[Generation]) -> None:
@@ -63,20 +66,38 @@ def wanting_logprobs(generations: Sequence[Generation]) -> None:
 
 def check_logprobs(decoder: Decoder, generations: Sequence[Generation]) -> None:
     """Tokens and log-probabilities are those of one engine."""
-    for found, expected in zip(generations, colocated_generations(decoder, generations), strict=True):
-        assert found.output == expected.output
-        assert len(found.token_logprobs) == (0 if found.logprobs < 0 else len(found.output))
-        assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-5)
-        assert len(found.top_logprobs) == len(expected.top_logprobs)
-        for top, expected_top in zip(found.top_logprobs, expected.top_logprobs, strict=True):
+    for generation, expected in zip(generations, colocated_generations(decoder, generations), strict=True):
+        assert generation.output == expected.output
+        assert len(generation.token_logprobs) == (0 if generation.logprobs < 0 else len(generation.output))
+        assert generation.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-5)
+        assert len(generation.top_logprobs) == len(expected.top_logprobs)
+        for top, expected_top in zip(generation.top_logprobs, expected.top_logprobs, strict=True):
             assert [token for token, _ in top] == [token for token, _ in expected_top]
             assert [value for _, value in top] == pytest.approx([value for _, value in expected_top], abs=1e-5)
-    assert {len(top) for each in generations for top in each.top_logprobs} == {0, 3, 20}
+    assert {len(top) for generation in generations for top in generation.top_logprobs} == {0, 3, 20}
+
+
+def outputs(generations: Sequence[Generation]) -> list[list[int]]:
+    """The tokens of requests."""
+    return [generation.output for generation in generations]
+
+
+def serve(topology: LocalTopology, generations: Sequence[Generation]) -> None:
+    """Submit requests together, and run until all are finished."""
+    for generation in generations:
+        topology.submit(generation)
+    topology.run()
+
+
+def check_served(topology: LocalTopology, decoder: Decoder, generations: Sequence[Generation]) -> None:
+    """Serve requests, whose tokens are those of one engine."""
+    serve(topology, generations)
+    assert outputs(generations) == colocated(decoder, generations)
 
 
 def colocated(decoder: Decoder, generations: Sequence[Generation]) -> list[list[int]]:
     """The outputs of one engine for the same requests."""
-    return [each.output for each in colocated_generations(decoder, generations)]
+    return outputs(colocated_generations(decoder, generations))
 
 
 def colocated_generations(decoder: Decoder, generations: Sequence[Generation]) -> list[Generation]:
@@ -84,14 +105,14 @@ def colocated_generations(decoder: Decoder, generations: Sequence[Generation]) -
     engine = Engine(decoder, settings(8, num_gpu_blocks=400))
     copies = [
         make_generation(
-            each.request.id, each.prompt, each.request.max_tokens, sampling_params=each.sampling_params,
-            end_tokens=each.end_tokens, min_tokens=each.min_tokens, block_size=BLOCK,
-            logprobs=each.logprobs,
+            original.request.id, original.prompt, original.request.max_tokens, sampling_params=original.sampling_params,
+            end_tokens=original.end_tokens, min_tokens=original.min_tokens, block_size=BLOCK,
+            logprobs=original.logprobs,
         )
-        for each in generations
+        for original in generations
     ]  # fmt: skip
-    for each in copies:
-        engine.submit(each)
+    for copy in copies:
+        engine.submit(copy)
     while engine.step() is not None:
         pass
     return copies

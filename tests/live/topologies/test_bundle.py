@@ -20,9 +20,12 @@ from schedulers.bundle_slots import REFILL_POLICIES, BundleSlots, Microbatch  # 
 from tests.live.topologies.answers import (  # noqa: E402
     CONFIGS,
     check_logprobs,
+    check_served,
     colocated,
     make_decoder,
+    outputs,
     requests,
+    serve,
     settings,
     wanting_logprobs,
 )
@@ -39,14 +42,9 @@ def test_tokens_are_those_of_one_engine(model: str, attention: int, ffn: int, mi
     decoder = make_decoder(model)
     bundle = LocalBundle(BundleLayout(attention, ffn, microbatches, settings(2)), decoder)
     generations = requests(30)
-    for generation in generations[:20]:
-        bundle.submit(generation)
-    bundle.run()
-    for generation in generations[20:]:
-        bundle.submit(generation)
-    bundle.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
-    assert {each.finish_reason for each in generations} == {"length"}
+    check_served(bundle, decoder, generations[:20])
+    check_served(bundle, decoder, generations[20:])
+    assert {generation.finish_reason for generation in generations} == {"length"}
     bundle.stop()
     assert bundle.network.ended
 
@@ -58,11 +56,7 @@ def test_padded_stages_give_the_same_tokens(model: str, attention: int, ffn: int
     decoder = make_decoder(model)
     layout = BundleLayout(attention, ffn, 2, settings(11, num_gpu_blocks=300))
     bundle = LocalBundle(layout, decoder, graphs=True)
-    generations = requests(40)
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(bundle, decoder, requests(40))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -72,9 +66,7 @@ def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     bundle = LocalBundle(BundleLayout(2, 1, 2, config), decoder, packed=packed)
     generations = requests(24, seed=6)
     wanting_logprobs(generations)
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
+    serve(bundle, generations)
     check_logprobs(decoder, generations)
 
 
@@ -89,11 +81,7 @@ TIGHT = {
 def test_tokens_do_not_depend_on_how_a_microbatch_is_scheduled(case: str) -> None:
     decoder = make_decoder("qwen3")
     bundle = LocalBundle(BundleLayout(2, 1, 2, TIGHT[case]), decoder)
-    generations = requests(40, seed=5)
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(bundle, decoder, requests(40, seed=5))
     cores = [engine.core for worker in bundle.attention for engine in worker.engines]
     for core in cores:
         core.check_integrity()
@@ -109,39 +97,32 @@ def test_what_a_seed_draws_does_not_depend_on_the_bundle() -> None:
     generations = requests(
         20, sampling=SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, seed=2**64 - 9)
     )
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(bundle, decoder, generations)
 
 
 def test_aborts_and_stop_checks_free_their_slots() -> None:
     decoder = make_decoder("llama")
     generations = requests(24, seed=8)
-    whole = colocated(decoder, generations)
-    ended: list[int] = []
+    expected = colocated(decoder, generations)
+    finished: list[int] = []
 
     def note(progress: Progress) -> None:
-        ended.extend(each.request.id for each in progress.finished)
+        finished.extend(generation.request.id for generation in progress.finished)
         for request_id in (3, 22):  # one that runs from the start, and one that waits
             bundle.coordinator.abort(request_id)
 
     bundle = LocalBundle(BundleLayout(2, 1, 2, settings(2)), decoder, on_progress=note)
-    for each, output in zip(generations, whole, strict=True):
-        if each.request.id == 5:
-            each.stop_check = lambda token, last=output[3]: token == last  # type: ignore[misc]
-        bundle.submit(each)
-    bundle.run()
-    for each, output in zip(generations, whole, strict=True):
-        if each.request.id in (3, 22):
-            assert each.finish_reason == "abort"
-            assert each.output == output[: len(each.output)]
-            assert len(each.output) < len(output)
-        elif each.request.id == 5:
-            assert (each.output, each.finish_reason) == (output[: output.index(output[3]) + 1], "stop")
-        else:
-            assert each.output == output
-    assert sorted([*ended, 3, 22]) == list(range(24))
+    last = expected[5][3]
+    generations[5].stop_check = lambda token: token == last
+    expected[5] = expected[5][: expected[5].index(last) + 1]
+    serve(bundle, generations)
+    assert generations[5].finish_reason == "stop"
+    for i in (3, 22):
+        assert generations[i].finish_reason == "abort"
+        assert len(generations[i].output) < len(expected[i])
+        expected[i] = expected[i][: len(generations[i].output)]
+    assert outputs(generations) == expected
+    assert sorted([*finished, 3, 22]) == list(range(24))
     bundle.coordinator.slots.check_integrity()
     assert bundle.coordinator.state()[:3] == (0, 0, 0.0)
     for engine in (engine for worker in bundle.attention for engine in worker.engines):
@@ -158,13 +139,11 @@ def test_a_stop_ends_a_bundle_that_runs_and_another_changes_nothing() -> None:
 
     bundle = LocalBundle(BundleLayout(2, 2, 2, settings(2)), make_decoder("llama"), on_progress=stop)
     generations = requests(12)
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
+    serve(bundle, generations)
     assert len(stopped) <= 4
     assert bundle.network.ended
     bundle.stop()
-    assert all(each.finish_reason for each in generations)
+    assert all(generation.finish_reason for generation in generations)
 
 
 def test_messages_have_their_form() -> None:
@@ -172,13 +151,13 @@ def test_messages_have_their_form() -> None:
     decoder = make_decoder("llama")
     network = LocalNetwork(layout.forms(decoder.config, torch.float32))
     rows = torch.zeros(65, 16)
-    for message, said in (
+    for message, line in (
         (Message(99), "expected one of"),
         (Message(ROWS, (0,), (rows[:1],)), "expected (2, 1) fields and tensors"),
         (Message(ROWS, (0, 0), (rows,)), "expected up to 64 rows of [16] torch.float32, found [65, 16]"),
         (Message(ROWS, (0, 0), (rows[:1].double(),)), "found [1, 16] torch.float64"),
     ):
-        with pytest.raises(TransportError, match=re.escape(said)):
+        with pytest.raises(TransportError, match=re.escape(line)):
             network.transport(1).send(2, message)
 
 
@@ -190,15 +169,11 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
     bundle = LocalBundle(BundleLayout(3, 1, 2, settings(2)), make_decoder("llama"), refill=refill)
     live: list[Decision] = []
     bundle.coordinator.slots = NotedSlots(bundle.coordinator.slots, live)  # type: ignore[assignment]
-    for generation in generations:
-        bundle.submit(generation)
-    bundle.run()
+    serve(bundle, generations)
 
     latency = PassLatency((0.001, 1.0), (0.001, 1.0), (0.0, 0.01))
-    prompts, answers = (
-        [each.request.prompt_tokens for each in generations],
-        [len(each.output) for each in generations],
-    )
+    prompts = [len(generation.prompt) for generation in generations]
+    answers = [len(generation.output) for generation in generations]
     simulated = Bundle(BundleConfig(3, 1, 2, latency, microbatches=2, refill=refill), Supply.of(prompts, answers))
     predicted: list[Decision] = []
     simulated.slots = NotedSlots(simulated.slots, predicted)  # type: ignore[assignment]
@@ -210,15 +185,15 @@ def test_slots_are_given_as_in_the_twin(policy: str) -> None:
 class NotedSlots:
     """Slots that note each step that begins: microbatch, step, admitted ids, their instances, all loads."""
 
-    def __init__(self, slots: BundleSlots, found: list[Decision]) -> None:
-        self._slots, self._found = slots, found
+    def __init__(self, slots: BundleSlots, decisions: list[Decision]) -> None:
+        self._slots, self._decisions = slots, decisions
 
     def begin_step(self, index: int) -> Microbatch | None:
         microbatch = self._slots.begin_step(index)
         if microbatch is not None:
             admitted, resident = tuple(microbatch.admitted), microbatch.resident
-            instances = tuple(resident[each][0] for each in admitted)
-            self._found.append((index, microbatch.step, admitted, instances, tuple(microbatch.loads)))
+            instances = tuple(resident[request_id][0] for request_id in admitted)
+            self._decisions.append((index, microbatch.step, admitted, instances, tuple(microbatch.loads)))
         return microbatch
 
     def __getattr__(self, name: str) -> Any:

@@ -27,7 +27,7 @@ from live.topologies.transport import (  # noqa: E402
     received,
 )
 from reports.bundle_metrics import Transfers  # noqa: E402
-from tests.live.topologies.answers import CONFIGS, make_decoder, requests, settings  # noqa: E402
+from tests.live.topologies.answers import CONFIGS, make_decoder, outputs, requests, serve, settings  # noqa: E402
 
 DATA = 2
 FORMS = {DATA: Form(1, (Payload(torch.float32, 1000),))}
@@ -130,13 +130,13 @@ def test_a_message_that_has_come_is_not_waited_for() -> None:
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_the_lowest_clock_goes_first(order: tuple[int, ...]) -> None:
     """Rank 0 takes rank 3's message (time 8) before rank 1's (10), which is sent while rank 3 waits for rank 2."""
-    cpu, taken = Cpu(), list[tuple[int, float]]()
+    cpu, arrivals = Cpu(), list[tuple[int, float]]()
 
     def taker(transport: LocalTransport) -> Role:
         cpu.work(5.0)
         for _ in range(2):
             number = received((yield ReceiveAny((1, 3), wait=True))).fields[0]
-            taken.append((number, transport.clock()))
+            arrivals.append((number, transport.clock()))
 
     def early(transport: LocalTransport) -> Role:
         cpu.work(10.0)
@@ -155,16 +155,16 @@ def test_the_lowest_clock_goes_first(order: tuple[int, ...]) -> None:
 
     makes = (taker, early, first, second)
     run({rank: makes[rank] for rank in order}, DirectTime(cpu=cpu))
-    assert taken == [(3, 8.0), (1, 10.0)]
+    assert arrivals == [(3, 8.0), (1, 10.0)]
 
 
 def test_a_role_that_does_not_wait_gets_only_what_has_arrived() -> None:
-    cpu, taken = Cpu(), list[float | None]()
+    cpu, arrivals = Cpu(), list[float | None]()
 
     def poller(transport: LocalTransport) -> Role:
         for _ in range(4):
             message = yield ReceiveAny((1,), wait=False)
-            taken.append(None if message is None else transport.clock())
+            arrivals.append(None if message is None else transport.clock())
             cpu.work(1.0)
 
     def source(transport: LocalTransport) -> Role:
@@ -172,7 +172,7 @@ def test_a_role_that_does_not_wait_gets_only_what_has_arrived() -> None:
         yield from ()
 
     run({0: poller, 1: source}, DirectTime(MessageLink(latency=1.5), cpu))
-    assert taken == [None, None, 2.0, None]
+    assert arrivals == [None, None, 2.0, None]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -204,33 +204,34 @@ def test_times_do_not_depend_on_the_order_in_which_roles_start(seed: int) -> Non
     log, roles = times((0, 1, 2, 3))
     assert [clock for _, clock in log] == sorted(clock for _, clock in log)
     for order in permutations(range(4)):
-        found, others = times(order)
-        assert [source for source, _ in found] == [source for source, _ in log]
-        assert [clock for _, clock in found] == pytest.approx([clock for _, clock in log])  # the sums are not in order
-        assert {rank: others[rank].waiting for rank in others} == pytest.approx(
-            {rank: roles[rank].waiting for rank in others}
+        other_log, other_roles = times(order)
+        assert [source for source, _ in other_log] == [source for source, _ in log]
+        assert [clock for _, clock in other_log] == pytest.approx(
+            [clock for _, clock in log]
+        )  # the sums are not in order
+        assert {rank: other_roles[rank].waiting for rank in roles} == pytest.approx(
+            {rank: roles[rank].waiting for rank in roles}
         )
 
 
 @pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize("packed", [False, True])
 def test_tokens_are_those_by_wall_time(model: str, packed: bool) -> None:
-    decoder, outputs = make_decoder(model), []
+    decoder, tokens = make_decoder(model), []
     timekeepers: list[Timekeeper | None] = [None, DirectTime(MessageLink(1e-4, 1e6)), DirectTime()]
     for timekeeper in timekeepers:
         bundle = LocalBundle(
             BundleLayout(2, 1, 2, settings(2)), decoder, timekeeper=timekeeper, packed=packed and timekeeper is not None
         )
         generations = requests(12)
-        for each in generations:
-            bundle.submit(each)
-        bundle.run()
-        outputs.append([each.output for each in generations])
+        serve(bundle, generations)
+        tokens.append(outputs(generations))
         if isinstance(timekeeper, DirectTime):
-            times = [(each.submitted, each.scheduled, each.first_token, each.last_token) for each in generations]
-            assert all(list(each) == sorted(each) for each in times)
+            for generation in generations:
+                assert 0 <= generation.submitted <= generation.scheduled <= generation.first_token
+                assert generation.first_token <= generation.last_token
             assert all(role.now == pytest.approx(role.busy + role.waiting) for role in timekeeper.roles.values())
-    assert outputs[0] == outputs[1] == outputs[2]
+    assert tokens[0] == tokens[1] == tokens[2]
 
 
 @pytest.mark.parametrize(("microbatches", "end", "stable_tokens"), [(1, 48e-3, 16), (2, 50e-3, 28)])
@@ -242,19 +243,19 @@ def test_metrics_of_a_bundle_whose_work_takes_no_time(microbatches: int, end: fl
     """
     cpu, slots = Cpu(), 2 * microbatches
     lengths = np.full(3 * slots, 3), np.full(3 * slots, 4)
-    found = measure_bundle(
+    metrics = measure_bundle(
         BundleLayout(1, 1, microbatches, settings(2)), make_decoder("llama"), *lengths, 2 * slots,
         time=DirectTime(MessageLink(latency=1e-3), cpu),
     )  # fmt: skip
-    assert found.tpot_gaps == pytest.approx(6e-3)
-    assert found.tpot == pytest.approx(3 / 4 * 6e-3)
-    assert found.total_time == pytest.approx(end)
-    assert found.throughput == pytest.approx(stable_tokens / end / 2)  # 80 % of the requests, rounded up
-    assert found.throughput_generated == pytest.approx(2 * slots * 4 / end / 2)
-    assert (found.idle_attention, found.idle_ffn) == (1.0, 1.0)
-    assert (found.requests, found.steps) == (2 * slots, 8 * microbatches)
-    assert found.attention_to_ffn.messages >= 2 * found.steps
-    per_message = found.ffn_to_attention.seconds / found.ffn_to_attention.messages
+    assert metrics.tpot_gaps == pytest.approx(6e-3)
+    assert metrics.tpot == pytest.approx(3 / 4 * 6e-3)
+    assert metrics.total_time == pytest.approx(end)
+    assert metrics.throughput == pytest.approx(stable_tokens / end / 2)  # 80 % of the requests, rounded up
+    assert metrics.throughput_generated == pytest.approx(2 * slots * 4 / end / 2)
+    assert (metrics.idle_attention, metrics.idle_ffn) == (1.0, 1.0)
+    assert (metrics.requests, metrics.steps) == (2 * slots, 8 * microbatches)
+    assert metrics.attention_to_ffn.messages >= 2 * metrics.steps
+    per_message = metrics.ffn_to_attention.seconds / metrics.ffn_to_attention.messages
     assert per_message == pytest.approx(1e-3)
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -13,7 +14,6 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from live.generation import Generation  # noqa: E402
 from live.models.config import ModelConfig  # noqa: E402
 from live.models.decoder import Decoder  # noqa: E402
 from live.models.weights import random_weights  # noqa: E402
@@ -22,7 +22,7 @@ from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.pools.layout import EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.pools.local_pools import LocalPools  # noqa: E402
 from live.topologies.streams import RoleStreams  # noqa: E402
-from tests.live.topologies.answers import CONFIGS, colocated, requests, settings  # noqa: E402
+from tests.live.topologies.answers import CONFIGS, check_served, requests, settings  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,10 +34,6 @@ def decoder_on_gpu(name: str) -> Decoder:
     return Decoder(config, random_weights(config, torch.float32, "cuda", 3))
 
 
-def outputs(generations: list[Generation]) -> list[list[int]]:
-    return [each.output for each in generations]
-
-
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", CONFIGS)
 def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: bool) -> None:
@@ -45,11 +41,7 @@ def test_a_bundle_on_streams_gives_the_tokens_of_one_engine(model: str, graphs: 
     layout = BundleLayout(3, 2, 2, settings(4, num_gpu_blocks=200))
     bundle = LocalBundle(layout, decoder, timekeeper=streams, handover=streams, graphs=graphs)
     for seed in (1, 2, 3):  # graphs are captured on the way
-        generations = requests(40, seed=seed)
-        for generation in generations:
-            bundle.submit(generation)
-        bundle.run()
-        assert outputs(generations) == colocated(decoder, generations)
+        check_served(bundle, decoder, requests(40, seed=seed))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -58,11 +50,7 @@ def test_pools_on_streams_give_the_tokens_of_one_engine(graphs: bool) -> None:
     engines = [EnginePlace("prefill", settings(4))] * 2 + [EnginePlace("decode", settings(8))]
     layout = PoolsLayout(tuple(engines), {"default": (1, 2)}, {"default": (3,)})
     pools = LocalPools(layout, lambda name: decoder, timekeeper=streams, handover=streams, graphs=graphs)
-    generations = requests(40)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert outputs(generations) == colocated(decoder, generations)
+    check_served(pools, decoder, requests(40))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs a GPU for each worker of a bundle 2A-1F")
@@ -79,16 +67,8 @@ def test_a_bundle_over_nccl_serves_what_one_process_serves(tmp_path: Path) -> No
             assert server.stdout is not None
             url = server.stdout.readline().split()[0]
             body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
-            post = [
-                "curl",
-                "-s",
-                f"{url}/v1/completions",
-                "-H",
-                "Content-Type: application/json",
-                "-d",
-                json.dumps(body),
-            ]
-            told = json.loads(subprocess.run(post, capture_output=True, check=True, text=True).stdout)
-            answers.append(told["choices"][0]["token_ids"])
+            request = Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+            with urlopen(request) as response:
+                answers.append(json.load(response)["choices"][0]["token_ids"])
             server.terminate()
     assert answers[0] == answers[1]

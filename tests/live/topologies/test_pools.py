@@ -17,15 +17,7 @@ from live.executor import AsyncModelRunnerOutput  # noqa: E402
 from live.generation import Generation, make_generation  # noqa: E402
 from live.models.decoder import Decoder, Inputs, PagedCache  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
-from live.topologies.pools.layout import (  # noqa: E402
-    BLOCKS,
-    FRONT,
-    GIVEN_UP,
-    LAST,
-    MORE,
-    EnginePlace,
-    PoolsLayout,
-)
+from live.topologies.pools.layout import BLOCKS, FRONT, GIVEN_UP, LAST, MORE, EnginePlace, PoolsLayout  # noqa: E402
 from live.topologies.pools.local_pools import LocalPools  # noqa: E402
 from live.topologies.transport import Message  # noqa: E402
 from schedulers.batches import Batch  # noqa: E402
@@ -35,19 +27,22 @@ from tests.live.topologies.answers import (  # noqa: E402
     BLOCK,
     CONFIGS,
     check_logprobs,
+    check_served,
     colocated,
     make_decoder,
+    outputs,
     requests,
+    serve,
     settings,
     wanting_logprobs,
 )
 
 
-def check_whole_or_aborted(generations: list[Generation], whole: list[list[int]]) -> None:
+def check_whole_or_aborted(generations: list[Generation], expected: list[list[int]]) -> None:
     """Check that outputs are the whole ones, or where requests were aborted the first tokens of them."""
-    for each, output in zip(generations, whole, strict=True):
-        assert each.output == output[: len(each.output)]
-        assert each.finish_reason == "abort" or each.output == output
+    for generation, output in zip(generations, expected, strict=True):
+        assert generation.output == output[: len(generation.output)]
+        assert generation.finish_reason == "abort" or generation.output == output
 
 
 def layout(
@@ -90,14 +85,9 @@ def test_tokens_are_those_of_one_engine(model: str, prefill: int, decode: int, g
     decoder = make_decoder(model)
     pools = LocalPools(layout(prefill, decode, settings(4)), lambda module: decoder, graphs=graphs)
     generations = requests(30)
-    for generation in generations[:20]:
-        pools.submit(generation)
-    pools.run()
-    for generation in generations[20:]:
-        pools.submit(generation)
-    pools.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
-    assert {each.finish_reason for each in generations} == {"length"}
+    check_served(pools, decoder, generations[:20])
+    check_served(pools, decoder, generations[20:])
+    assert {generation.finish_reason for generation in generations} == {"length"}
     check_empty(pools)
     pools.stop()
     assert pools.network.ended
@@ -117,11 +107,7 @@ TIGHT = {
 def test_tokens_do_not_depend_on_the_engines_schedules(case: str) -> None:
     decoder = make_decoder("qwen3")
     pools = LocalPools(layout(2, 2, *TIGHT[case]), lambda module: decoder)
-    generations = requests(40, seed=5)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(pools, decoder, requests(40, seed=5))
     check_empty(pools)
     cores = [worker.engine.core for worker in pools.workers]
     assert (sum(core.preemptions for core in cores) > 0) == (case == "preemption in decode")
@@ -134,10 +120,7 @@ def test_every_router_uses_every_engine(routing: str) -> None:
     decoder = make_decoder("llama")
     pools = LocalPools(layout(2, 3, settings(4), routing=routing), lambda module: decoder)
     generations = requests(40, seed=2)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(pools, decoder, generations)
     assert all(worker.engine.core.step_index > 0 for worker in pools.workers)
     check_empty(pools)
 
@@ -145,16 +128,17 @@ def test_every_router_uses_every_engine(routing: str) -> None:
 def conversations(count: int, turns: int) -> list[list[Generation]]:
     """The turns of `count` conversations: each prompt repeats the one before it and adds some tokens."""
     generator = torch.Generator().manual_seed(4)
-    found = []
+    sessions = []
     for session in range(count):
-        prompt: list[int] = []
-        each = []
-        for turn in range(turns):
-            prompt = prompt + torch.randint(50, (2 * BLOCK,), generator=generator).tolist()
-            number = turn * count + session
-            each.append(make_generation(number, prompt, max_tokens=3, block_size=BLOCK))
-        found.append(each)
-    return found
+        tokens = torch.randint(50, (turns, 2 * BLOCK), generator=generator).flatten().tolist()
+        prompts = [tokens[: 2 * BLOCK * (turn + 1)] for turn in range(turns)]
+        sessions.append(
+            [
+                make_generation(turn * count + session, prompt, 3, block_size=BLOCK)
+                for turn, prompt in enumerate(prompts)
+            ]
+        )
+    return sessions
 
 
 def test_a_router_sees_what_is_in_host_memory() -> None:
@@ -167,8 +151,8 @@ def test_a_router_sees_what_is_in_host_memory() -> None:
         for generation in turn:
             pools.submit(generation)
             pools.run()
-    generations = [each for turns in sessions for each in turns]
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    generations = [generation for turns in sessions for generation in turns]
+    assert outputs(generations) == colocated(decoder, generations)
     check_empty(pools)
     cores = [worker.engine.core for worker in pools.workers]
     assert sum(core.cached_tokens for core in cores) == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
@@ -189,20 +173,18 @@ def test_prefix_aware_routing_keeps_conversations_where_their_caches_are(
         config = settings(4, num_gpu_blocks=200)
         pools = LocalPools(layout(prefill, decode, config, routing=routing), lambda module: decoder, packed=packed)
         sessions = conversations(5, turns=4)  # an odd number, so that turns in turn change engines
-        generations = [each for turn in zip(*sessions, strict=True) for each in turn]
+        generations = [generation for turn in zip(*sessions, strict=True) for generation in turn]
         for turn in zip(*sessions, strict=True):
-            for generation in turn:
-                pools.submit(generation)
-            pools.run()
-        assert [each.output for each in generations] == colocated(decoder, generations)
+            serve(pools, turn)
+        assert outputs(generations) == colocated(decoder, generations)
         check_empty(pools)
         workers = pools.workers[:prefill]
         cached[routing] = sum(worker.engine.core.cached_tokens for worker in workers)
         for worker, routed in zip(workers, pools.frontend.engines.values(), strict=False):
-            own = [worker.engine.core.cached_prefix_tokens(each.request) for each in generations]
-            told = [routed.cached_prefix_tokens(each.request) for each in generations]
-            assert told == (own if routing == "prefix_aware" else [0] * len(own))
-            assert max(own) > 0
+            cached_there = [worker.engine.core.cached_prefix_tokens(generation.request) for generation in generations]
+            reported = [routed.cached_prefix_tokens(generation.request) for generation in generations]
+            assert reported == (cached_there if routing == "prefix_aware" else [0] * len(generations))
+            assert max(cached_there) > 0
     assert cached["prefix_aware"] == 5 * sum(2 * BLOCK * turn for turn in range(1, 4))
     assert cached["round_robin"] < 0.7 * cached["prefix_aware"]
 
@@ -212,16 +194,14 @@ def test_events_that_take_long_leave_the_router_ignorant() -> None:
     stale = replace(layout(2, 0, settings(4, num_gpu_blocks=200), routing="prefix_aware"), kv_event_delay=1e9)
     pools = LocalPools(stale, lambda module: decoder)
     for turn in zip(*conversations(5, turns=2), strict=True):
-        for generation in turn:
-            pools.submit(generation)
-        pools.run()
+        serve(pools, turn)
         assert all(routed.cached_prefix_tokens(turn[0].request) == 0 for routed in pools.frontend.engines.values())
 
 
 def test_aborts_at_any_moment_free_everything() -> None:
     decoder = make_decoder("llama")
     generations = requests(40, seed=8)
-    whole = colocated(decoder, generations)
+    expected = colocated(decoder, generations)
     seen: list[int] = []
 
     def note(progress: Progress) -> None:
@@ -233,29 +213,25 @@ def test_aborts_at_any_moment_free_everything() -> None:
                 pools.frontend.abort(generation.request.id)
 
     pools = LocalPools(layout(2, 2, settings(3)), lambda module: decoder, on_progress=note)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    aborted = [each for each in generations if each.finish_reason == "abort"]
+    serve(pools, generations)
+    aborted = [generation for generation in generations if generation.finish_reason == "abort"]
     assert 5 < len(aborted) < 40
-    check_whole_or_aborted(generations, whole)
+    check_whole_or_aborted(generations, expected)
     check_empty(pools)
 
 
 def test_a_stop_check_ends_an_output_on_either_side() -> None:
     decoder = make_decoder("llama")
     generations = requests(10, seed=3)
-    whole = colocated(decoder, generations)
-    for i, (generation, output) in enumerate(zip(generations, whole, strict=True)):
+    expected = colocated(decoder, generations)
+    for i, (generation, output) in enumerate(zip(generations, expected, strict=True)):
         last = output[0] if i % 2 else output[len(output) // 2]
         generation.stop_check = lambda token, last=last: token == last  # type: ignore[misc]
-        whole[i] = output[: output.index(last) + 1]
+        expected[i] = output[: output.index(last) + 1]
     pools = LocalPools(layout(1, 1, settings(4)), lambda module: decoder)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert [each.output for each in generations] == whole
-    assert {each.finish_reason for each in generations} == {"stop"}
+    serve(pools, generations)
+    assert outputs(generations) == expected
+    assert {generation.finish_reason for generation in generations} == {"stop"}
     check_empty(pools)
 
 
@@ -265,9 +241,7 @@ def test_log_probabilities_are_those_of_one_engine(packed: bool) -> None:
     pools = LocalPools(layout(2, 2, settings(4), settings(4, num_gpu_blocks=16)), lambda module: decoder, packed=packed)
     generations = requests(24, seed=6)
     wanting_logprobs(generations)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
+    serve(pools, generations)
     check_logprobs(decoder, generations)
 
 
@@ -342,14 +316,10 @@ def test_caches_that_leave_with_chunks_give_the_same_tokens(case: str, packed: b
     engines = settings(4, **{"max_num_batched_tokens": 6, **first}), settings(4, **second)
     places = replace(layout(prefill, decode, *engines), with_chunks=True)
     pools = Ticking(places, decoder, LINK, packed=packed)
-    generations = requests(40, seed=5)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert [each.output for each in generations] == colocated(decoder, generations)
+    check_served(pools, decoder, requests(40, seed=5))
     check_empty(pools)
-    assert all(each == [MORE] * (len(each) - 1) + [LAST] for each in pools.states.values())
-    assert sum(len(each) > 1 for each in pools.states.values()) > 3
+    assert all(states == [MORE] * (len(states) - 1) + [LAST] for states in pools.states.values())
+    assert sum(len(states) > 1 for states in pools.states.values()) > 3
     cores = [worker.engine.core for worker in pools.workers]
     assert any(core.preemptions for core in cores) == case.startswith("preemption")
     pools.stop()
@@ -400,7 +370,7 @@ def test_a_question_that_comes_after_the_answer_reserves_nothing() -> None:
     assert not arrivals.reserve(generation)
     generation.output.append(5)
     arrivals.expect(generation)
-    assert [each.num_output_tokens for each in core.waiting_for_remote_kv] == [1]
+    assert [sequence.num_output_tokens for sequence in core.waiting_for_remote_kv] == [1]
     assert not arrivals._coming
 
 
@@ -433,29 +403,29 @@ def test_aborts_in_the_middle_of_partial_transfers_free_everything(seed: int) ->
     """Aborts at random moments, of which some meet prompts that are half sent, reserved or asked for."""
     decoder, random = make_decoder("llama"), Random(seed)
     generations = requests(60, seed=8 + seed)
-    whole = colocated(decoder, generations)
+    expected = colocated(decoder, generations)
     config = settings(3, max_num_batched_tokens=4, num_gpu_blocks=24)
     link = BlockLink(random.uniform(0.1, 8.0), latency=random.random())
     pools = Ticking(replace(layout(2, 2, config), with_chunks=True), decoder, link)
     for generation in generations[::4]:  # some end with their first token, of which their engine does not know
         generation.stop_check = lambda token: True
-    for i, output in enumerate(whole):
-        whole[i] = output[:1] if i % 4 == 0 else output
+    for i, output in enumerate(expected):
+        expected[i] = output[:1] if i % 4 == 0 else output
     for generation in generations[1::8]:  # and some, of which it does
-        object.__setattr__(generation, "end_tokens", frozenset(whole[generation.request.id][:1]))
-        whole[generation.request.id] = whole[generation.request.id][:1]
+        object.__setattr__(generation, "end_tokens", frozenset(expected[generation.request.id][:1]))
+        expected[generation.request.id] = expected[generation.request.id][:1]
     for generation in generations:
         pools.submit(generation)
     pools.network.wake(FRONT)
     while not pools.network.run_some(random.randint(10, 60)):
         pools.frontend.abort(random.randrange(60))
     pools.run()
-    aborted = [each for each in generations if each.finish_reason == "abort"]
+    aborted = [generation for generation in generations if generation.finish_reason == "abort"]
     assert 5 < len(aborted) < 55
-    check_whole_or_aborted(generations, whole)
+    check_whole_or_aborted(generations, expected)
     check_empty(pools)
-    assert any(GIVEN_UP in each for each in pools.states.values())
-    assert all(each[-1] != MORE for each in pools.states.values())
+    assert any(GIVEN_UP in states for states in pools.states.values())
+    assert all(states[-1] != MORE for states in pools.states.values())
 
 
 # -- several models --------------------------------------------------------------------------------------------------
@@ -472,8 +442,8 @@ def module(name: str | None) -> Decoder:
 def of_models(count: int) -> list[Generation]:
     """Requests for all models in turn."""
     generations = requests(count, seed=4)
-    for i, each in enumerate(generations):
-        object.__setattr__(each.request, "model", MODELS[i % 3])
+    for i, generation in enumerate(generations):
+        object.__setattr__(generation.request, "model", MODELS[i % 3])
     return generations
 
 
@@ -487,8 +457,8 @@ def by_modules(generation: Generation, prefill: Decoder, decode: Decoder) -> lis
     cache = PagedCache.allocate(config, table.shape[1], BLOCK, torch.float32, "cpu")
     none, empty = torch.zeros(0, dtype=torch.int32), torch.zeros((0, 1), dtype=torch.int32)
     places, starts = torch.arange(n), torch.tensor([0, n], dtype=torch.int32)
-    whole = Inputs(torch.from_numpy(generation.prompt), places, places, empty, none, table, starts, none.new_zeros(1))
-    state = prefill.forward(whole, cache)[-1:]
+    prompt = Inputs(torch.from_numpy(generation.prompt), places, places, empty, none, table, starts, none.new_zeros(1))
+    state = prefill.forward(prompt, cache)[-1:]
     output = [int(prefill.logits(prefill.normed(state)).argmax())]
     while len(output) < generation.request.max_tokens:
         place = torch.tensor([n + len(output) - 1])
@@ -510,15 +480,11 @@ def test_one_decoder_continues_the_prompts_of_all_models_in_the_same_batches() -
     mixed: list[int] = []
     for worker in pools.workers[3:]:
         worker.engine.watch = lambda batch, begin, end: mixed.append(
-            len({by_id[each.request.id].request.model for each in batch.decodes})
+            len({generations[sequence.request.id].request.model for sequence in batch.decodes})
         )
-    by_id = {each.request.id: each for each in generations}
+    serve(pools, generations)
     for generation in generations:
-        pools.submit(generation)
-    pools.run()
-    assert [g.output for g in generations] == [
-        by_modules(g, module(g.request.model), module(None)) for g in generations
-    ]
+        assert generation.output == by_modules(generation, module(generation.request.model), module(None))
     assert max(mixed) == 3
     check_empty(pools)
 
@@ -532,11 +498,9 @@ def test_isolated_pools_give_what_each_model_gives_alone() -> None:
         module,
     )
     generations = of_models(30)
-    for generation in generations:
-        pools.submit(generation)
-    pools.run()
+    serve(pools, generations)
     for name in MODELS:
-        own = [each for each in generations if each.request.model == name]
-        assert [each.output for each in own] == colocated(module(name), own)
+        of_model = [generation for generation in generations if generation.request.model == name]
+        assert outputs(of_model) == colocated(module(name), of_model)
     with pytest.raises(ValueError, match="expected one of the models, found poems"):
         pools.submit(replace(generations[0], request=type(generations[0].request)(99, 0.0, 3, 3, "poems")))
