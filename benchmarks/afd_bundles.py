@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
+from latency_models.sources.afd_bundle.spec import BundleStepTime, Shape
 from latency_models.sources.afd_bundle.stages import DataSheetStages, Measured
-from latency_models.sources.afd_bundle.step_time import BundleStepTime, Shape
 from twin.reproductions.fastafd.fitting import SCATTER
 from twin.reproductions.fastafd.measurements import TRAY, StepMeasurement, read_ratio_sweep, read_systems
 

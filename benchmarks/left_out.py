@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.silicon import SiliconRow, choose_protocol
+from benchmarks.silicon_regression import Library, SiliconRegression, levels
 from latency_models.deployment.capture_sizes import GRAPH_SIZES
-from latency_models.sources.aiconfigurator.protocol import choose_protocol
-from latency_models.sources.aiconfigurator.regression import Library, SiliconRegression, levels
-from latency_models.sources.aiconfigurator.silicon import SiliconRow
+from latency_models.sources.vllm_step_log.spec import StepRegression
 from latency_models.sources.vllm_step_log.step_log import StepLog
-from latency_models.sources.vllm_step_log.step_time import StepRegression
 from latency_models.unknowns import draw_scores
 
 REACH = 1.6449

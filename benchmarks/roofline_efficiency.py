@@ -17,17 +17,17 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.engine_time import NO_TIME, fit_engine_time, formats_of, placement_of, predict
+from benchmarks.kernel_fits import fit_kind
+from benchmarks.kernel_timings import Timings, elementwise_timings, table_timings
+from benchmarks.silicon import SiliconRow, read_silicon_rows
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables, packaged_tables, systems
-from latency_models.sources.aiconfigurator.silicon import SiliconRow, read_silicon_rows
 from latency_models.sources.roofline.efficiency import Efficiency
-from latency_models.sources.roofline.engine_time import NO_TIME, fit_engine_time, formats_of, placement_of, predict
-from latency_models.sources.roofline.fitting import fit_kind
-from latency_models.sources.roofline.parts import family
 from latency_models.sources.roofline.step_time import RooflineStepTime
-from latency_models.sources.roofline.timings import Timings, elementwise_timings, table_timings
+from latency_models.sources.roofline.work import family
 from workloads.errors import BadInput
 
 DEVICES = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from latency_models.sources.ec_tables.step_time import EcTables
+from latency_models.sources.ec_tables import EcTables
 from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
 from schedulers.chunking import ChunkPolicy, SloChunks, StaticChunks

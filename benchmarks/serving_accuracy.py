@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import accuracy_page
 from benchmarks.left_out import Comparison, closed_loop_rows, logged_steps, pooled
 from benchmarks.provenance import provenance
-from latency_models.sources.aiconfigurator.silicon import read_silicon_rows
+from benchmarks.silicon import read_silicon_rows
 from latency_models.sources.vllm_step_log.step_log import read_step_log
 from scenarios.reading import read_scenario
 from twin.serving.reference_run import compare, read_reference_run

@@ -26,7 +26,7 @@ from benchmarks.scheduling_decision import in_turns
 from benchmarks.serving_accuracy import EXAMPLE, RUN
 from benchmarks.serving_speed import SCENARIO, Timing, simulate
 from latency_models.io.config_io import write_yaml
-from latency_models.sources.linear.spec import LinearSpec
+from latency_models.sources.linear import LinearSpec
 from latency_models.step_time import StepTime
 from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario

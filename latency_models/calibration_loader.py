@@ -28,7 +28,7 @@ def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
     path = find_data("calibrations", name, base)
     document = read_yaml(path)
     if document.get("schema") == "twin.measured-calibration/1":
-        from latency_models.sources.calibration_file.file_format import from_document  # many classes, seldom needed
+        from latency_models.sources.calibration_file import from_document  # many classes, seldom needed
 
         return from_document(document, path).lines()
     return checked(Calibration, document, path)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from latency_models.io.builtin_files import NAME_OR_FILE, NameOrFile
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import NAME_OR_FILE, NameOrFile
 from scenarios.lengths import LengthSpec
 from scenarios.limits import Layers, Microbatches, Requests, Slots
 from scenarios.overrides import Settings

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from latency_models.io.builtin_files import NameOrFile
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import NameOrFile
 from latency_models.step_time import StepTime
 from scenarios.limits import KV_BLOCKS, Engines
 from scenarios.policies import registered

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from latency_models.deployment.lora import TARGET_MODULES, TargetModule, adapter_bytes
+from latency_models.io.builtin_files import NAME_OR_FILE
 from latency_models.io.config_io import Strict, checked, read_yaml
-from latency_models.io.paths import NAME_OR_FILE
 from latency_models.step_time import StepTime
 from latency_models.wrapped import LoRACost, ModelSlotsStepTime
 from scenarios.kv_memory import KVMemorySpec

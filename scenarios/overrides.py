@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from latency_models.io.config_io import read_yaml_text
-from latency_models.io.paths import from_command_line
-from latency_models.io.yaml_limits import MAX_DEPTH
+from latency_models.io.builtin_files import from_command_line
+from latency_models.io.config_io import MAX_DEPTH, read_yaml_text
 from scenarios.limits import SWEEP_POINTS
 from workloads.errors import BadInput
 
@@ -40,7 +39,7 @@ def parse_overrides(texts: Iterable[str], flag: str = "--set") -> dict[str, list
 
     Raises:
         BadInput: no `=`, an empty key or value, a key given twice or of too many sections, a range whose step leads
-            nowhere, or a value that is not YAML or exceeds a limit of `latency_models.io.yaml_limits`.
+            nowhere, or a value that is not YAML or exceeds a limit of `latency_models.io.config_io`.
     """
     overrides: dict[str, list[Any]] = {}
     for text in texts:

@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
+from latency_models.io.builtin_files import NameOrFile
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import NameOrFile
 from scenarios.afd import ratio_text
 from scenarios.goals import Goal, read_goals
 from scenarios.limits import Engines, Microbatches, Name

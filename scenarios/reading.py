@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from latency_models.io.builtin_files import CommandLineText
 from latency_models.io.config_io import Strict, checked, read_text, read_yaml
-from latency_models.io.paths import CommandLineText
 from scenarios.limits import Name
 from scenarios.overrides import Settings, apply
 from workloads.errors import BadInput, TwinError

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import FilePath
 from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec
 from scenarios.limits import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups

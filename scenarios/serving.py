@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
+from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section
-from latency_models.io.paths import FilePath
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.goals import refuse_milliseconds

@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
+from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import FilePath
 from latency_models.sources.registry import StepTimeSpec
 from latency_models.stages import StageLink, Stages, stage_layers
 from latency_models.step_time import ChunkTable, StepTime

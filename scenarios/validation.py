@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
+from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
-from latency_models.io.paths import FilePath
 from latency_models.message_link import MessageLink
 from scenarios.afd import Topology, WorkloadSpec, parse_ratios, ratio_text
 from scenarios.engine import ONE_STAGE, EngineSpec

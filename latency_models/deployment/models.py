@@ -1,17 +1,33 @@
-"""Model files: the shapes that determine KV-cache bytes and FLOPs."""
+"""Model files: the shapes that determine KV-cache bytes and FLOPs, and the formats of weights."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from latency_models.deployment.formats import WEIGHT_BYTES, Formats, Weights
 from latency_models.io.builtin_files import FORMAT, find_data
 from latency_models.io.config_io import Strict, checked, read_yaml
 from workloads.errors import BadInput
+
+Weights: TypeAlias = Literal["bf16", "fp8", "int8", "fp4", "mxfp4"]
+
+WEIGHT_BYTES: dict[Weights, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625, "mxfp4": 0.53125}
+"""Bytes of one weight. Of the 4-bit formats, NVFP4 has an 8-bit scale for 16 weights and MXFP4 one for 32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Formats of the linear layers (projections, dense FFNs, shared experts) and of the routed experts."""
+
+    linear: Weights
+    experts: Weights
+
+    def __str__(self) -> str:
+        return self.linear if self.linear == self.experts else f"{self.linear}, experts in {self.experts}"
 
 
 class GroupedQueryAttention(Strict):

@@ -3,6 +3,8 @@
 A model also goes by the repositories of its checkpoints on Hugging Face, with or without their owner, and by its name
 with a format behind it: `meta-llama/Llama-3.3-70B-Instruct`, `llama-3.3-70b-fp8`. A device also goes by the first parts
 of its name, if no other begins with them: `h200`, and h200_sxm as AIConfigurator writes it.
+
+Fields of a scenario that name a file start from its folder; on the command line they start from the current one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from workloads.errors import BadInput
 
@@ -107,3 +111,36 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # no name that a file can have
         return False
+
+
+class CommandLineText(str):
+    """Text that was given on the command line. The fields below tell it from text in a file."""
+
+
+def from_command_line(value: Any) -> Any:
+    """`value` with every text in it marked as given on the command line, also inside lists and mappings."""
+    if isinstance(value, str):
+        return CommandLineText(value)
+    if isinstance(value, list):
+        return [from_command_line(each) for each in value]
+    if isinstance(value, dict):
+        return {key: from_command_line(each) for key, each in value.items()}
+    return value
+
+
+def _absolute(value: Any) -> Any:
+    return str(Path(value).absolute()) if isinstance(value, CommandLineText) else value
+
+
+def _absolute_file(value: Any) -> Any:
+    return _absolute(value) if isinstance(value, CommandLineText) and is_path(value) else value
+
+
+FilePath = Annotated[str, BeforeValidator(_absolute)]
+"""The path of a file or folder."""
+
+NAME_OR_FILE = BeforeValidator(_absolute_file)
+"""Marks a field that may hold a built-in name or the path of a file (see `find_data`), beside other types."""
+
+NameOrFile = Annotated[str, NAME_OR_FILE]
+"""A built-in name, or the path of a file."""

@@ -3,6 +3,10 @@
 YAML here means plain values (no objects) and mappings without repeated keys. Numbers follow YAML 1.2: 1e-3 is a number,
 while 1:32 and 007 are text (YAML 1.1 reads 92 and 7). Two rules of YAML 1.1 remain: 1_000 is a thousand, and unquoted
 yes, no, on and off are booleans.
+
+Before a value is built, the events of a piece of YAML are compared with bounds on nesting and size: the C loader
+recurses once a level of nesting and overflows the stack of the process some 20,000 levels down, and a few lines of
+aliases can stand for gigabytes. The parser of events does neither.
 """
 
 from __future__ import annotations
@@ -19,8 +23,55 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from latency_models.io.validation_errors import explain_validation
-from latency_models.io.yaml_limits import MAX_BITS, MAX_BYTES, check_limits
 from workloads.errors import BadInput
+
+MAX_BYTES = 32 * 2**20
+"""Bytes of a text file: far more than a scenario, a calibration or a kernel table takes."""
+
+MAX_DEPTH = 100
+"""Levels of nested mappings and lists."""
+
+MAX_VALUES = 1_000_000
+"""Keys, values, mappings and lists, with each alias counted as all that it stands for. Reading them takes 400 MB."""
+
+MAX_BITS = 1023
+"""Bits of a whole number: as many as a float can hold. Python does not even print one of 4,300 decimal digits."""
+
+
+def check_limits(text: str, loader: type[Any]) -> None:
+    """Parse the events of `text` and compare nesting and the number of values with the limits above.
+
+    Stops at the first event beyond a limit, so the time is bounded by the limits whatever the text is. An alias of
+    something unknown is left to the loader.
+    """
+    values, open_nodes = 0, list[tuple[str | None, int]]()
+    sizes: dict[str | None, int | None] = {}
+    for event in yaml.parse(text, loader):
+        match event:
+            case yaml.AliasEvent():
+                size = sizes.get(event.anchor, 1)
+                if size is None:
+                    raise _fault(f"the alias {event.anchor} stands inside what it names", event)
+                values += size
+            case yaml.CollectionStartEvent():
+                open_nodes.append((event.anchor, values))
+                sizes |= {event.anchor: None} if event.anchor else {}
+                values += 1
+            case yaml.CollectionEndEvent():
+                anchor, before = open_nodes.pop()
+                sizes |= {anchor: values - before} if anchor else {}
+            case yaml.ScalarEvent():
+                sizes |= {event.anchor: 1} if event.anchor else {}
+                values += 1
+        if len(open_nodes) > MAX_DEPTH:
+            raise _fault(f"nested more than {MAX_DEPTH} deep", event)
+        if values > MAX_VALUES:
+            raise _fault(f"more than {MAX_VALUES:,} values, aliases counted as what they stand for", event)
+
+
+def _fault(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
 
 if TYPE_CHECKING:
     from yaml import SafeLoader as _FastestLoader
@@ -120,7 +171,7 @@ def read_yaml_text(text: str) -> Any:
     """The value that a piece of YAML stands for.
 
     Raises:
-        yaml.YAMLError: it is not YAML, gives a key twice, or exceeds a limit of `latency_models.io.yaml_limits`.
+        yaml.YAMLError: it is not YAML, gives a key twice, or exceeds a limit of `latency_models.io.config_io`.
     """
     try:
         check_limits(text, _FastestLoader)

@@ -1,21 +1,78 @@
 """The sources that scenarios may name, found in this folder, and the `step_time` section that names one.
 
-A source is `spec.py` in a folder of its name, or a module here, and needs no entry anywhere. It is imported when a
-scenario names it. A source that lives elsewhere is registered when its module is imported.
+A source is a module here, or `spec.py` in a folder, and needs no entry anywhere. It is imported when a scenario names
+it. A source that lives elsewhere is registered when its module is imported.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 from pydantic import SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
 from latency_models import sources
-from latency_models.io.config_io import checked
-from latency_models.sources.specification import SOURCES, SourceSpec
+from latency_models.io.config_io import Strict, checked
+from latency_models.step_time import StepTime
 from workloads.errors import BadInput
+
+
+class SourceSpec(Strict):
+    """Base class of the `step_time` sections of a scenario.
+
+    A subclass has a field `source: Literal["its name"]`, fields for its settings, and is registered with `register`.
+    """
+
+    @abstractmethod
+    def build(self, base: Path) -> StepTime:
+        """The model; relative paths start from `base`.
+
+        Raises:
+            BadInput: settings or files that no model can be built from.
+        """
+
+    @abstractmethod
+    def provenance(self) -> dict[str, Any]:
+        """The source's name, and the origin of its figures, for the documents of a run."""
+
+    def check_ranks(self, data_parallel: int) -> None:
+        """Compare settings with the engine's data-parallel ranks. The default accepts any number.
+
+        Raises:
+            BadInput: settings for another number of ranks.
+        """
+
+    def check_stages(self, pipeline_parallel: int) -> None:
+        """Compare settings with the engine's pipeline stages. The default accepts any number.
+
+        Raises:
+            BadInput: settings for another number of stages.
+        """
+
+    @classmethod
+    def name(cls) -> str:
+        """The value of `source` that stands for this class."""
+        (name,) = get_args(cls.model_fields["source"].annotation)
+        return str(name)
+
+
+SOURCES: dict[str, type[SourceSpec]] = {}
+"""Registered sources by name."""
+
+
+def register(spec: type[SourceSpec]) -> type[SourceSpec]:
+    """Class decorator: let scenarios use a source by its name.
+
+    Raises:
+        ValueError: another class has the same name.
+    """
+    name = spec.name()
+    if SOURCES.setdefault(name, spec) is not spec:
+        raise ValueError(f"expected a name that is not taken, found {name}")
+    return spec
 
 
 def built_in_sources() -> dict[str, type[SourceSpec]]:
@@ -26,11 +83,11 @@ def built_in_sources() -> dict[str, type[SourceSpec]]:
 
 
 def find_source(name: str) -> type[SourceSpec]:
-    """The source of this name. Of those in folders, only this one is imported."""
+    """The source of this name. Of those in this folder, only this one is imported."""
     if name not in SOURCES:
-        packages = (module.name for module in iter_modules(sources.__path__) if module.ispkg)
-        if name in packages:
-            import_module(f"{sources.__name__}.{name}.spec")
+        for module in iter_modules(sources.__path__, f"{sources.__name__}."):
+            if module.name.endswith(f".{name}"):
+                import_module(f"{module.name}.spec" if module.ispkg else module.name)
         if name not in SOURCES and name not in built_in_sources():
             expected = ", ".join(map(repr, built_in_sources()))
             raise BadInput(f"expected one of {expected}", field="source", value=name)
@@ -53,3 +110,27 @@ if TYPE_CHECKING:
 else:
     StepTimeSpec = Annotated[SourceSpec, WrapValidator(_check), SerializeAsAny()]
     """The `step_time` section of a scenario."""
+
+
+KERNEL_TABLES = "kernel_tables"
+AICONFIGURATOR = "aiconfigurator"
+
+_FILES = {
+    AICONFIGURATOR: "*_perf.[tp]*",
+    KERNEL_TABLES: "attention.csv*",
+    "vllm_step_log": "*steps.csv*",
+    "engine_regression": "engine-steps*.yaml",
+}
+
+
+def source_of(folder: Path) -> str | None:
+    """The source whose files are in a folder; None where there are none."""
+    return next((source for source, pattern in _FILES.items() if any(folder.glob(pattern))), None)
+
+
+def other_source(folder: Path, expected: str) -> str:
+    """A hint for a message about a missing file, if a folder is of another source than `expected`."""
+    found = source_of(folder)
+    if found is None or found == expected:
+        return ""
+    return f"; the folder looks like one of source {found}"

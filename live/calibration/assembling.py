@@ -9,19 +9,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from latency_models.calibration.estimators import to_line
 from latency_models.calibration.file_format import Component, Line, Provenance
-from latency_models.fitting.linear import CannotFit, LinearLatency
-from latency_models.fitting.piecewise import fit_piecewise
-from latency_models.sources.calibration_file.file_format import (
+from latency_models.calibration.fitting import to_line
+from latency_models.fitting.linear import CannotFit, LinearLatency, fit_piecewise
+from latency_models.sources.calibration_file import (
     FittedPiece,
     MeasuredCalibration,
     Operation,
     StepOverhead,
 )
-from latency_models.sources.ec_tables.tables import LAYER_TYPES, LayerTables
+from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables
 from latency_models.sources.kernel_tables.attention import AttentionTimes
-from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.spec import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
 from live.calibration import measuring

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from latency_models.deployment.hugging_face import model_from_config, read_config
 from latency_models.io.config_io import write_yaml
-from latency_models.sources.calibration_file.file_format import MeasuredCalibration
+from latency_models.sources.calibration_file import MeasuredCalibration
 from live.calibration.assembling import assemble, pictures
 from live.calibration.collectives import measure_link
 from live.calibration.grid import CPU, CUDA, GROUPS, QUICK

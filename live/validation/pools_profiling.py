@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.sources.engine_regression import Step, describe
 from live.engine import Progress
 from live.generation import Generation, make_generation
 from live.memory import no_garbage_collection

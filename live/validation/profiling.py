@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.sources.engine_regression import Step, describe
 from latency_models.speed_probes import Reading
 from live.clock import Clock, WallClock
 from live.engine import Engine

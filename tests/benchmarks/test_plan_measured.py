@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plan_measured import ENGINES, question_of, rate_of
-from latency_models.sources.aiconfigurator.silicon import SiliconRow
+from benchmarks.silicon import SiliconRow
 from twin.planning.question import read_question
 
 

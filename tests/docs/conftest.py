@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from latency_models.sources.registry import built_in_sources
-from latency_models.sources.specification import SOURCES
+from latency_models.sources.registry import SOURCES, built_in_sources
 from schedulers.bundle_slots import REFILL_POLICIES
 from schedulers.chunking import CHUNK_POLICIES
 from schedulers.preemption import PREEMPTION_POLICIES

@@ -17,8 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from latency_models.io.late_section import LateSection
-from latency_models.sources.registry import built_in_sources
-from latency_models.sources.specification import SourceSpec
+from latency_models.sources.registry import SourceSpec, built_in_sources
 from scenarios.afd import AfdScenario
 from scenarios.serving import ServingScenario
 from schedulers.bundle_slots import REFILL_POLICIES

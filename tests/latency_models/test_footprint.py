@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from latency_models.deployment.footprint import footprint
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment
+from latency_models.deployment.roofline import Deployment, footprint
 from latency_models.io.builtin_files import builtin_names
 
 

@@ -14,7 +14,7 @@ from latency_models.origin import Origin, plain_name
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from latency_models.sources.aiconfigurator.tables import read_tables
 from latency_models.sources.kernel_tables.files import read_kernel_tables
-from latency_models.sources.recognise import source_of
+from latency_models.sources.registry import source_of
 from tests.latency_models.sources.aiconfigurator import small_tables as kernels
 from tests.latency_models.sources.kernel_tables import small_tables as profiler
 from twin.cli import run

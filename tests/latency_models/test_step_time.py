@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.sources.linear import LinearStepTime
 from latency_models.step_time import StepTime, decode_line
 from schedulers.batches import Batch, DecodeBatch, DraftedDecode, DraftedSteps
 from schedulers.lockstep import GroupBatch

@@ -17,7 +17,7 @@ from simpy.events import Event
 torch = pytest.importorskip("torch", reason="the live engine needs the extra [live]")
 
 from kernels.shapes import Shape  # noqa: E402
-from latency_models.sources.engine_regression.step import describe  # noqa: E402
+from latency_models.sources.engine_regression import describe  # noqa: E402
 from latency_models.step_time import StepTime  # noqa: E402
 from live.block_pool import BlockPool  # noqa: E402
 from live.engine import Engine  # noqa: E402

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from latency_models.sources.ec_tables.tables import Selection
+from latency_models.sources.ec_tables import Selection
 from reports.reproductions.spear.figures import figures as spear_figures
 from reports.reproductions.spear.table import tables as spear_table
 from twin.reproductions.spear import published as spear_published

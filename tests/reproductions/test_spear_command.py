@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from latency_models.sources.ec_tables.tables import LayerTables, Selection
+from latency_models.sources.ec_tables import LayerTables, Selection
 from twin.cli import run
 from twin.reproductions.spear import published as spear_published
 from twin.reproductions.spear import reproduction as spear

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from latency_models.sources.linear.spec import LinearSpec
+from latency_models.sources.linear import LinearSpec
 from tests.twin.serving.scenarios import scenario
 from twin.cli import console, run
 from twin.sweeps import serving_sweep

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from latency_models.deployment.footprint import footprint
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import Model, load_model
-from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance, read_deployment
+from latency_models.deployment.roofline import Deployment, cards_of_ffn_instance, footprint, read_deployment
 from scenarios.afd import InstancesSpec, RooflineSpec, Topology
 from workloads.errors import BadInput
 

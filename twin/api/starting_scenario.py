@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast, get_args
 
-from latency_models.deployment.formats import Weights
 from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import Weights
 from latency_models.io.builtin_files import is_path, name_on_command_line
 from latency_models.io.config_io import checked
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop

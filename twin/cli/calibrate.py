@@ -112,7 +112,7 @@ def import_(
         File to write; default: print it. A folder with --all.
     """
     from latency_models.origin import Origin
-    from latency_models.sources.recognise import KERNEL_TABLES, source_of
+    from latency_models.sources.registry import KERNEL_TABLES, source_of
     from twin.api.arguments import require_at_least
     from twin.cli.console import note
     from twin.cli.table_imports import (
@@ -193,7 +193,7 @@ def fit(
     output
         File to write; default: print it.
     """
-    from latency_models.calibration.measurements import fit_calibration, read_measurements
+    from latency_models.calibration.fitting import fit_calibration, read_measurements
 
     calibration = fit_calibration(
         read_measurements(measurements),

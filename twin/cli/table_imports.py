@@ -49,7 +49,7 @@ def find_tables(folder: Path | None, system: str, engine: str, version: str) -> 
         BadInput: no such tables.
     """
     from latency_models.sources.aiconfigurator.layout import data_folder, flat_tables, installed_data, packaged_tables
-    from latency_models.sources.recognise import AICONFIGURATOR, source_of
+    from latency_models.sources.registry import AICONFIGURATOR, source_of
 
     if folder is not None and source_of(folder) == AICONFIGURATOR:
         if system:
@@ -69,8 +69,7 @@ def import_aiconfigurator(files: TableFiles, request: ModelRequest, stated: Orig
         BadInput: no model, tables that contradict what is stated, or kernels that they do not have.
     """
     from latency_models.deployment.hugging_face import any_model
-    from latency_models.sources.aiconfigurator.kernels import Placement, compose
-    from latency_models.sources.aiconfigurator.model_format import model_and_format
+    from latency_models.sources.aiconfigurator.kernels import Placement, compose, model_and_format
     from latency_models.sources.aiconfigurator.tables import read_tables
 
     if request.model is None:
@@ -112,7 +111,7 @@ def import_collectives(files: TableFiles) -> TableImport:
         BadInput: tables without them, of a single size, or of messages that take no time.
     """
     from latency_models.sources.aiconfigurator.tables import read_tables
-    from latency_models.sources.kernel_tables.links import HOSTS, PCIE
+    from latency_models.sources.kernel_tables.spec import HOSTS, PCIE
 
     tables = read_tables(files)
     if not tables.all_reduce:

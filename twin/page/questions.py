@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
-from latency_models.io.builtin_files import is_path
-from latency_models.io.paths import CommandLineText
+from latency_models.io.builtin_files import CommandLineText, is_path
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
 from latency_models.io.config_io import checked
-from latency_models.sources.afd_bundle.spec import AfdBundleSpec
-from latency_models.sources.afd_bundle.step_time import BundleStepTime
+from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime
 from scenarios.afd import Topology, parse_ratios
 from scenarios.planning import BundleSpec, EngineKindSpec, PlanSpec
 from scenarios.pools import DeviceSpec

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latency_models.deployment.formats import Formats
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import Formats
 from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text

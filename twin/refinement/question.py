@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.refined.file_format import SCHEMA
-from latency_models.sources.refined.step_time import RefinedStepTime
+from latency_models.sources.refined import SCHEMA, RefinedStepTime
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from scenarios.overrides import Settings, apply

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.origin import same_model
-from latency_models.sources.refined.step_time import RefinedStepTime
+from latency_models.sources.refined import RefinedStepTime
 from scenarios.overrides import Settings
 from scenarios.serving import ServingScenario, check_scenario
 from scenarios.serving_workload import ReplaySpec

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.engine_regression.step import Step
+from latency_models.sources.engine_regression import Step
 from latency_models.speed_probes import Reading
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.engine_regression.step_time import EngineRegression
+from latency_models.sources.engine_regression import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats

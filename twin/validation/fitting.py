@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from latency_models.fitting.estimator import CannotFit
-from latency_models.fitting.random_effects import deviation_between
+from latency_models.fitting.statistics import deviation_between
 from latency_models.io.config_io import write_yaml
-from latency_models.sources.engine_regression.step import Step
-from latency_models.sources.engine_regression.step_time import EngineRegression
+from latency_models.sources.engine_regression import EngineRegression, Step
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.validation.backend import Backend, ProfiledRounds

@@ -15,9 +15,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from latency_models.sources.engine_regression.file_format import EngineRegressionFile, read_engine_regression_file
-from latency_models.sources.engine_regression.step import Step
-from latency_models.sources.engine_regression.step_time import EngineRegression
+from latency_models.sources.engine_regression import (
+    EngineRegression,
+    EngineRegressionFile,
+    Step,
+    read_engine_regression_file,
+)
 from latency_models.speed_probes import Reading
 from twin.serving.machine_speed import MachineSpeed
 from twin.serving.plan import ServingPlan

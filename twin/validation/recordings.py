@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.engine_regression.step import Step, describe
+from latency_models.sources.engine_regression import Step, describe
 from latency_models.speed_probes import Reading
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.io.config_io import read_yaml
-from latency_models.sources.engine_regression.file_format import EngineRegressionFile, read_engine_regression_file
-from latency_models.sources.engine_regression.step_time import EngineRegression
+from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile, read_engine_regression_file
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.serving.plan import ServingPlan

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from latency_models.deployment.hugging_face import any_model
 from latency_models.deployment.models import DenseFFN, ExpertFFN, GroupedQueryAttention, Model
 from latency_models.interpolation import Curve, Surface, weighted_sum
 from latency_models.origin import Origin
@@ -23,6 +24,7 @@ from latency_models.sources.aiconfigurator.tables import (
     read_tables,
 )
 from workloads.errors import BadInput
+from workloads.json_files import read_json_object
 
 ELEMENT_BYTES = {"float16": 2.0, "fp8": 1.0}
 """Bytes of a KV cache element, by format."""
@@ -282,3 +284,24 @@ def _read_seconds(device: Device | None, size: float) -> float:
 
 def _stretched(name: str, n: int, k: int) -> str:
     return f"{name} ({n} by {k}): a straight line between measured shapes, or in proportion beyond them"
+
+
+def model_and_format(name: str) -> tuple[Model, str]:
+    """A model and the format of its weights: as it is published, or as its name or `quantization_config` says.
+
+    Mixtures of experts in FP8 are scaled block by block, as they are published.
+    """
+    model = any_model(name)
+    formats = model.formats()
+    if str(formats) not in ("bf16", "fp8"):
+        expected = "expected weights in bf16 or fp8; --weights names another format as the tables do"
+        raise BadInput(expected, field="--model", value=f"{name} ({formats})")
+    if formats.linear == "bf16":
+        return model, "float16"
+    blocks = isinstance(model.ffn, ExpertFFN) or (name.endswith(".json") and _scaled_in_blocks(Path(name)))
+    return model, "fp8_block" if blocks else "fp8"
+
+
+def _scaled_in_blocks(path: Path) -> bool:
+    section = read_json_object(path).get("quantization_config")
+    return isinstance(section, dict) and bool(section.get("weight_block_size"))

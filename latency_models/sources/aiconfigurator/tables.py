@@ -18,7 +18,7 @@ from latency_models.io.config_io import read_yaml
 from latency_models.io.tables import Columns, read_columns
 from latency_models.origin import Origin
 from latency_models.sources.aiconfigurator.layout import TableFiles, flat_tables
-from latency_models.sources.recognise import AICONFIGURATOR, other_source
+from latency_models.sources.registry import AICONFIGURATOR, other_source
 from workloads.errors import BadInput
 
 _Key = TypeVar("_Key", bound=Hashable)

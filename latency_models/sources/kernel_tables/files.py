@@ -22,7 +22,6 @@ import numpy as np
 
 from latency_models.io.config_io import checked, read_yaml
 from latency_models.io.tables import Columns, read_columns
-from latency_models.sources.kernel_tables.held_out import held_out_errors
 from latency_models.sources.kernel_tables.skew import SkewFit, SkewShots, fit_skew
 from latency_models.sources.kernel_tables.tables import (
     ATTENTION_AXES,
@@ -34,7 +33,8 @@ from latency_models.sources.kernel_tables.tables import (
     TableSource,
     first_repeat,
 )
-from latency_models.sources.recognise import KERNEL_TABLES, other_source
+from latency_models.sources.kernel_tables.uncertainty import held_out_errors
+from latency_models.sources.registry import KERNEL_TABLES, other_source
 from workloads.errors import BadInput
 
 META = ("meta.yaml", "../meta.yaml", "../kernels_meta.yaml")

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from latency_models.deployment.formats import Weights
 from latency_models.deployment.hardware import Hardware
+from latency_models.deployment.models import Weights
 from latency_models.io.builtin_files import FOLDER
 from latency_models.io.config_io import Strict, checked, read_yaml
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latency_models.deployment.formats import WEIGHT_BYTES, Formats, Weights
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.hugging_face import any_model
-from latency_models.deployment.models import ExpertFFN, Model
-from latency_models.sources.roofline.memory import DeviceMemory, device_memory
-from latency_models.sources.roofline.placement import Cache, Placement, check_placement
+from latency_models.deployment.models import WEIGHT_BYTES, ExpertFFN, Formats, Model, Weights
+from latency_models.sources.roofline.placement import Cache, DeviceMemory, Placement, check_placement, device_memory
 from workloads.errors import BadInput
 
 BLOCK_SIZE = 16

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
-from latency_models.io.paths import FilePath, NameOrFile
+from latency_models.io.builtin_files import FilePath, NameOrFile
+from latency_models.sources.registry import SourceSpec, register
 from latency_models.sources.roofline.placement import Cache, Placement, Weights
-from latency_models.sources.specification import SourceSpec, register
 from latency_models.step_time import StepTime
 from workloads.errors import BadInput
 

@@ -10,16 +10,27 @@ from latency_models.deployment.hardware import Hardware, Precision
 from latency_models.deployment.models import ExpertFFN, GroupedQueryAttention, Model
 from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Kind, KindOfKernel, Reached
-from latency_models.sources.roofline.memory import device_memory
-from latency_models.sources.roofline.parts import ABOUT, MORE_PRECISE, WHOLE_STEP, family, kinds_of_parts, linear_kind
-from latency_models.sources.roofline.placement import CACHE_BYTES, COMPUTED_IN, WEIGHT_BYTES, Cache, Placement
+from latency_models.sources.roofline.placement import (
+    CACHE_BYTES,
+    COMPUTED_IN,
+    WEIGHT_BYTES,
+    Cache,
+    Placement,
+    device_memory,
+)
 from latency_models.sources.roofline.work import (
+    ABOUT,
     ACTIVATION_BYTES,
+    MORE_PRECISE,
     SMALL_KERNELS,
+    WHOLE_STEP,
     Matrix,
     attention_shape,
     elementwise_bytes,
+    family,
     head,
+    kinds_of_parts,
+    linear_kind,
     matrices,
     routed_experts,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from latency_models.sources.ec_tables.tables import LAYER_TYPES, LayerTables, read_layer_tables
+from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables, read_layer_tables
 from live.adaptation.weights import module_type
 
 MEASURED = Path(__file__).parent / "cpu-kernels.ec-tables.yaml"

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from latency_models.calibration.estimators import to_estimator, to_line
 from latency_models.calibration.file_format import (
     COMPONENTS,
     SIZES,
@@ -26,6 +25,7 @@ from latency_models.calibration.file_format import (
     Line,
     Provenance,
 )
+from latency_models.calibration.fitting import to_estimator, to_line
 from latency_models.calibration_loader import builtin_calibrations, load_calibration
 from latency_models.fitting.linear import LinearLatency
 from latency_models.io.config_io import checked, read_yaml_text

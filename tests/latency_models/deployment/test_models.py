@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from latency_models.deployment.formats import Formats
-from latency_models.deployment.models import ExpertFFN, load_model
+from latency_models.deployment.models import ExpertFFN, Formats, load_model
 from latency_models.io.builtin_files import FOLDER, Kind, builtin_names, find_data, is_path
 from workloads.errors import BadInput
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from latency_models.deployment.formats import Formats
 from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import Formats
 from latency_models.sources.roofline.spec import RooflineSpec
 from tests.latency_models.deployment.test_hugging_face import CONFIGS
 from workloads.errors import BadInput

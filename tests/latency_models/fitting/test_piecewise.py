@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latency_models.fitting.estimator import CannotFit
-from latency_models.fitting.piecewise import fit_piecewise
+from latency_models.fitting.linear import fit_piecewise
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 

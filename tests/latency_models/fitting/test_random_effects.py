@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from latency_models.fitting.random_effects import deviation_between
+from latency_models.fitting.statistics import deviation_between
 from reports.statistics import student_quantile
 
 

@@ -13,8 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
-from latency_models.io.config_io import Strict, checked, explain_validation, read_yaml, read_yaml_text, write_yaml
-from latency_models.io.yaml_limits import MAX_BYTES
+from latency_models.io.config_io import (
+    MAX_BYTES,
+    Strict,
+    checked,
+    explain_validation,
+    read_yaml,
+    read_yaml_text,
+    write_yaml,
+)
 from workloads.errors import BadInput
 
 

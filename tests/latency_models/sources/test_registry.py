@@ -13,10 +13,8 @@ from pydantic import PositiveFloat
 from latency_models import sources
 from latency_models.io.config_io import Strict, checked
 from latency_models.sources import registry
-from latency_models.sources.linear.spec import LinearSpec
-from latency_models.sources.linear.step_time import LinearStepTime
-from latency_models.sources.registry import StepTimeSpec
-from latency_models.sources.specification import SOURCES, SourceSpec, register
+from latency_models.sources.linear import LinearSpec, LinearStepTime
+from latency_models.sources.registry import SOURCES, SourceSpec, StepTimeSpec, register
 from latency_models.step_time import StepTime
 from workloads.errors import BadInput
 
@@ -56,10 +54,10 @@ def fault(**section: Any) -> str:
     return str(caught.value)
 
 
-def test_every_folder_of_sources_is_registered_under_its_name() -> None:
+def test_every_source_is_registered_under_the_name_of_its_file_or_folder() -> None:
     (home,) = sources.__path__
-    folders = {folder.name for folder in Path(home).iterdir() if (folder / "__init__.py").is_file()}
-    assert folders == registry.built_in_sources().keys()
+    names = {path.stem for path in Path(home).iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert names - {"__init__", "registry"} == registry.built_in_sources().keys()
 
 
 def test_a_section_becomes_the_class_of_its_source() -> None:
@@ -106,8 +104,8 @@ def test_a_name_stands_for_one_source() -> None:
 def test_one_file_among_the_sources_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half_second.py").write_text(
         "from typing import Literal\n"
-        "from latency_models.sources.linear.step_time import LinearStepTime\n"
-        "from latency_models.sources.specification import SourceSpec, register\n"
+        "from latency_models.sources.linear import LinearStepTime\n"
+        "from latency_models.sources.registry import SourceSpec, register\n"
         "@register\n"
         "class HalfSecondSpec(SourceSpec):\n"
         "    source: Literal['half_second']\n"

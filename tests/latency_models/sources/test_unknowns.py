@@ -13,13 +13,12 @@ from latency_models.interpolation import Curve, Surface
 from latency_models.io.config_io import checked
 from latency_models.sources.afd_bundle.spec import AfdBundleSpec
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
-from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
-from latency_models.sources.ec_tables.step_time import EcTables
-from latency_models.sources.ec_tables.tables import LayerTables, Selection
-from latency_models.sources.engine_regression.step_time import EngineRegression
-from latency_models.sources.kernel_tables.parallel import Communication
-from latency_models.sources.linear.step_time import LinearStepTime
-from latency_models.sources.refined.step_time import RefinedStepTime
+from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
+from latency_models.sources.ec_tables import EcTables, LayerTables, Selection
+from latency_models.sources.engine_regression import EngineRegression
+from latency_models.sources.kernel_tables.spec import Communication
+from latency_models.sources.linear import LinearStepTime
+from latency_models.sources.refined import RefinedStepTime
 from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latency_models.io.config_io import read_yaml, write_yaml
-from latency_models.sources.refined.spec import RefinedSpec
+from latency_models.sources.refined import RefinedSpec
 from scenarios.reading import read_scenario
 from twin import cli
 from twin.refinement.posterior import Posterior, estimate

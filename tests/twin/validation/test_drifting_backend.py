@@ -18,9 +18,7 @@ import pytest
 from simpy.events import Event
 
 from latency_models.fitting.broken_line import BrokenLine
-from latency_models.sources.engine_regression.file_format import read_engine_regression_file
-from latency_models.sources.engine_regression.step import Step
-from latency_models.sources.engine_regression.step_time import EngineRegression
+from latency_models.sources.engine_regression import EngineRegression, Step, read_engine_regression_file
 from latency_models.speed_probes import Reading
 from reports.records.run_directory import RunDirectory, open_run
 from scenarios.engine import SchedulerPlan

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from latency_models.io.config_io import checked, write_yaml
-from latency_models.sources.engine_regression.file_format import EngineRegressionFile
-from latency_models.sources.engine_regression.step import Step
-from latency_models.sources.engine_regression.step_time import MACHINE, EngineRegression
+from latency_models.sources.engine_regression import MACHINE, EngineRegression, EngineRegressionFile, Step
 from twin.validation.fitting import fitted_document, round_spread
 from twin.validation.recordings import ProfilingRecording
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from latency_models.deployment.footprint import footprint
-from latency_models.deployment.roofline import Deployment
+from latency_models.deployment.roofline import Deployment, footprint
 from twin.reproductions.fastafd.measurements import TRAY, SystemMeasurement
 from twin.reproductions.fastafd.stages import KV_BYTES, PRECISION, BundleParameters, LayerStages
 

@@ -19,7 +19,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.sources.linear import LinearStepTime
 from schedulers.batches import Batch
 from twin.reproductions.prelude.hardware import floor_seconds, step_line
 from twin.reproductions.prelude.published import (

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.ec_tables.step_time import Passes
-from latency_models.sources.ec_tables.tables import LAYER_TYPES, LayerTables, LayerType
+from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables, LayerType, Passes
 from scenarios.serving import check_scenario
 from twin.reproductions.spear.published import (
     DENSITIES,

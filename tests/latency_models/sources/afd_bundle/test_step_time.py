@@ -11,15 +11,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency_models.deployment.footprint import footprint
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.deployment.roofline import Deployment
+from latency_models.deployment.roofline import Deployment, footprint
 from latency_models.io.config_io import checked
 from latency_models.pass_latency import PassLatency
-from latency_models.sources.afd_bundle.spec import AfdBundleSpec
-from latency_models.sources.afd_bundle.step_time import BundleStepTime, expected_largest
-from latency_models.sources.roofline.memory import RESERVED
+from latency_models.sources.afd_bundle.spec import AfdBundleSpec, BundleStepTime, expected_largest
+from latency_models.sources.roofline.placement import RESERVED
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from twin.afd.bundle import Bundle, BundleConfig, Supply

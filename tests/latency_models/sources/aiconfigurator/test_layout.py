@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from latency_models.io.tables import read_columns
-from latency_models.sources.aiconfigurator.kernels import Placement, compose
+from latency_models.sources.aiconfigurator.kernels import Placement, compose, model_and_format
 from latency_models.sources.aiconfigurator.layout import (
     FAMILIES,
     data_folder,
@@ -19,7 +19,6 @@ from latency_models.sources.aiconfigurator.layout import (
     systems,
     version_key,
 )
-from latency_models.sources.aiconfigurator.model_format import model_and_format
 from latency_models.sources.aiconfigurator.tables import read_tables
 from tests.latency_models.sources.aiconfigurator.small_tables import SYSTEM, make_tables
 from tests.latency_models.sources.aiconfigurator.test_kernels import model

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from latency_models.deployment.models import load_model
 from latency_models.interpolation import Curve, Surface
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
-from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
 from latency_models.step_time import StepTime
 from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence

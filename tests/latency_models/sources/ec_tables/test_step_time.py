@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latency_models.io.config_io import checked, write_yaml
-from latency_models.sources.ec_tables.step_time import EcTables
-from latency_models.sources.ec_tables.tables import LAYER_TYPES, LayerTables, Selection, read_layer_tables
+from latency_models.sources.ec_tables import LAYER_TYPES, EcTables, LayerTables, Selection, read_layer_tables
 from schedulers.batches import Batch, Chunk
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput

@@ -11,9 +11,13 @@ import pytest
 from latency_models.fitting.broken_line import BrokenLine
 from latency_models.fitting.estimator import CannotFit, NotFitted
 from latency_models.io.config_io import write_yaml
-from latency_models.sources.engine_regression.file_format import read_engine_regression_file
-from latency_models.sources.engine_regression.step import Step, describe
-from latency_models.sources.engine_regression.step_time import EngineRegression, read_engine_regression
+from latency_models.sources.engine_regression import (
+    EngineRegression,
+    Step,
+    describe,
+    read_engine_regression,
+    read_engine_regression_file,
+)
 from schedulers.batches import Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence
 from workloads.errors import BadInput

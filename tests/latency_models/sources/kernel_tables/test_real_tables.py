@@ -9,10 +9,10 @@ import pytest
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import read_yaml_text, write_yaml
 from latency_models.sources.kernel_tables.attention import AttentionTimes
-from latency_models.sources.kernel_tables.held_out import describe
-from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+from latency_models.sources.kernel_tables.spec import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
 from latency_models.sources.kernel_tables.tables import KernelTables
+from latency_models.sources.kernel_tables.uncertainty import describe
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 
 SETTINGS = KernelTableSettings(model="llama-3.1-8b", overhead=160e-6, kernel_gap=1.3e-6)

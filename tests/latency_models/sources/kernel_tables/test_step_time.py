@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from latency_models.io.config_io import checked
-from latency_models.sources.kernel_tables import varied
+from latency_models.sources.kernel_tables import uncertainty
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import distinct_experts
-from latency_models.sources.kernel_tables.parallel import Communication, KernelTableSettings
+from latency_models.sources.kernel_tables.spec import Communication, KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
 from latency_models.sources.kernel_tables.tables import KernelTables
 from schedulers.lockstep import GroupBatch
@@ -273,6 +273,6 @@ def test_the_model_may_be_named(folder: Path) -> None:
 def test_errors_of_tables_are_computed_when_they_are_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(make_tables(folder))
     with monkeypatch.context() as patch:
-        patch.setattr(varied, "held_out_errors", None)
+        patch.setattr(uncertainty, "held_out_errors", None)
         assert model.can_draw
     assert model.unknowns()

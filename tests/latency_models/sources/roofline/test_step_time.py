@@ -12,11 +12,10 @@ from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import checked
 from latency_models.sources.roofline.efficiency import Efficiency, built_in_efficiency
-from latency_models.sources.roofline.memory import RESERVED, device_memory
-from latency_models.sources.roofline.parts import ABOUT, WHOLE_STEP
-from latency_models.sources.roofline.placement import Placement
+from latency_models.sources.roofline.placement import RESERVED, Placement, device_memory
 from latency_models.sources.roofline.spec import RooflineSpec
 from latency_models.sources.roofline.step_time import STEP_SHARE, RooflineStepTime, attended_pairs
+from latency_models.sources.roofline.work import ABOUT, WHOLE_STEP
 from schedulers.lockstep import GroupBatch
 from tests.latency_models.sources.kernel_tables.small_tables import batch
 from workloads.errors import BadInput

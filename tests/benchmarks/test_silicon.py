@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.silicon import SiliconRow, read_silicon_rows
 from latency_models.deployment.models import load_model
 from latency_models.sources.aiconfigurator.kernels import Placement
-from latency_models.sources.aiconfigurator.silicon import SiliconRow, read_silicon_rows
 from tests.latency_models.sources.aiconfigurator.small_tables import write
 from workloads.errors import BadInput
 

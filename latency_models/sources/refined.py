@@ -1,8 +1,9 @@
-"""Step times at what a short run has taught about a model's unknowns.
+"""Source `refined`: step times of another source at what a short run has taught about their unknowns.
 
 Before the run the scores of the unknowns are independent and standard normal. After it they have an estimate m and a
 covariance P. With the symmetric root R of P, scores of this model stand for m + R z: independent again, each mostly of
-the unknown whose name it has, and equal to the prior for what the run did not show.
+the unknown whose name it has, and equal to the prior for what the run did not show. `twin calibrate refine` writes the
+file, `twin.refined-step-time/1`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from latency_models.fitting.estimator import Floats
-from latency_models.sources.refined.file_format import RefinedFile
+from latency_models.io.builtin_files import FilePath
+from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.sources.registry import SourceSpec, register
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from latency_models.wrapped import ScaledStepTime
 from workloads.errors import BadInput
+
+SCHEMA: Literal["twin.refined-step-time/1"] = "twin.refined-step-time/1"
+
+
+class RefinedFile(Strict):
+    """The file `twin.refined-step-time/1`.
+
+    Attributes:
+        folder: relative paths in `step_time` start from here; itself relative to this file.
+        step_time: the section that was refined.
+        unknowns: their names. estimate: their scores, in that order. covariance: of the scores. Before the run scores
+            have an estimate of 0 and the identity as covariance.
+        drift: deviation of a factor on all step times, from the requests that entered no fit.
+        evidence: the run, what it was fitted to, and its errors, for the record.
+    """
+
+    schema_: Literal["twin.refined-step-time/1"] = Field(alias="schema")
+    folder: str = "."
+    step_time: dict[str, Any]
+    unknowns: list[str]
+    estimate: list[float]
+    covariance: list[list[float]]
+    drift: NonNegativeFloat
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> RefinedFile:
+        count = len(self.unknowns)
+        if len(self.estimate) != count or {len(self.covariance), *map(len, self.covariance)} != {count}:
+            raise ValueError(f"expected {count} scores, and {count} rows of {count} covariances")
+        return self
+
+
+def read_refined_file(path: Path) -> RefinedFile:
+    """Read and check a file."""
+    return checked(RefinedFile, read_yaml(path), path)
+
 
 DRIFT = "refined"
 """Name of the factor on all step times."""
@@ -81,3 +123,30 @@ class RefinedStepTime(ScaledStepTime):
         others = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
         varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | others)
         return ScaledStepTime(varied, float(np.exp(self._drift * scores.get(DRIFT, 0.0))))
+
+
+@register
+class RefinedSpec(SourceSpec):
+    """Step times that a short run of the engine has corrected: `path` is the file of `twin calibrate refine`."""
+
+    source: Literal["refined"]
+    path: FilePath
+
+    def build(self, base: Path) -> StepTime:
+        from latency_models.io.config_io import checked
+        from latency_models.sources.registry import find_source
+
+        path = base / self.path
+        file = read_refined_file(path)
+        name = str(file.step_time.get("source"))
+        if name == self.source:
+            raise BadInput("expected the section of another source", field="step_time.source", value=name, file=path)
+        try:
+            spec = find_source(name)
+        except BadInput as error:
+            raise BadInput(error.expected, field="step_time.source", value=name, file=path) from None
+        section = checked(spec, file.step_time, path, "step_time")
+        return RefinedStepTime.from_file(file, section.build(path.parent / file.folder), path)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"source": self.source, "path": self.path}

@@ -1,4 +1,4 @@
-"""Step times of a whole engine, by regression on steps that were timed on it.
+"""Source `engine_regression`: step times of a whole engine, by regression on steps that were timed on it.
 
     t = β + δ·decodes + κ·chunks + ω·outputs
           + f₁(rows) + f₂(decodes · longest) + f₃(Σ over chunks of tokens · (context + tokens))
@@ -18,23 +18,131 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
+from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from latency_models.calibration.file_format import Provenance
 from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
-from latency_models.sources.engine_regression.file_format import (
-    SCHEMA,
-    EngineRegressionFile,
-    read_engine_regression_file,
-)
-from latency_models.sources.engine_regression.step import Step, describe, whole_blocks
+from latency_models.io.builtin_files import FilePath
+from latency_models.io.config_io import Strict, checked, read_yaml
+from latency_models.sources.registry import SourceSpec, register
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Features of one step, and its duration.
+
+    Attributes:
+        rows: prompt tokens, decodes and their draft tokens.
+        decode_attention: decodes × tokens of the longest, in whole blocks; of decodes that verify no drafts.
+        chunk_attention: Σ tokens · (context + tokens) over prompt chunks.
+        decodes, chunks: numbers of them.
+        outputs: rows of the LM head.
+        seconds: the measured duration; 0 where it is to be predicted.
+        transfers: decodes that were admitted with a cache from a prefill engine. received: prompt tokens of them.
+        drafted: decodes that verify drafts. drafted_kv: tokens that these attend to.
+    """
+
+    rows: int
+    decode_attention: int
+    chunk_attention: int
+    decodes: int
+    chunks: int
+    outputs: int
+    seconds: float = 0.0
+    transfers: int = 0
+    received: int = 0
+    drafted: int = 0
+    drafted_kv: int = 0
+
+
+def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
+    """Features of a batch."""
+    seen = received = 0
+    for sequence in batch.transferred:
+        received += sequence.request.prompt_tokens
+    for chunk in batch.chunks:
+        seen += chunk.tokens * (chunk.context + chunk.tokens)
+    step = Step(
+        rows=batch.tokens,
+        decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size),
+        chunk_attention=seen,
+        decodes=batch.n_decodes,
+        chunks=len(batch.chunks),
+        outputs=batch.outputs,
+        seconds=seconds,
+        transfers=len(batch.transferred),
+        received=received,
+    )
+    return step if not batch.draft_tokens else _with_drafts(step, batch, block_size)
+
+
+def _with_drafts(step: Step, batch: Batch, block_size: int) -> Step:
+    """The features of a step that may verify drafts: those decodes are computed like prompt chunks."""
+    drafted = sum(tokens > 0 for tokens in batch.draft_tokens)
+    seen = (step.decodes - drafted) * whole_blocks(batch.longest_undrafted, block_size)
+    return replace(step, decode_attention=seen, drafted=drafted, drafted_kv=batch.drafted_kv)
+
+
+def whole_blocks(tokens: int, block_size: int) -> int:
+    """Tokens rounded up to whole blocks."""
+    return -(-tokens // block_size) * block_size
+
+
+SCHEMA = "twin.engine-steps/2"
+
+
+class EngineRegressionFile(Strict):
+    """The file `twin.engine-steps/2`. Times are in seconds.
+
+    `page_tokens` and `yardsticks`, earlier names of `block_size` and `speed_probes`, are read as well.
+
+    Attributes:
+        block_size: tokens of a KV block.
+        overhead, slopes, lines: β, then δ κ ω by name, then the broken lines by name.
+        largest: the largest measured value of each feature.
+        points: number of steps in the fit.
+        heldout_median_error, heldout_p90_error: |predicted / measured − 1| of held-out steps.
+        repeat_spread: relative deviation among equal steps, which no model can explain.
+        round_spread: relative deviation among rounds of the profile; 0 in files of earlier versions.
+        clock: of the timing (`wall`, or `direct`: CPU time of one thread).
+        speed_probes: seconds of the speed probes, by their rows, at the machine speed that the model describes; empty
+            where the speed was not read.
+        frontend: work between steps, where several engines were measured: fields of `system.frontend`, seconds.
+    """
+
+    schema_: Literal["twin.engine-steps/2"] = Field(alias="schema")
+    block_size: PositiveInt = Field(validation_alias=AliasChoices("block_size", "page_tokens"))
+    overhead: NonNegativeFloat
+    slopes: dict[str, NonNegativeFloat]
+    lines: dict[str, BrokenLine]
+    largest: dict[str, int]
+    points: PositiveInt
+    heldout_median_error: NonNegativeFloat
+    heldout_p90_error: NonNegativeFloat
+    repeat_spread: NonNegativeFloat
+    round_spread: NonNegativeFloat = 0.0
+    clock: Literal["wall", "direct"] = "wall"
+    speed_probes: dict[PositiveInt, PositiveFloat] = Field(
+        default_factory=dict, validation_alias=AliasChoices("speed_probes", "yardsticks")
+    )
+    frontend: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    provenance: Provenance
+
+
+def read_engine_regression_file(path: Path) -> EngineRegressionFile:
+    """Read and check a file."""
+    return checked(EngineRegressionFile, read_yaml(path), path)
+
 
 LINES = ("rows", "decode_attention", "chunk_attention")
 SLOPES = ("decodes", "chunks", "outputs", "transfers", "received", "drafted", "drafted_kv")
@@ -260,3 +368,18 @@ def _relative_nnls(design: Floats, seconds: Floats, huber: float) -> Floats:
         weight = np.minimum(1.0, huber * deviation / np.maximum(np.abs(residual), 1e-300))
     coefficients: Floats = solution / scale
     return coefficients
+
+
+@register
+class EngineRegressionSpec(SourceSpec):
+    """A regression on timed steps of the engine to be predicted: `path` is the file that `twin validate` writes."""
+
+    source: Literal["engine_regression"]
+    path: FilePath
+
+    def build(self, base: Path) -> StepTime:
+
+        return read_engine_regression(base / self.path)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"source": self.source, "path": self.path}

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.engine_time import formats_of, predict
+from benchmarks.silicon import read_silicon_rows
 from latency_models.deployment.hardware import load_hardware
 from latency_models.deployment.models import load_model
-from latency_models.sources.aiconfigurator.silicon import read_silicon_rows
 from latency_models.sources.roofline.efficiency import built_in_efficiency
-from latency_models.sources.roofline.engine_time import formats_of, predict
-from latency_models.sources.roofline.parts import family
+from latency_models.sources.roofline.work import family
 
 ROWS = Path(__file__).resolve().parents[5] / "shared" / "data" / "measured" / "aiconfigurator_silicon_calib_dev.csv.gz"
 DEVICES = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}

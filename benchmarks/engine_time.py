@@ -14,18 +14,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from latency_models.deployment.formats import Formats, Weights
+from benchmarks.kernel_fits import SAME_CHIP, chip
+from benchmarks.silicon import SiliconRow
 from latency_models.deployment.hardware import Hardware
-from latency_models.deployment.models import Model, load_model
+from latency_models.deployment.models import Formats, Model, Weights, load_model
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
-from latency_models.sources.aiconfigurator.silicon import SiliconRow
 from latency_models.sources.roofline.efficiency import Efficiency, EngineTime, Family, ServedGroup
-from latency_models.sources.roofline.fitting import SAME_CHIP, chip
-from latency_models.sources.roofline.memory import device_memory
-from latency_models.sources.roofline.parts import family
-from latency_models.sources.roofline.placement import Placement
+from latency_models.sources.roofline.placement import Placement, device_memory
 from latency_models.sources.roofline.step_time import RooflineStepTime
+from latency_models.sources.roofline.work import family
 
 MAX_BATCHED_TOKENS = 8192
 

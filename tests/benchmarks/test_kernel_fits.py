@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.kernel_fits import fit_kind
+from benchmarks.kernel_timings import Timings
 from latency_models.io.builtin_files import builtin_names
 from latency_models.sources.roofline.efficiency import built_in_efficiency
-from latency_models.sources.roofline.fitting import fit_kind
-from latency_models.sources.roofline.timings import Timings
 
 
 def made(device: str, launch: float, compute: float, memory: float, noise: float = 0.0, peak: float = 1e15) -> Timings:

@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 import twin
+from benchmarks.silicon import POSSIBLE, Protocol, SiliconRow, choose_protocol
 from latency_models.sources.aiconfigurator.closed_loop import ClosedLoop, closed_loop
-from latency_models.sources.aiconfigurator.protocol import POSSIBLE, Protocol, choose_protocol
-from latency_models.sources.aiconfigurator.silicon import SiliconRow
-from latency_models.sources.linear.step_time import LinearStepTime
+from latency_models.sources.linear import LinearStepTime
 
 
 def state(concurrency: float, residents: float | None = None) -> ClosedLoop:

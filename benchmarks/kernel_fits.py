@@ -22,9 +22,9 @@ from statistics import median_low
 
 import numpy as np
 
+from benchmarks.kernel_timings import Timings, Wholes
 from latency_models.fitting.estimator import Floats
 from latency_models.sources.roofline.efficiency import Kind, KindOfKernel, Reached
-from latency_models.sources.roofline.timings import Timings, Wholes
 
 SAME_CHIP = {"h200-sxm": "h100-sxm", "gb200": "b200-sxm"}
 

@@ -1,9 +1,14 @@
-"""Step times on a line over the size of a batch: AFD's α/β lines for a whole colocated engine."""
+"""Source `linear`: step times on a line over the size of a batch, AFD's α/β lines for a whole colocated engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from latency_models.sources.registry import SourceSpec, register
 from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch, DraftedSteps
@@ -77,3 +82,31 @@ class LinearStepTime(StepTime):
 def attended(batch: Batch) -> float:
     """Cached tokens that a batch's prompt tokens attend to, summed over prompt tokens; causal within a chunk."""
     return sum(chunk.tokens * (chunk.context + 0.5 * (chunk.tokens + 1)) for chunk in batch.chunks)
+
+
+@register
+class LinearSpec(SourceSpec):
+    """Coefficients of a line, stated in the scenario.
+
+    Attributes:
+        overhead: seconds of every step.
+        per_token: seconds a row (a prompt token or a decode).
+        per_kv_token: seconds a cached token that a decode attends to.
+        per_prefill_kv_token: seconds a cached token that a prompt token attends to.
+        spread: relative uncertainty of each coefficient, from which `--draws` draws. Without it the error is unknown.
+    """
+
+    source: Literal["linear"]
+    overhead: NonNegativeFloat
+    per_token: NonNegativeFloat = 0.0
+    per_kv_token: NonNegativeFloat = 0.0
+    per_prefill_kv_token: NonNegativeFloat = 0.0
+    spread: PositiveFloat | None = None
+
+    def build(self, base: Path) -> LinearStepTime:
+        return LinearStepTime(
+            self.overhead, self.per_token, self.per_kv_token, self.per_prefill_kv_token, spread=self.spread
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        return {"source": self.source, "note": "coefficients stated in the scenario"}

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.silicon import SiliconRow, read_silicon_rows
+from benchmarks.silicon_regression import HOSTS, SiliconRegression, levels
 from latency_models.deployment.models import load_model
 from latency_models.fitting.estimator import CannotFit, Floats, NotFitted, clone
 from latency_models.sources.aiconfigurator.closed_loop import closed_loop
 from latency_models.sources.aiconfigurator.kernels import compose
-from latency_models.sources.aiconfigurator.regression import HOSTS, SiliconRegression, levels
-from latency_models.sources.aiconfigurator.silicon import SiliconRow, read_silicon_rows
-from latency_models.sources.aiconfigurator.step_time import AiconfiguratorStepTime, Corrections
+from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
 from latency_models.sources.aiconfigurator.tables import read_tables
 from schedulers.batches import Chunk, MixedBatch
 from schedulers.sequence import Sequence

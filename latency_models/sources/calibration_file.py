@@ -1,8 +1,8 @@
-"""The file of `twin calibrate run`: the times of one model on one device, operation by operation.
+"""Source `calibration_file`: the file of `twin calibrate run`, one model on one device, operation by operation.
 
 The file holds
 
-- kernel tables, from which a serving scenario gets step times (`source: calibration_file`);
+- kernel tables, from which a serving scenario gets step times;
 - the α/β lines of a decode step, which an AFD scenario takes as its `calibration`;
 - tables of 4-bit layers with and without error compensators;
 - for every operation, the errors of its predictions at held-out sizes.
@@ -19,9 +19,12 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from latency_models.calibration.file_format import Calibration, FitReport, Line, Pair, Provenance
 from latency_models.deployment.models import Model
+from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml, write_yaml
-from latency_models.sources.ec_tables.tables import LayerTables
+from latency_models.sources.ec_tables import LayerTables
 from latency_models.sources.kernel_tables.tables import HeldOut, KernelTables
+from latency_models.sources.registry import SourceSpec, register
+from latency_models.step_time import StepTime
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -125,7 +128,7 @@ class MeasuredCalibration(Strict):
 
     def step_time(self) -> KernelTableStepTime:
         """Step times of the measured device and model."""
-        from latency_models.sources.kernel_tables.parallel import KernelTableSettings
+        from latency_models.sources.kernel_tables.spec import KernelTableSettings
         from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 
         if self.tables is None:
@@ -167,3 +170,18 @@ def read_measured_calibration(path: Path) -> MeasuredCalibration:
 def from_document(document: dict[str, Any], path: Path | None = None) -> MeasuredCalibration:
     """Check a document; `path` is named in errors."""
     return checked(MeasuredCalibration, document, path)
+
+
+@register
+class CalibrationFileSpec(SourceSpec):
+    """Kernel tables that `twin calibrate run` measured: the file at `path`."""
+
+    source: Literal["calibration_file"]
+    path: FilePath
+
+    def build(self, base: Path) -> StepTime:
+
+        return read_measured_calibration(base / self.path).step_time()
+
+    def provenance(self) -> dict[str, Any]:
+        return {"source": self.source, "path": self.path}

@@ -1,1 +1,0 @@
-"""Step times from the file of `twin calibrate run`."""

@@ -1,1 +1,0 @@
-"""A regression on timed steps of the live engine."""

@@ -1,1 +1,0 @@
-"""Coefficients that the scenario states."""
