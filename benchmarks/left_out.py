@@ -16,8 +16,7 @@ import numpy as np
 
 from benchmarks.silicon import SiliconRow, choose_protocol
 from benchmarks.silicon_regression import Library, SiliconRegression, levels
-from latency_models.deployment.capture_sizes import GRAPH_SIZES
-from latency_models.sources.vllm_step_log.spec import StepRegression
+from latency_models.sources.vllm_step_log.spec import GRAPH_SIZES, StepRegression
 from latency_models.sources.vllm_step_log.step_log import StepLog
 from latency_models.unknowns import draw_scores
 

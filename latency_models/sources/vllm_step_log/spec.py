@@ -24,7 +24,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted
 from latency_models.io.builtin_files import FilePath
 from latency_models.origin import MeasuredDeployment, same_model
@@ -34,6 +33,9 @@ from latency_models.step_time import StepTime
 from latency_models.unknowns import Unknown
 from schedulers.batches import Batch
 from workloads.errors import BadInput
+
+GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""vLLM's default sizes of CUDA graphs. A batch runs in the smallest that holds it; larger batches run without one."""
 
 COEFFICIENTS = ("overhead", "per_doubling", "per_prompt_token", "per_kv_token")
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency_models.deployment.capture_sizes import GRAPH_SIZES
 from latency_models.fitting.estimator import CannotFit, NotFitted, clone
 from latency_models.origin import MeasuredDeployment, Origin
-from latency_models.sources.vllm_step_log.spec import COEFFICIENTS, StepRegression, VllmStepLogSpec
+from latency_models.sources.vllm_step_log.spec import COEFFICIENTS, GRAPH_SIZES, StepRegression, VllmStepLogSpec
 from latency_models.sources.vllm_step_log.step_log import StepLog, read_step_log
 from latency_models.step_time import StepTime
 from latency_models.unknowns import draw_scores
