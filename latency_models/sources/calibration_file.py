@@ -128,7 +128,7 @@ class MeasuredCalibration(Strict):
 
     def step_time(self) -> KernelTableStepTime:
         """Step times of the measured device and model."""
-        from latency_models.sources.kernel_tables.spec import KernelTableSettings
+        from latency_models.sources.kernel_tables.settings import KernelTableSettings
         from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 
         if self.tables is None:

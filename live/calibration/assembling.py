@@ -20,7 +20,7 @@ from latency_models.sources.calibration_file import (
 )
 from latency_models.sources.ec_tables import LAYER_TYPES, LayerTables
 from latency_models.sources.kernel_tables.attention import AttentionTimes
-from latency_models.sources.kernel_tables.spec import KernelTableSettings
+from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime
 from latency_models.sources.kernel_tables.tables import AttentionTable, Curve, HeldOut, KernelTables, TableSource
 from live.calibration import measuring

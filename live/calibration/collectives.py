@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from latency_models.sources.kernel_tables.spec import AllReduces, LinkFile
+from latency_models.sources.kernel_tables.settings import AllReduces, LinkFile
 from live.calibration.journal import Journal
 from live.device import device_name
 

@@ -9,7 +9,7 @@ import pytest
 
 from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
-from latency_models.sources.kernel_tables.spec import Communication, note, resolve
+from latency_models.sources.kernel_tables.settings import Communication, note, resolve
 from tests.latency_models.sources.aiconfigurator.small_tables import make_tables
 from tests.latency_models.sources.aiconfigurator.test_kernels import model
 from twin import cli

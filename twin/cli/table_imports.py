@@ -111,7 +111,7 @@ def import_collectives(files: TableFiles) -> TableImport:
         BadInput: tables without them, of a single size, or of messages that take no time.
     """
     from latency_models.sources.aiconfigurator.tables import read_tables
-    from latency_models.sources.kernel_tables.spec import HOSTS, PCIE
+    from latency_models.sources.kernel_tables.settings import HOSTS, PCIE
 
     tables = read_tables(files)
     if not tables.all_reduce:

@@ -12,7 +12,7 @@ from copy import deepcopy
 from latency_models.deployment.models import ExpertFFN, Model
 from latency_models.interpolation import bracket, line_through
 from latency_models.sources.kernel_tables.grids import Flag, make_grid
-from latency_models.sources.kernel_tables.spec import KernelTableSettings
+from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import Curve, KernelTables
 from workloads.errors import BadInput
 

@@ -12,7 +12,7 @@ from latency_models.origin import MeasuredDeployment
 from latency_models.sources.kernel_tables.attention import AttentionTimes
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.sources.kernel_tables.layers import ExpertTimes, head, kernels_a_step, linear_layers, moe_layers
-from latency_models.sources.kernel_tables.spec import KernelTableSettings, note, resolve
+from latency_models.sources.kernel_tables.settings import KernelTableSettings, note, resolve
 from latency_models.sources.kernel_tables.tables import KernelTables
 from latency_models.sources.kernel_tables.uncertainty import Factors, settings_at, unknowns_of
 from latency_models.step_time import StepTime

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from latency_models.interpolation import line_through
-from latency_models.sources.kernel_tables.spec import KernelTableSettings
+from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.tables import HeldOut, KernelTables
 from latency_models.unknowns import Unknown
 

@@ -16,7 +16,7 @@ from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.aiconfigurator.spec import AiconfiguratorStepTime, Corrections
 from latency_models.sources.ec_tables import EcTables, LayerTables, Selection
 from latency_models.sources.engine_regression import EngineRegression
-from latency_models.sources.kernel_tables.spec import Communication
+from latency_models.sources.kernel_tables.settings import Communication
 from latency_models.sources.linear import LinearStepTime
 from latency_models.sources.refined import RefinedStepTime
 from latency_models.sources.roofline.spec import RooflineSpec

@@ -13,7 +13,7 @@ from kernels.microbenchmark import Case, Timing
 from latency_models.calibration_loader import load_calibration
 from latency_models.io.config_io import write_yaml
 from latency_models.sources.calibration_file import MeasuredCalibration, read_measured_calibration
-from latency_models.sources.kernel_tables.spec import Communication, note, resolve
+from latency_models.sources.kernel_tables.settings import Communication, note, resolve
 from live.calibration import calibrate as calibration
 from live.calibration.assembling import step_batch
 from live.calibration.collectives import measure_link, rank_counts

@@ -9,7 +9,7 @@ import pytest
 from latency_models.deployment.models import load_model
 from latency_models.io.config_io import read_yaml_text, write_yaml
 from latency_models.sources.kernel_tables.attention import AttentionTimes
-from latency_models.sources.kernel_tables.spec import KernelTableSettings
+from latency_models.sources.kernel_tables.settings import KernelTableSettings
 from latency_models.sources.kernel_tables.step_time import KernelTableStepTime, load_kernel_tables
 from latency_models.sources.kernel_tables.tables import KernelTables
 from latency_models.sources.kernel_tables.uncertainty import describe
