@@ -25,8 +25,7 @@ from tokenizers.decoders import DecodeStream
 from benchmarks.provenance import provenance
 from benchmarks.scheduling_decision import in_turns
 from live.text.chat import ChatTemplate
-from live.text.stop_strings import StopStrings
-from live.text.stream import TextStream
+from live.text.stream import StopStrings, TextStream
 from live.text.tokenizer import FILE, Tokenizer
 from workloads.errors import BadInput
 

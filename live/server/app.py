@@ -219,18 +219,18 @@ class Endpoint:
 
     async def _events(self, response: Response, request: Request) -> AsyncGenerator[bytes, None]:
         """The events of a stream. An error after the first of them is the last."""
-        states, begun = response.states, False
+        states, started = response.states, False
         try:
             with self.service.running(states):
                 while not all(state.ended for state in states):
                     await self.service.changed(states)
                     if parts := response.events():
                         yield b"".join(map(event, parts))
-                        begun = True
+                        started = True
             for part in response.last_events():
                 yield event(part)
         except Exception as error:
-            if not begun:
+            if not started:
                 raise
             yield event(_as_api_error(error, request).document())
         yield b"data: [DONE]\n\n"
@@ -324,5 +324,5 @@ async def _no_such_endpoint(request: Request, error: Exception) -> JSONResponse:
     path = request.scope["path"]
     if error.status_code == 404:
         return error_response(ApiError(404, f"no such path: {path}", code="not_found"))
-    allowed = (error.headers or {})["Allow"]
-    return error_response(ApiError(405, f"{path}: expected {allowed}", headers=(("allow", allowed),)))
+    methods = (error.headers or {})["Allow"]
+    return error_response(ApiError(405, f"{path}: expected {methods}", headers=(("allow", methods),)))

@@ -37,6 +37,31 @@ class ConnectionConfig(uvicorn.Config):
         self.limits = limits
 
 
+class _Timer:
+    """At most one callback at a time, called after some seconds unless it is stopped before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, self._ring, callback, *args)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self, callback: Callable[..., None], *args: object) -> None:
+        self._handle = None
+        callback(*args)
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection.
 
@@ -57,8 +82,7 @@ class Connection(HttpToolsProtocol):
         self._limits = config.limits
         self._heads, self._head_bytes = 0, 0  # heads begun; bytes of a head that came in parts
         self._in_head = self._in_body = False
-        self._reading: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+        self._reading, self._writing = _Timer(self.loop), _Timer(self.loop)
 
     @property
     def answering(self) -> bool:
@@ -68,20 +92,17 @@ class Connection(HttpToolsProtocol):
     # -- what the client sends ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """asyncio.Protocol's callback."""
         super().connection_made(transport)
-        self._read_within(self._limits.header_seconds, self._head_overdue)
+        self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio.Protocol's callback."""
-        self._stop_reading_timer()
-        self._stop_writing_timer()
+        self._reading.stop()
+        self._writing.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio.Protocol's callback."""
-        if not self._in_body and self._reading is None:  # also for bytes that begin no head, such as empty lines
-            self._read_within(self._limits.header_seconds, self._head_overdue)
+        if not self._in_body and not self._reading.runs:  # also for bytes that begin no head, such as empty lines
+            self._expect_head()
         continues, heads = self._in_head, self._heads
         super().data_received(data)
         if continues and self._in_head and heads == self._heads:
@@ -90,45 +111,32 @@ class Connection(HttpToolsProtocol):
                 self._refuse(ApiError(431, f"expected a request line and headers of at most {MAX_HEAD} bytes"))
 
     def on_message_begin(self) -> None:
-        """httptools' callback."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self._heads += 1
-        if self._reading is None:
-            self._read_within(self._limits.header_seconds, self._head_overdue)
+        if not self._reading.runs:
+            self._expect_head()
 
     def on_headers_complete(self) -> None:
-        """httptools' callback."""
         self._in_head, self._in_body = False, True
-        self._stop_reading_timer()
+        self._reading.stop()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """httptools' callback."""
         self._in_body = False
-        self._stop_reading_timer()
+        self._reading.stop()
         super().on_message_complete()
 
-    def _read_within(self, seconds: float, overdue: Callable[[], None]) -> None:
-        self._reading = self.loop.call_later(seconds, overdue)
-
-    def _stop_reading_timer(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+    def _expect_head(self) -> None:
+        self._reading.start(self._limits.header_seconds, self._head_overdue)
 
     def _head_overdue(self) -> None:
-        self._reading = None
         if self.answering:  # the head belongs to the next request, which cannot be answered yet
-            self._read_within(self._limits.header_seconds, self._head_overdue)
+            self._expect_head()
         elif self._in_head:
             self._refuse(ApiError(408, f"expected the headers within {self._limits.header_seconds:g} seconds"))
         else:
             self.transport.close()
-
-    def _body_overdue(self) -> None:
-        self._reading = None
-        self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
         """End the connection with an error about a request's head, which the application has not seen."""
@@ -146,33 +154,24 @@ class Connection(HttpToolsProtocol):
         """uvicorn's callback when the application has sent its last byte."""
         super().on_response_complete()
         if self._in_body and not self.answering and not self.transport.is_closing():
-            self._stop_reading_timer()
-            self._read_within(self._limits.body_seconds, self._body_overdue)
+            self._reading.start(self._limits.body_seconds, self.transport.close)
         self._watch_writing()
 
     def pause_writing(self) -> None:
-        """asyncio.Protocol's callback."""
         super().pause_writing()
         self._watch_writing()
 
     def resume_writing(self) -> None:
-        """asyncio.Protocol's callback."""
         super().resume_writing()
         if self.answering:
-            self._stop_writing_timer()
-
-    def _stop_writing_timer(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+            self._writing.stop()
 
     def _watch_writing(self) -> None:
         waiting = self.transport.get_write_buffer_size()
-        if waiting and self._writing is None:
-            self._writing = self.loop.call_later(self._limits.write_seconds, self._check_writing, waiting)
+        if waiting and not self._writing.runs:
+            self._writing.start(self._limits.write_seconds, self._check_writing, waiting)
 
     def _check_writing(self, waiting: int) -> None:
-        self._writing = None
         if self.transport.get_write_buffer_size() > max(waiting - HIGH_WATER_LIMIT, 0):
             self.transport.abort()
         else:

@@ -39,12 +39,10 @@ class EngineBackend:
 
     @property
     def config(self) -> ModelConfig:
-        """See `Backend.config`."""
         return self.engine.executor.decoder.config
 
     @property
     def limits(self) -> BackendLimits:
-        """See `Backend.limits`."""
         settings = self.engine.core.config
         return BackendLimits(
             min(self.config.max_position_embeddings, settings.num_gpu_blocks * settings.block_size),
@@ -56,15 +54,12 @@ class EngineBackend:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """See `Backend.models`: an engine has one, or adapters of it."""
         return self._models
 
     def start(self, deliver: Callable[[Progress], None], fail: Callable[[str], None]) -> None:
-        """See `Backend.start`."""
         self._loop, self._deliver, self._fail = asyncio.get_running_loop(), deliver, fail
 
     def submit(self, generation: Generation) -> None:
-        """See `Backend.submit`."""
         self.engine.submit(generation)
         if not self._stepping:
             assert self._loop is not None, "the backend has been started"
@@ -72,11 +67,9 @@ class EngineBackend:
             self._loop.call_soon(self._step)
 
     def abort(self, request_id: int) -> None:
-        """See `Backend.abort`."""
         self.engine.abort(request_id)
 
     def state(self) -> BackendState:
-        """See `Backend.state`."""
         core = self.engine.core
         return BackendState(
             core.num_running,

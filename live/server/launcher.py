@@ -170,13 +170,13 @@ def run(
     """
     listener = listen(config.host, config.port)
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    address = f"[{host}]" if ":" in host else host
 
     def ready(service: Service, shutdown: GracefulShutdown) -> None:
         settings = backend.limits
         text = "" if tokenizer is not None else "; token ids only"
         print(
-            f"http://{shown}:{port} serves {config.name}: {settings.num_gpu_blocks} blocks of "
+            f"http://{address}:{port} serves {config.name}: {settings.num_gpu_blocks} blocks of "
             f"{settings.block_size} tokens, contexts of up to {service.inputs.max_model_len}{text}",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Builds a tokenizer and an engine from command line options."""
+"""Builds a tokenizer and an engine from command line options; what cannot be used raises `BadInput`."""
 
 from __future__ import annotations
 
@@ -61,11 +61,7 @@ class ServedScenario:
 
     @classmethod
     def read(cls, options: EngineOptions) -> Self | None:
-        """The scenario that the options name; None if they name none.
-
-        Raises:
-            BadInput: a scenario that cannot be used, or changes without one.
-        """
+        """The scenario that the options name; None if they name none."""
         path, changes = options.scenario, options.set_ or []
         if path is None:
             if changes:
@@ -91,13 +87,9 @@ class ServedScenario:
         }
 
 
-def build_text(wanted: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
-    """The given tokenizer, or the model's own, with its chat template; None for what does not exist.
+def build_text(folder: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
+    """The given tokenizer, or the model's own, with its chat template; None for what does not exist."""
 
-    Raises:
-        BadInput: files that cannot be used.
-    """
-    folder = wanted
     if folder is None and not random and (model / "tokenizer.json").exists():
         folder = model
     return (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
@@ -108,9 +100,6 @@ def engine_of_flags(source: ModelSource, options: EngineOptions, name: str) -> E
 
     Args:
         name: the model's name for clients.
-
-    Raises:
-        BadInput: a model or an adapter that cannot be read, or settings that contradict each other.
     """
     sequences = at_least_one("max_num_seqs", 128 if options.max_num_seqs is None else options.max_num_seqs)
     tokens = 2048 if options.max_num_batched_tokens is None else options.max_num_batched_tokens
@@ -150,22 +139,14 @@ def _engine_with_adapters(
 
 
 def engine_of_scenario(source: ModelSource, options: EngineOptions, scenario: ServedScenario) -> EngineBackend:
-    """An engine with the model loaded, whose scheduler a scenario describes.
-
-    Raises:
-        BadInput: flags of the engine beside the scenario, and as `engine_of_plan`.
-    """
+    """An engine with the model loaded, whose scheduler a scenario describes."""
     expected = "expected none beside --scenario, which has the engine's settings: change them by --set engine.…"
     options.refuse_settings(expected)
     return engine_of_plan(source, single_engine(scenario.document, scenario.settings, scenario.path))
 
 
 def engine_of_plan(source: ModelSource, scheduler: SchedulerPlan) -> EngineBackend:
-    """An engine with the model loaded and this scheduler.
-
-    Raises:
-        BadInput: a model that cannot be read, or a cache that the device has no memory for.
-    """
+    """An engine with the model loaded and this scheduler."""
     model = _load(source, ahead=scheduler.depth > 1)
     settings = scheduler.config
     _expect_blocks(

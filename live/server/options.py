@@ -88,11 +88,7 @@ class EngineOptions:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def refuse_settings(self, expected: str, accepted: Sequence[str] = ()) -> None:
-        """Refuse flags that a scenario replaces.
-
-        Raises:
-            BadInput: a flag is given that is not among the `accepted`.
-        """
+        """Refuse flags that a scenario replaces."""
         from workloads.errors import BadInput
 
         for name, value in self.settings.items():
@@ -172,11 +168,7 @@ def flag(name: str) -> str:
 
 
 def at_least_one(name: str, value: int) -> int:
-    """The value of a field, if it is 1 or more.
-
-    Raises:
-        BadInput: a smaller one.
-    """
+    """The value of a field, if it is 1 or more."""
     from workloads.errors import BadInput
 
     if value < 1:

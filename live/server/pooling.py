@@ -102,11 +102,11 @@ def classify(service: Service, request: ClassifyRequest, headers: Headers) -> Re
 
 def score(service: Service, request: ScoreRequest, headers: Headers) -> Response:
     """The similarity of texts, pair by pair."""
-    left = [request.text_1] if isinstance(request.text_1, str) else request.text_1
-    right = [request.text_2] if isinstance(request.text_2, str) else request.text_2
-    if len(left) not in (1, len(right)):
-        raise bad_request("text_1", f"expected 1 text or as many as text_2 has ({len(right)}), found {len(left)}")
-    pairs = list(zip(left * (len(right) // len(left)), right, strict=True))
+    firsts = [request.text_1] if isinstance(request.text_1, str) else request.text_1
+    seconds = [request.text_2] if isinstance(request.text_2, str) else request.text_2
+    if len(firsts) not in (1, len(seconds)):
+        raise bad_request("text_1", f"expected 1 text or as many as text_2 has ({len(seconds)}), found {len(firsts)}")
+    pairs = list(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
     prompts, scores = _scores(service, pairs, ("text_1", "text_2"))
 
     def content(vectors: list[Vector]) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def _scores(
     """
     labels = service.labels
     if len(labels) > 1:
-        found = f"{service.config.name} has {len(labels)} classes"
-        raise bad_request("model", f"{found}, expected a classification head with one")
+        name = service.config.name
+        raise bad_request("model", f"{name} has {len(labels)} classes, expected a classification head with one")
     service.check_capacity(len(pairs))
     if labels:
         return _joined(service, pairs, names), lambda logits: [float(_probabilities(row)[0]) for row in logits]
@@ -157,7 +157,7 @@ def _scores(
 
     def cosines(vectors: list[Vector]) -> list[float]:
         units = [_unit(vector) for vector in vectors]
-        return [float(np.dot(units[index_of[left]], units[index_of[right]])) for left, right in pairs]
+        return [float(np.dot(units[index_of[first]], units[index_of[second]])) for first, second in pairs]
 
     return prompts, cosines
 
@@ -165,9 +165,9 @@ def _scores(
 def _joined(service: Service, pairs: Pairs, names: tuple[str, str]) -> list[list[int]]:
     """One prompt for each pair, of both its texts."""
     inputs = service.inputs
-    lefts = {text: inputs.encode(text, names[0]) for text in dict.fromkeys(left for left, _ in pairs)}
-    rights = ((lefts[left], inputs.encode(right, names[1], special=False)) for left, right in pairs)
-    return [inputs.check_prompt([*left, *right], names[1]) for left, right in rights]
+    firsts = {text: inputs.encode(text, names[0]) for text in dict.fromkeys(first for first, _ in pairs)}
+    seconds = (inputs.encode(second, names[1], special=False) for _, second in pairs)
+    return [inputs.check_prompt(firsts[first] + ids, names[1]) for (first, _), ids in zip(pairs, seconds, strict=True)]
 
 
 def _distinct(service: Service, pairs: Pairs, names: tuple[str, str]) -> tuple[dict[str, int], list[list[int]]]:

@@ -13,8 +13,7 @@ from live.generation import Generation
 from live.server.errors import ApiError
 from live.server.protocol import GenerationRequest
 from live.server.replies import FinishReason
-from live.text.stop_strings import StopStrings
-from live.text.stream import TextStream
+from live.text.stream import StopStrings, TextStream
 
 
 @dataclass(frozen=True)

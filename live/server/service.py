@@ -18,17 +18,100 @@ from live.engine import Progress
 from live.generation import Contract, make_generation
 from live.server.config import ServerConfig
 from live.server.errors import ApiError, bad_request, busy
-from live.server.input_processor import InputProcessor, as_batch
 from live.server.metrics import FinishedReason, PrometheusExporter, ServerStats
-from live.server.protocol import GenerationRequest, Prompts
+from live.server.protocol import ChatTemplateRequest, GenerationRequest, Prompts
 from live.server.request_state import RequestState, SamplingParams
 from live.text.chat import ChatTemplate
 from live.text.stream import TextStream
 from live.text.tokenizer import Tokenizer
 from schedulers.admission_control import RequestShed
+from workloads.errors import BadInput
 
 MAX_TENANT = 128
 """Characters of a tenant's name."""
+
+
+def as_batch(value: Prompts) -> Sequence[str | list[int]]:
+    """The prompts of a field that holds one or several."""
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
+
+
+class InputProcessor:
+    """Turns texts, chats and token ids into prompts; what the model cannot run raises an `ApiError` of status 400.
+
+    Attributes:
+        tokenizer: None if the server takes and returns token ids only. template: None without a chat template.
+        vocab_size: token ids that the model accepts.
+        max_model_len: tokens of a prompt and its output together: the model's context, or the KV cache if smaller.
+    """
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.vocab_size = backend.config.shape.vocabulary
+        self.max_model_len = backend.limits.max_model_len
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        if self.tokenizer is None:
+            raise bad_request(None, "this server has no tokenizer: it takes token ids and gives token ids")
+        return self.tokenizer
+
+    def prompts(self, value: Prompts, field: str, special: bool = True) -> list[list[int]]:
+        """The token ids of one prompt or of several.
+
+        Args:
+            field: the request's field, for errors. special: add the tokenizer's special tokens to texts.
+        """
+        return [
+            self.check_prompt(self.encode(prompt, field, special) if isinstance(prompt, str) else prompt, field)
+            for prompt in as_batch(value)
+        ]
+
+    def encode(self, text: str, field: str, special: bool = True) -> list[int]:
+        """The token ids of a text."""
+        tokenizer = self.require_tokenizer()
+        try:
+            return tokenizer.encode(text, special)
+        except BadInput as error:
+            raise bad_request(field, error.expected) from None
+
+    def chat(self, request: ChatTemplateRequest) -> list[int]:
+        """The token ids of a chat."""
+        self.require_tokenizer()
+        if self.template is None:
+            raise bad_request("messages", "this model has no chat template")
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        start = request.add_generation_prompt is not False
+        try:
+            text = self.template.render(
+                messages, tools=request.tools, add_generation_prompt=start, **(request.chat_template_kwargs or {})
+            )
+        except BadInput as error:
+            raise bad_request("messages", error.expected) from None
+        except TypeError:  # a keyword argument that is given twice
+            raise bad_request("chat_template_kwargs", "expected no names that the request has fields for") from None
+        return self.check_prompt(self.encode(text, "messages", special=False), "messages")
+
+    def check_prompt(self, ids: list[int], field: str) -> list[int]:
+        """The same ids, if the model can run them."""
+        if not ids:
+            raise bad_request(field, "expected a prompt of at least 1 token, found none")
+        if max(ids) >= self.vocab_size:
+            raise bad_request(field, f"expected token ids below {self.vocab_size}, found {max(ids)}")
+        self.check_length(ids, 0, field)
+        return ids
+
+    def check_length(self, prompt: list[int], max_tokens: int, field: str) -> int:
+        """`max_tokens`, if that many output tokens fit behind the prompt."""
+        if len(prompt) + max_tokens > self.max_model_len:
+            expected = f"expected at most {self.max_model_len} tokens"
+            message = f"{expected}, found {len(prompt)} of the prompt and {max_tokens} of the output"
+            raise bad_request(field, message, "context_length_exceeded")
+        return max_tokens
+
+    def token_text(self, token: int) -> str:
+        """A token as text, or as "token_id:N" without a tokenizer."""
+        return f"token_id:{token}" if self.tokenizer is None else self.tokenizer.token_text(token)
 
 
 class Service:
@@ -73,11 +156,7 @@ class Service:
     # -- checks, which may also run in a thread ----------------------------------------------------------------------
 
     def check_available(self, model: str | None) -> None:
-        """Refuse a request for another model, or while the server cannot answer.
-
-        Raises:
-            ApiError: 404 or 503.
-        """
+        """Refuse a request for another model, or while the server cannot answer."""
         if model is not None and model not in self.names:
             expected = " or ".join(self.names[:10])
             raise ApiError(404, f"model: expected {expected}, found {model}", param="model", code="model_not_found")
@@ -104,9 +183,6 @@ class Service:
 
         Args:
             field, special: as in `InputProcessor.prompts`.
-
-        Raises:
-            ApiError: as `check_capacity` and `InputProcessor.prompts`.
         """
         self.check_capacity(len(as_batch(value)) * n)
         return self.inputs.prompts(value, field, special)
@@ -137,11 +213,7 @@ class Service:
         return Contract(arrival, priority, tenant, name, service_class.ttft_goal)
 
     def sampling_params(self, request: GenerationRequest, max_tokens: int) -> SamplingParams:
-        """The sampling parameters of all outputs of a request; a random seed for one that gives none.
-
-        Raises:
-            ApiError: 400 for stop strings without a tokenizer.
-        """
+        """The sampling parameters of all outputs of a request; a random seed for one that gives none."""
         if self.inputs.tokenizer is None and request.stop_strings:
             raise bad_request("stop", "this server has no tokenizer to find strings with; stop_token_ids is served")
         return SamplingParams.of(request, max_tokens, self._seeds.getrandbits(63), self.end_tokens)
@@ -237,11 +309,7 @@ class Service:
                         self.backend.abort(state.generation.request.id)
 
     async def changed(self, states: Sequence[RequestState]) -> None:
-        """Wait until one of the generations of a request has advanced or ended since the last call.
-
-        Raises:
-            ApiError: a generation has failed.
-        """
+        """Wait until one of the generations of a request has advanced or ended since the last call."""
         changed = states[0].changed
         await changed.wait()
         changed.clear()

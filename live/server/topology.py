@@ -1,4 +1,4 @@
-"""Serving with several workers: the command that starts them, or one of them."""
+"""Serving with several workers: starts them, or one of them. What cannot be used raises `BadInput`."""
 
 from __future__ import annotations
 
@@ -48,11 +48,7 @@ Serve: TypeAlias = Callable[[TopologyBackend], int]
 
 
 def refuse(options: TopologyOptions) -> None:
-    """Refuse options of a topology where there is none.
-
-    Raises:
-        BadInput: one is given.
-    """
+    """Refuse options of a topology where there is none."""
     values: dict[str, object] = {"--role": options.role, "--rendezvous": options.rendezvous}
     values |= {"--module": _first_module(options), "--decoder-bits": options.decoder_bits}
     values |= {"--in-process": options.in_process or None}
@@ -64,11 +60,7 @@ def refuse(options: TopologyOptions) -> None:
 def plan_topology(
     scenario: ServedScenario, model: ModelSource, engine: EngineOptions, options: TopologyOptions
 ) -> Deployment:
-    """The pools of engines or the bundle that a scenario describes.
-
-    Raises:
-        BadInput: a scenario, a model or options that cannot be used.
-    """
+    """The pools of engines or the bundle that a scenario describes."""
     plan = _plan_bundle if scenario.serving is None else _plan_pools
     deployment = plan(scenario, model, engine, options)
     if deployment.config.labels:
@@ -79,11 +71,7 @@ def plan_topology(
 def serve_topology(
     deployment: Deployment, model: ModelSource, engine: EngineOptions, options: TopologyOptions, serve: Serve
 ) -> int:
-    """Serve with a topology, or be one of its workers; returns the exit code.
-
-    Raises:
-        BadInput: options that cannot be used.
-    """
+    """Serve with a topology, or be one of its workers; returns the exit code."""
     names, limits = deployment.names, _time_limits(options)
     if options.in_process:
         return _serve_in_process(deployment, options, serve)
@@ -127,9 +115,9 @@ def _serve_front(
         members = Membership(address, 0, names, deployment.fingerprint, listener=listener, join_seconds=limits.join)
         workers = None
         if worker_options is not None:
-            own = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
+            command = [sys.executable, "-m", "live.server", *worker_options, "--rendezvous", str(members.meeting_point)]
             places = {rank: names[rank].split() for rank in range(1, len(names))}
-            commands = {rank: [*own, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
+            commands = {rank: [*command, "--role", role, "--rank", number] for rank, (role, number) in places.items()}
             workers = LocalWorkers(commands, names, _gpus(commands) if deployment.device != "cpu" else {})
             stack.callback(workers.close)
             members.watch = workers.check
@@ -146,11 +134,11 @@ def _gpus(ranks: Iterable[int]) -> dict[int, str]:
     """A GPU of this machine for each worker, by rank."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    wanted = list(ranks)
-    if len(names) < len(wanted):
-        expected = f"expected {len(wanted)} GPUs, one for each worker, found {len(names)}: --in-process needs only one"
+    workers = list(ranks)
+    if len(names) < len(workers):
+        expected = f"expected {len(workers)} GPUs, one for each worker, found {len(names)}: --in-process needs only one"
         raise BadInput(expected, field="--device", value="cuda")
-    return dict(zip(wanted, names, strict=False))
+    return dict(zip(workers, names, strict=False))
 
 
 def _rank(options: TopologyOptions, names: list[str]) -> int:
@@ -229,8 +217,8 @@ def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions,
     field = "batch_size" if blocks is None else "--num-gpu-blocks"
     blocks = batch_size * -(-config.max_position_embeddings // BLOCK) if blocks is None else blocks
     tokens = max(PROMPT_TOKENS, batch_size) if tokens is None else tokens
-    here = blocks * BLOCK * kv_bytes(config, model.dtype) * spec.microbatches * topology.attention_instances
-    check_memory(here, "KV caches of all attention instances", model.device, field=field, value=blocks)
+    cache_bytes = blocks * BLOCK * kv_bytes(config, model.dtype) * spec.microbatches * topology.attention_instances
+    check_memory(cache_bytes, "KV caches of all attention instances", model.device, field=field, value=blocks)
     try:
         settings = EngineConfig(
             num_gpu_blocks=blocks, block_size=BLOCK, prefix_id_tokens=BLOCK, max_num_seqs=batch_size,
@@ -243,18 +231,18 @@ def _bundle_layout(spec: AfdScenario, model: ModelSource, engine: EngineOptions,
 
 def _modules(names: list[str], modules: list[str], model: ModelSource) -> dict[str, ModelSource]:
     """The weights of each of several models: given by NAME=PATH, or random ones of a seed of their own."""
-    given = {}
+    paths = {}
     for entry in modules:
         name, separator, path = entry.partition("=")
         if not separator or name not in names or len(names) == 1:
-            known = ", ".join(names[:10]) if len(names) > 1 else "a scenario with several models"
-            raise BadInput(f"expected NAME=PATH, with a name of {known}", field="--module", value=entry)
-        given[name] = replace(model, path=Path(path))
+            choices = ", ".join(names[:10]) if len(names) > 1 else "a scenario with several models"
+            raise BadInput(f"expected NAME=PATH, with a name of {choices}", field="--module", value=entry)
+        paths[name] = replace(model, path=Path(path))
     if len(names) == 1:
         return {}
     sources = {}
     for i, name in enumerate(names):
-        source = given.get(name)
+        source = paths.get(name)
         if source is None and not model.random:
             raise BadInput(f"expected {name}=PATH, the weights of each model of the scenario", field="--module")
         sources[name] = source or replace(model, seed=model.seed + 1 + i)

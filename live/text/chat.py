@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from live.text.files import SETTINGS, read_object, read_text, special_tokens
+from live.text.tokenizer import SETTINGS, read_object, read_text, special_tokens
 from workloads.errors import BadInput
 
 Message: TypeAlias = Mapping[str, Any]
@@ -84,11 +84,11 @@ class ChatTemplate:
             raise BadInput(f"expected messages that the chat template accepts ({error})", field="messages") from None
 
     def _template(self, with_tools: bool) -> Template:
-        chosen = (with_tools and self.templates.get(TOOLS)) or self.templates.get(DEFAULT)
-        if not chosen:
+        template = (with_tools and self.templates.get(TOOLS)) or self.templates.get(DEFAULT)
+        if not template:
             names = ", ".join(self.templates)
             raise BadInput(f"expected a chat template named {DEFAULT}, found {names}", field="chat_template")
-        return chosen
+        return template
 
 
 def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
@@ -102,12 +102,12 @@ def _sources(directory: Path) -> dict[str, tuple[str, Path]]:
     if value is None:
         return {}
     try:
-        named = {DEFAULT: value} if isinstance(value, str) else {each["name"]: each["template"] for each in value}
+        sources = {DEFAULT: value} if isinstance(value, str) else {entry["name"]: entry["template"] for entry in value}
     except (TypeError, KeyError):
-        named = {"": None}
-    if not all(isinstance(part, str) for pair in named.items() for part in pair):
+        sources = {"": None}
+    if not all(isinstance(part, str) for pair in sources.items() for part in pair):
         raise BadInput("expected text, or a list of objects with name and template", field="chat_template", file=file)
-    return {name: (source, file) for name, source in named.items()}
+    return {name: (source, file) for name, source in sources.items()}
 
 
 def _plain(message: Message, where: str) -> dict[str, Any]:

@@ -12,32 +12,12 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Names: TypeAlias = Callable[[int], str | None]
 """A token's name in the vocabulary; None for an unknown id."""
-
-
-class IncrementalDetokenizer(Protocol):
-    """Converts the tokens of one output to text, as soon as later tokens cannot change it."""
-
-    def push(self, token: int) -> str:
-        """The text that is certain after this token."""
-
-    def finish(self) -> str:
-        """The remaining text, once there are no more tokens. The detokenizer is used up."""
-
-
-class VocabularyBytes(Protocol):
-    """The tokens of one vocabulary as bytes."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, perhaps a part of a character; empty for an unknown id."""
-
-    def incremental(self) -> IncrementalDetokenizer:
-        """A detokenizer for one output."""
 
 
 class ByteLevel:
@@ -48,15 +28,15 @@ class ByteLevel:
         self._cache: dict[int, bytes] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """See `VocabularyBytes.token_bytes`."""
+        """The bytes of a token, perhaps a part of a character; empty for an unknown id."""
         value = self._cache.get(token)
         if value is None:
             value = self._cache[token] = self._from_name(self._names(token) or "")
         return value
 
-    def incremental(self) -> IncrementalDetokenizer:
-        """See `VocabularyBytes.incremental`."""
-        return _ByteLevelIncremental(self)
+    def incremental(self) -> ByteLevelDetokenizer:
+        """A detokenizer for one output."""
+        return ByteLevelDetokenizer(self)
 
     @staticmethod
     def _from_name(name: str) -> bytes:
@@ -66,7 +46,9 @@ class ByteLevel:
             return name.encode()
 
 
-class _ByteLevelIncremental:
+class ByteLevelDetokenizer:
+    """Converts the tokens of one output to text, as soon as later tokens cannot change it."""
+
     def __init__(self, vocabulary: ByteLevel) -> None:
         self._token_bytes = vocabulary.token_bytes
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -90,7 +72,7 @@ class ByteFallback:
         self._cache: dict[int, tuple[bytes, bool] | None] = {}
 
     def token_bytes(self, token: int) -> bytes:
-        """See `VocabularyBytes.token_bytes`, including a leading space."""
+        """The bytes of a token, including a leading space; empty for an unknown id."""
         entry = self.entry(token)
         return entry[0] if entry else b""
 
@@ -101,9 +83,9 @@ class ByteFallback:
             self._cache[token] = None if name is None else self._from_name(name.replace(self._space, " "))
         return self._cache[token]
 
-    def incremental(self) -> IncrementalDetokenizer:
-        """See `VocabularyBytes.incremental`."""
-        return _ByteFallbackIncremental(self)
+    def incremental(self) -> ByteFallbackDetokenizer:
+        """A detokenizer for one output."""
+        return ByteFallbackDetokenizer(self)
 
     @staticmethod
     def _from_name(name: str) -> tuple[bytes, bool]:
@@ -111,7 +93,9 @@ class ByteFallback:
         return (bytes.fromhex(byte[1]), True) if byte else (name.encode(), False)
 
 
-class _ByteFallbackIncremental:
+class ByteFallbackDetokenizer:
+    """The same for a vocabulary with byte fallback; a run of bytes waits for what ends it."""
+
     def __init__(self, vocabulary: ByteFallback) -> None:
         self._entry, self._strips = vocabulary.entry, vocabulary.strips
         self._run = bytearray()
@@ -144,7 +128,7 @@ class _ByteFallbackIncremental:
         return text
 
 
-def vocabulary_bytes(decoder: Any, names: Names) -> VocabularyBytes | None:
+def vocabulary_bytes(decoder: Any, names: Names) -> ByteLevel | ByteFallback | None:
     """The vocabulary that the `decoder` of a tokenizer.json describes; None if it is of another kind than these two."""
     steps = _flat(decoder)
     kinds = [step.get("type") for step in steps]
@@ -167,7 +151,7 @@ def _flat(decoder: Any) -> list[dict[str, Any]]:
         return []
     if decoder.get("type") != "Sequence":
         return [decoder]
-    return [step for each in decoder.get("decoders", []) for step in _flat(each)]
+    return [step for part in decoder.get("decoders", []) for step in _flat(part)]
 
 
 def _alphabet() -> dict[str, int]:

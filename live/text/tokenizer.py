@@ -9,15 +9,54 @@ from typing import Any
 import tokenizers
 
 from latency_models.deployment.model_config import ConfigFields, end_tokens
-from live.text.detokenizer import IncrementalDetokenizer, VocabularyBytes, vocabulary_bytes
+from live.text.detokenizer import (
+    ByteFallback,
+    ByteFallbackDetokenizer,
+    ByteLevel,
+    ByteLevelDetokenizer,
+    vocabulary_bytes,
+)
 from live.text.fast_encoder import fast_encoder, without_limits
-from live.text.files import SETTINGS, read_object, read_text, special_tokens
 from workloads.errors import BadInput
+from workloads.json_files import read_bounded_text, read_json_object
 
 FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+
+MAX_BYTES = 256 << 20
+"""Limit for tokenizer.json, the largest file beside the weights: about 35 MB for a vocabulary of 256,000 tokens."""
+
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Names of special tokens that templates may use."""
 
 LONG = 4096
 """Characters or ids from which `tokenizers` is called for a batch of one: only then do other threads run meanwhile."""
+
+
+def read_text(file: Path) -> str:
+    """The text of a whole file."""
+    return read_bounded_text(file, MAX_BYTES)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    return read_json_object(file) if file.exists() else {}
+
+
+def special_tokens(directory: Path) -> dict[str, str]:
+    """The texts of a directory's special tokens, by name; tokenizer_config.json precedes special_tokens_map.json."""
+    tokens: dict[str, str] = {}
+    for file in (directory / SETTINGS, directory / "special_tokens_map.json"):
+        document = read_object(file)
+        for name in NAMES:
+            value = document.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            if text is None:
+                continue
+            if not isinstance(text, str):
+                raise BadInput("expected a token's text", field=name, value=value, file=file)
+            tokens.setdefault(name, text)
+    return tokens
 
 
 class Tokenizer:
@@ -49,8 +88,8 @@ class Tokenizer:
         self._vocabulary = self._read_vocabulary(file)
         names = special_tokens(directory)
         self.bos, self.eos = self._id("bos_token", names, directory), self._id("eos_token", names, directory)
-        own = frozenset() if self.eos is None else frozenset({self.eos})
-        self.end_tokens = own | _end_tokens(directory / "generation_config.json")
+        eos = frozenset[int]() if self.eos is None else frozenset({self.eos})
+        self.end_tokens = eos | _end_tokens(directory / "generation_config.json")
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text. Names of special tokens in it become these tokens.
@@ -87,11 +126,11 @@ class Tokenizer:
         """`token_bytes` as text, with replacement characters for incomplete characters."""
         return self._vocabulary.token_bytes(token).decode(errors="replace")
 
-    def detokenizer(self) -> IncrementalDetokenizer:
+    def detokenizer(self) -> ByteLevelDetokenizer | ByteFallbackDetokenizer:
         """A detokenizer for one output that comes token by token; it does not skip special tokens."""
         return self._vocabulary.incremental()
 
-    def _read_vocabulary(self, file: Path) -> VocabularyBytes:
+    def _read_vocabulary(self, file: Path) -> ByteLevel | ByteFallback:
         configured = self._trusted.decoder
         decoder = configured and json.loads(configured.__getstate__())  # spares parsing the whole file again
         vocabulary = vocabulary_bytes(decoder, self._trusted.id_to_token)

@@ -10,7 +10,7 @@ import torch
 
 from kernels.sampling import SamplingParams
 from live.models.decoder import Decoder
-from live.text import stop_strings
+from live.text import stream
 from live.text.tokenizer import Tokenizer
 from tests.live.server.conftest import VOCABULARY, Setting, alone, running
 
@@ -237,13 +237,13 @@ def test_stop_tables_are_built_once_for_all_answers(
     server: Setting, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[str] = []
-    real = stop_strings._borders
+    real = stream._borders
 
     def counted(text: str) -> list[int]:
         built.append(text)
         return real(text)
 
-    monkeypatch.setattr(stop_strings, "_borders", counted)
+    monkeypatch.setattr(stream, "_borders", counted)
     strings = [f"{i:02}" * 512 for i in range(16)]
     asked = {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     answer = server.client.post(path, **asked, max_tokens=2, n=8, stop=strings)

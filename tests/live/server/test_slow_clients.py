@@ -241,7 +241,7 @@ def test_a_client_must_take_64_kib_or_all_that_waits(waiting: list[int], aborted
     clock, transport = Clock(), Transport()
     connection = Connection(ConnectionConfig(nothing, Limits(write_seconds=7)), ServerState(), {}, clock)
     connection.connection_made(transport)
-    connection._stop_reading_timer()
+    connection._reading.stop()
     transport.waiting = waiting[0]
     connection.pause_writing()
     assert clock.timers[0].when() == 7
@@ -256,7 +256,7 @@ def test_an_answer_that_goes_on_stops_the_clock() -> None:
     clock, transport = Clock(), Transport()
     connection = Connection(ConnectionConfig(nothing, Limits()), ServerState(), {}, clock)
     connection.connection_made(transport)
-    connection._stop_reading_timer()
+    connection._reading.stop()
     connection.cycle = type("Cycle", (), {"response_complete": False})()  # type: ignore[assignment]
     transport.waiting = 70_000
     connection.pause_writing()

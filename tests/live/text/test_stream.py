@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.text.stop_strings import StopStrings
-from live.text.stream import TextStream
+from live.text.stream import StopStrings, TextStream
 from live.text.tokenizer import Tokenizer
 from tests.live.text.making import write_byte_fallback
 from workloads.errors import BadInput

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from live.text import fast_encoder
+from live.text.fast_encoder import check_texts
 from live.text.tokenizer import LONG, Tokenizer
-from live.text.tokenizer_check import check_texts
 from tests.live.text.making import VOCABULARY, write_byte_fallback
 from workloads.errors import BadInput
 
