@@ -28,8 +28,8 @@ from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder, FFNRows
 from live.models.weights import random_weights
 from live.topologies.bundle import ffn_worker
+from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import OUTPUT, ROWS, BundleLayout
-from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.transport import Message, pack, unpack
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig

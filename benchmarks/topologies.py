@@ -32,8 +32,8 @@ from live.graphs.executor import GraphExecutor
 from live.models.config import ModelConfig, read_config
 from live.models.decoder import Decoder
 from live.models.weights import random_weights
+from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import BundleLayout
-from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.streams import RoleStreams
 from scenarios.afd import parse_ratios
 from schedulers.engine_config import EngineConfig

@@ -17,8 +17,8 @@ from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
+from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT, PoolsLayout
-from live.topologies.pools.local_pools import LocalPools
 from live.topologies.pools.planned import kv_bytes, pools_layout
 from live.validation.backend import LiveBackend, Requests
 from live.validation.pools_profiling import TURNS, PoolsProfile

@@ -17,8 +17,8 @@ from latency_models.sources.engine_regression import Step, describe
 from live.engine import Progress
 from live.generation import Generation, make_generation
 from live.memory import no_garbage_collection
+from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import FRONT
-from live.topologies.pools.local_pools import LocalPools
 from live.validation.profiling import ProfilingLimits, ProfilingResult, Round, sequences_left, stratified_sizes
 from live.validation.prompts import GREEDY
 from live.validation.role_steps import (

@@ -39,10 +39,10 @@ from live.server.launcher import GracefulShutdown, listen, serve
 from live.server.loading import engine_of_flags
 from live.server.options import EngineOptions
 from live.server.service import Service
+from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import BundleLayout
-from live.topologies.bundle.local_bundle import LocalBundle
+from live.topologies.pools.deployment import LocalPools
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
-from live.topologies.pools.local_pools import LocalPools
 from live.topologies.streams import RoleStreams
 from live.validation.prompts import GREEDY
 from live.validation.replay import ReplayResult, replay

@@ -1,17 +1,20 @@
-"""A bundle with its model: what each of its processes is started from."""
+"""A bundle with its model: what each of its processes is started from, and a bundle in one process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from live.loaded_model import Models
+from live.models.decoder import Decoder
+from live.models.weights import ffns_of, without_ffns
 from live.topologies.bundle.attention_worker import AttentionWorker
 from live.topologies.bundle.coordinator import Coordinator
 from live.topologies.bundle.ffn_worker import FFNWorker
-from live.topologies.bundle.layout import BundleLayout
+from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.deployment import Deployment, MakeRole, OnProgress
+from live.topologies.local import Handover, LocalNetwork, LocalTopology, PackedMessages, Timekeeper
 from live.topologies.transport import Transport
-from schedulers.bundle_slots import REFILL_POLICIES
+from schedulers.bundle_slots import REFILL_POLICIES, Refill, refill_fcfs
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,41 @@ class BundleDeployment(Deployment):
 
     def _settings(self) -> object:
         return self.refill
+
+
+class LocalBundle(LocalTopology):
+    """A bundle in one process; its workers share one copy of the weights.
+
+    Args:
+        decoder: a whole model. timekeeper: gives the workers their clocks; the clock on the wall by default.
+        packed: messages are packed as between processes. handover: otherwise, see `LocalNetwork`.
+        graphs: see the workers. on_progress: called with what each step of a microbatch has changed.
+
+    Attributes:
+        coordinator: takes requests. attention: the attention workers.
+    """
+
+    def __init__(
+        self,
+        layout: BundleLayout,
+        decoder: Decoder,
+        *,
+        refill: Refill = refill_fcfs,
+        timekeeper: Timekeeper | None = None,
+        packed: bool = False,
+        handover: Handover | None = None,
+        graphs: bool = False,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> None:
+        config, weights = decoder.config, decoder.weights
+        forms = layout.forms(config, weights.norm.dtype)
+        network = LocalNetwork(forms, timekeeper, PackedMessages(forms) if packed else handover)
+        transport, longest = network.transport, layout.limits(config).max_model_len
+        self.coordinator = Coordinator(layout, longest, transport(COORDINATOR), on_progress, refill)
+        attention_only = Decoder(config, without_ffns(weights))
+        self.attention = [
+            AttentionWorker(layout, attention_only, transport(rank), graphs=graphs) for rank in layout.attention_ranks
+        ]
+        ffns = [FFNWorker(layout, ffns_of(weights), transport(rank), graphs=graphs) for rank in layout.ffn_ranks]
+        roles = [*(worker.run() for worker in self.attention), *(worker.run() for worker in ffns)]
+        super().__init__(network, self.coordinator, roles)

@@ -23,8 +23,8 @@ from live.engine import Progress
 from live.generation import Generation, make_generation
 from live.memory import no_garbage_collection
 from live.models.decoder import Decoder
+from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
-from live.topologies.bundle.local_bundle import LocalBundle
 from live.topologies.direct_time import DirectTime, RoleTime
 from reports.bundle_metrics import BundleMetrics, BundleTimes, Transfers, bundle_metrics
 from schedulers.bundle_slots import Refill, refill_fcfs

@@ -4,6 +4,5 @@ layout      the engines and who serves which model, and the forms of their messa
 frontend    routes requests to engines, by `schedulers.routing`, and from prefill to decode engines
 worker      one engine: `live.engine.Engine`, which sends and receives KV blocks
 transfers   KV caches on their way, at both ends
-deployment  the engines with their models
-local_pools all engines in this process
+deployment  the engines with their models; all engines in this process
 """

@@ -30,7 +30,7 @@ from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.pools.deployment import PoolsDeployment
 from live.topologies.pools.layout import EnginePlace, PoolsLayout
 from live.topologies.processes import TimeLimits, WorkerProcesses, run_worker
-from tests.live.topologies.answers import requests, settings
+from tests.live.topologies.answers import outputs, requests, settings
 from workloads.errors import TwinError
 
 LIMITS = TimeLimits(join=2.0, answer=4.0)
@@ -50,40 +50,45 @@ def deployment(folder: Path, kind: str) -> Deployment:
 
 def run_front(folder: Path, port: int, kind: str, link: bool) -> str:
     """Rank 0: serve requests on an event loop; returns why it ended."""
-    wanted, address = deployment(folder, kind), Address("127.0.0.1", port)
+    topology, address = deployment(folder, kind), Address("127.0.0.1", port)
     with listen_at(address) as listener:
-        members = Membership(address, 0, wanted.names, wanted.fingerprint, listener=listener, join_seconds=LIMITS.join)
+        names, fingerprint = topology.names, topology.fingerprint
+        members = Membership(address, 0, names, fingerprint, listener=listener, join_seconds=LIMITS.join)
         try:
             members.gather()
             members.ready()
             keep = device_link(members, LIMITS.answer, "cpu", gloo_group) if link else None
-            backend = TopologyBackend(wanted, WorkerProcesses(wanted, members, None, LIMITS))
+            backend = TopologyBackend(topology, WorkerProcesses(topology, members, None, LIMITS))
         except TwinError:
             members.close()
             raise
         try:
-            return asyncio.run(_serve(backend, folder))
+            return asyncio.run(serve_until_stopped(backend, folder))
         finally:
             backend.close()
             del keep
 
 
-async def _serve(backend: TopologyBackend, folder: Path) -> str:
+async def serve_until_stopped(backend: TopologyBackend, folder: Path) -> str:
+    """Serve the same requests again and again, half of them when the first of the others has ended; why it ended."""
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     finished = asyncio.Event()
     backend.start(lambda progress: finished.set() if progress.finished else None, failed.set_result)
     batches = 0
     while not failed.done():
         generations = requests(12, seed=1)
+        later = generations[6:]
         for generation in generations:
             object.__setattr__(generation.request, "id", generation.request.id + 100 * batches)
+        for generation in generations[:6]:
             backend.submit(generation)
-        while not failed.done() and not all(each.finish_reason for each in generations):
+        while not failed.done() and not all(generation.finish_reason for generation in generations):
             finished.clear()
             await asyncio.wait([failed, asyncio.ensure_future(finished.wait())], return_when=asyncio.FIRST_COMPLETED)
+            while later:
+                backend.submit(later.pop())
         if not batches:
-            (folder / "answers.tmp").write_text(json.dumps([each.output for each in generations]))
-            (folder / "answers.tmp").rename(folder / "answers.json")
+            write(folder / "answers.json", json.dumps(outputs(generations)))
         batches += 1
         if (folder / "stop").exists():
             return "stopped"
@@ -104,31 +109,36 @@ def gloo_group(store: PrefixStore, members: Membership, limit: timedelta) -> dis
 def run_rank(rank: int, folder: Path, port: int, kind: str, link: bool) -> None:
     """One rank's life, in a process of its own."""
     try:
-        said = "ended"
+        line = "ended"
         if rank == 0:
-            said = run_front(folder, port, kind, link)
+            line = run_front(folder, port, kind, link)
         else:
             make_group = gloo_group if link else None
             run_worker(deployment(folder, kind), rank, Address("127.0.0.1", port), LIMITS, make_group)
     except TwinError as error:
-        said = str(error)
-    (folder / f"{rank}.tmp").write_text(said)
-    (folder / f"{rank}.tmp").rename(folder / str(rank))
+        line = str(error)
+    write(folder / str(rank), line)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that comes into being with all of its content."""
+    path.with_suffix(".tmp").write_text(text)
+    path.with_suffix(".tmp").rename(path)
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("up", flush=True)
     for line in sys.stdin:
-        wanted = json.loads(line)
+        options = json.loads(line)
         pids = {}
         for rank in range(4):
-            if rank in wanted["missing"]:
+            if rank in options["missing"]:
                 continue
             pids[rank] = os.fork()
             if not pids[rank]:
                 os.close(0)
-                run_rank(rank, Path(wanted["folder"]), wanted["port"], wanted["kind"], wanted["link"])
+                run_rank(rank, Path(options["folder"]), options["port"], options["kind"], options["link"])
                 os._exit(0)
         print(json.dumps(pids), flush=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -23,41 +23,36 @@ LARGE = 8_000_000
 """Bytes that no kernel buffer takes at once."""
 
 
-def pair(limit: float = 20.0) -> tuple[Connection, Connection]:
+@contextmanager
+def ends(limit: float = 20.0) -> Iterator[tuple[Connection, Connection]]:
+    """The two ends of a connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    return Connection(one, limit), Connection(other, limit)
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Connection, Connection]]:
-    both = pair()
-    yield both
-    for each in both:
-        each.close()
+        caller = socket.create_connection(listener.getsockname())
+        first, second = Connection(caller, limit), Connection(listener.accept()[0], limit)
+    yield first, second
+    first.close()
+    second.close()
 
 
 @given(st.lists(st.sampled_from([1, 100, 70_000, 1_000_000]), min_size=1, max_size=OUTSTANDING))
 @settings(max_examples=10, deadline=None)
 def test_messages_of_any_size_come_whole_and_in_order(sizes: list[int]) -> None:
-    one, other = pair()
-    for number, size in enumerate(sizes):
-        one.send(memoryview(bytes([number]) * size))
-    for number, size in enumerate(sizes):
-        found = bytearray(size)
-        other.receive(memoryview(found))
-        assert found == bytes([number]) * size
-    one.flush()
-    one.close()
-    other.close()
+    with ends() as (first, second):
+        for number, size in enumerate(sizes):
+            first.send(memoryview(bytes([number]) * size))
+        for number, size in enumerate(sizes):
+            buffer = bytearray(size)
+            second.receive(memoryview(buffer))
+            assert buffer == bytes([number]) * size
+        first.flush()
 
 
-def test_two_ranks_that_send_at_once_do_not_wait_for_each_other(ends: tuple[Connection, Connection]) -> None:
-    for end in ends:
-        end.send(memoryview(bytes(LARGE)))
-    for end in ends:
-        end.receive(memoryview(bytearray(LARGE)))
+def test_two_ranks_that_send_at_once_do_not_wait_for_each_other() -> None:
+    with ends() as both_ends:
+        for end in both_ends:
+            end.send(memoryview(bytes(LARGE)))
+        for end in both_ends:
+            end.receive(memoryview(bytearray(LARGE)))
 
 
 def send_too_much(end: Connection) -> None:
@@ -67,22 +62,18 @@ def send_too_much(end: Connection) -> None:
 
 
 def test_a_peer_that_does_not_read_is_waited_for_no_longer_than_the_limit() -> None:
-    one, other = pair(limit=0.2)
-    with pytest.raises(TimeoutError):
-        send_too_much(one)
-    with pytest.raises(TimeoutError):
-        one.flush()
-    with pytest.raises(TimeoutError):
-        one.receive(memoryview(bytearray(1)))
-    one.close()
-    other.close()
+    with ends(limit=0.2) as (first, _):
+        for wait in (lambda: send_too_much(first), first.flush, lambda: first.receive(memoryview(bytearray(1)))):
+            with pytest.raises(TimeoutError):
+                wait()
 
 
-def test_the_end_of_a_peer_ends_waits(ends: tuple[Connection, Connection]) -> None:
-    one, other = ends
-    threading.Timer(0.1, one.close).start()
-    with pytest.raises(OSError, match=r"^$|reset"):
-        other.receive(memoryview(bytearray(1)))
+@pytest.mark.parametrize("end", [Connection.close, Connection.interrupt])
+def test_the_end_of_a_peer_ends_waits(end: Callable[[Connection], None]) -> None:
+    with ends() as (first, second):
+        threading.Timer(0.1, end, [first]).start()
+        with pytest.raises(OSError, match=r"^$|reset"):
+            second.receive(memoryview(bytearray(1)))
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from latency_models.message_link import MessageLink  # noqa: E402
+from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
 from live.topologies.bundle.layout import BundleLayout  # noqa: E402
-from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.bundle.measure import measure_bundle  # noqa: E402
 from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,10 +20,13 @@ import pytest
 pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from live.loaded_model import LoadedModel
+from live.topologies.front import TopologyBackend
+from live.topologies.in_process import InProcessWorkers
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.processes import QUIET
 from live.topologies.transport import TransportError
 from tests.live.topologies.answers import colocated, requests
+from tests.live.topologies.ranks import deployment, serve_until_stopped
 
 ROOT = Path(__file__).parents[3]
 TINY = {
@@ -72,8 +76,8 @@ class Starter:
         port = port or free_port()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        wanted = {"kind": kind, "folder": str(folder), "port": port, "missing": missing, "link": link}
-        self._process.stdin.write(json.dumps(wanted) + "\n")
+        options = {"kind": kind, "folder": str(folder), "port": port, "missing": missing, "link": link}
+        self._process.stdin.write(json.dumps(options) + "\n")
         self._process.stdin.flush()
         return Ranks(folder, {int(rank): pid for rank, pid in json.loads(self._process.stdout.readline()).items()})
 
@@ -98,10 +102,14 @@ def starter() -> Iterator[Starter]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def answers_of_one_engine(folder: Path) -> list[list[int]]:
+    config = folder / "config.json"
+    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
+    return colocated(decoder, requests(12, seed=1))
 
 
 @pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
@@ -111,12 +119,22 @@ def test_answers_over_sockets_are_those_of_one_engine_and_a_stop_ends_all(
 ) -> None:
     ranks = starter.start(tmp_path, kind, link=link)
     answers = json.loads(ranks.wait_for("answers.json"))
-    config = tmp_path / "config.json"
-    decoder = LoadedModel(config, random=True, dtype="float32", device="cpu", threads=1).decoder
-    assert answers == colocated(decoder, requests(12, seed=1))
+    assert answers == answers_of_one_engine(tmp_path)
     (tmp_path / "stop").touch()
     assert {ranks.wait_for(str(rank)) for rank in range(1, 4)} == {"ended"}
     assert ranks.wait_for("0") == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["bundle", "pools"])
+def test_workers_in_this_process_give_the_answers_of_one_engine(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "stop").touch()
+    topology = deployment(tmp_path, kind)
+    backend = TopologyBackend(topology, InProcessWorkers(topology))
+    assert asyncio.run(serve_until_stopped(backend, tmp_path)) == "stopped"
+    backend.close()
+    assert json.loads((tmp_path / "answers.json").read_text()) == answers_of_one_engine(tmp_path)
+    assert not backend._thread.is_alive()
 
 
 LOST = [
@@ -147,7 +165,7 @@ def test_a_rank_that_is_lost_is_named_by_all_others(
     ranks.wait_for("answers.json")
     ranks.signal(rank, number)
     begin = time.monotonic()
-    lines = {ranks.wait_for(str(other), 10) for other in range(4) if other != rank}
+    lines = {ranks.wait_for(str(survivor), 10) for survivor in range(4) if survivor != rank}
     assert lines == {f"rank {rank} ({name}) {what}"}
     assert time.monotonic() - begin < 10
     with contextlib.suppress(ProcessLookupError):
@@ -168,10 +186,8 @@ def test_a_rank_that_never_comes_is_named(missing: int, line: str, starter: Star
 
 
 def test_a_port_that_is_taken_is_named(starter: Starter, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         ranks = starter.start(tmp_path, port=port, missing=(1, 2, 3))
         line = ranks.wait_for("0", 10)
     assert f"'127.0.0.1:{port}', expected a free address of this machine" in line

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live backend needs the extra [live]")
 
 from latency_models.message_link import MessageLink  # noqa: E402
+from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
 from live.topologies.bundle.layout import BundleLayout  # noqa: E402
-from live.topologies.bundle.local_bundle import LocalBundle  # noqa: E402
 from live.topologies.bundle.measure import BundleRun, MeasuredBundle, run_in_turns  # noqa: E402
 from live.topologies.direct_time import DirectTime  # noqa: E402
 from schedulers.bundle_slots import REFILL_POLICIES  # noqa: E402
