@@ -42,20 +42,6 @@ Scheduling = Annotated[str | SchedulingSpec, name_or_section(SCHEDULING_POLICIES
 """The name of a scheduling policy, or a section with its name and parameters."""
 
 
-class ServiceClassSpec(Strict):
-    """The contract of a class of requests: its place in the order, and its goals in seconds."""
-
-    priority: int = 0
-    ttft: PositiveFloat | None = None
-    tpot: PositiveFloat | None = None
-    e2e: PositiveFloat | None = None
-
-    @property
-    def goals(self) -> dict[str, float]:
-        """The goals that were given, by the name of the latency."""
-        return {name: limit for name in ("ttft", "tpot", "e2e") if (limit := getattr(self, name)) is not None}
-
-
 if TYPE_CHECKING:
     from latency_models.stages import Stages
     from scenarios.kv_memory import KVMemorySpec, KVOffloadingSpec

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scenarios.overrides import parse_overrides
 from workloads.errors import BadInput
 
 LATENCY = re.compile(r"(?:(?P<of>[\w-]+)\.)?(?P<metric>ttft|tpot|itl|e2e)_(?P<statistic>mean|p\d{1,2}(?:\.\d+)?)")
@@ -53,7 +52,7 @@ class Goal:
 
 def read_goals(limits: Mapping[str, float | str]) -> list[Goal]:
     """The goals of a mapping of names to limits."""
-    return [_goal(name, limit) for name, limit in limits.items()]
+    return [read_goal(name, limit) for name, limit in limits.items()]
 
 
 def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
@@ -63,28 +62,8 @@ def refuse_milliseconds(metric: str, limit: float, field: str) -> None:
         raise BadInput(expected, field=field, value=limit)
 
 
-def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
-    """The mapping of goals given as `name=limit`. Limits of latencies have a unit."""
-    goals: dict[str, float | str] = {}
-    for text in texts:
-        try:
-            ((name, values),) = parse_overrides([text]).items()
-        except BadInput as error:
-            raise BadInput("expected GOAL=LIMIT, for example ttft_p99=1s", field=flag, value=error.value) from None
-        if len(values) != 1 or name in goals:
-            raise BadInput("expected one limit for each goal", field=flag, value=text)
-        goals[name] = limit = values[0]
-        if LATENCY.fullmatch(name) and _has_no_unit(limit):
-            expected = f"expected a limit with its unit: {name}={limit}ms or {name}={limit}s"
-            raise BadInput(expected, field=flag, value=text)
-        try:
-            _goal(name, limit)
-        except BadInput as error:
-            raise BadInput(error.expected, field=flag, value=text) from None
-    return goals
-
-
-def _goal(name: str, limit: float | str) -> Goal:
+def read_goal(name: str, limit: float | str) -> Goal:
+    """The goal of a name and a limit."""
     value = _number(name, limit)
     if name == "goodput":
         if value > 1:
@@ -96,7 +75,7 @@ def _goal(name: str, limit: float | str) -> Goal:
     if match is None:
         raise BadInput(KNOWN, field="goals", value=name)
     of, metric, statistic = match["of"], match["metric"], match["statistic"]
-    if _has_no_unit(limit):
+    if has_no_unit(limit):
         refuse_milliseconds(metric, value, name)
     if of is not None and metric == "itl":
         raise BadInput("expected ttft, tpot or e2e: ITL is of steps, which serve all requests", field=name, value=name)
@@ -106,7 +85,8 @@ def _goal(name: str, limit: float | str) -> Goal:
     return Goal(name, metric, value, quantile, of)
 
 
-def _has_no_unit(limit: float | str) -> bool:
+def has_no_unit(limit: float | str) -> bool:
+    """True for a number, also as text."""
     match = _VALUE.fullmatch(limit) if isinstance(limit, str) else None
     return not isinstance(limit, str) or (match is not None and not match[2])
 

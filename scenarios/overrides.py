@@ -17,6 +17,7 @@ import yaml
 
 from latency_models.io.builtin_files import from_command_line
 from latency_models.io.config_io import MAX_DEPTH, read_yaml_text
+from scenarios.goals import LATENCY, has_no_unit, read_goal
 from scenarios.limits import SWEEP_POINTS
 from workloads.errors import BadInput
 
@@ -74,6 +75,27 @@ def single_settings(texts: Iterable[str], hint: str = "") -> Settings:
         if len(values) > 1:
             raise BadInput(f"expected one value a key{hint}", field=f"--set {key}", value=values)
     return {key: value for key, (value,) in overrides.items()}
+
+
+def goals_of_texts(texts: Iterable[str], flag: str = "--slo") -> dict[str, float | str]:
+    """The mapping of goals given as `name=limit`. Limits of latencies have a unit."""
+    goals: dict[str, float | str] = {}
+    for text in texts:
+        try:
+            ((name, values),) = parse_overrides([text]).items()
+        except BadInput as error:
+            raise BadInput("expected GOAL=LIMIT, for example ttft_p99=1s", field=flag, value=error.value) from None
+        if len(values) != 1 or name in goals:
+            raise BadInput("expected one limit for each goal", field=flag, value=text)
+        goals[name] = limit = values[0]
+        if LATENCY.fullmatch(name) and has_no_unit(limit):
+            expected = f"expected a limit with its unit: {name}={limit}ms or {name}={limit}s"
+            raise BadInput(expected, field=flag, value=text)
+        try:
+            read_goal(name, limit)
+        except BadInput as error:
+            raise BadInput(error.expected, field=flag, value=text) from None
+    return goals
 
 
 def combinations(overrides: dict[str, list[Any]], zipped: dict[str, list[Any]] | None = None) -> Iterator[Settings]:

@@ -1,4 +1,4 @@
-"""Sections of a workload on its requests: `tasks`, `clients`, `prefixes` and `trace`."""
+"""Sections of a workload on its requests: `tasks`, `clients`, `service_classes`, `prefixes` and `trace`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
-from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec
 from scenarios.limits import PREFIX_IDS, BlockTokens, PositiveTokens, PrefixGroups
 from scenarios.policies import registered
@@ -21,6 +20,20 @@ from workloads.mixes import TaskShare
 from workloads.pairs import Independent, LengthPairs
 from workloads.prefixes import REMEMBERED_RUBRICS, SharedPrefixes
 from workloads.traces import AUTO, TRACE_FORMATS, Trace, read_trace
+
+
+class ServiceClassSpec(Strict):
+    """The contract of a class of requests: its place in the order, and its goals in seconds."""
+
+    priority: int = 0
+    ttft: PositiveFloat | None = None
+    tpot: PositiveFloat | None = None
+    e2e: PositiveFloat | None = None
+
+    @property
+    def goals(self) -> dict[str, float]:
+        """The goals that were given, by the name of the latency."""
+        return {name: limit for name in ("ttft", "tpot", "e2e") if (limit := getattr(self, name)) is not None}
 
 
 class TaskSpec(Strict):

@@ -11,7 +11,6 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from latency_models.io.config_io import Strict
 from latency_models.io.late_section import late_section, late_sections
-from scenarios.engine import ServiceClassSpec
 from scenarios.lengths import LengthSpec, UniformLengths
 from scenarios.limits import Clients, Models, PositiveTokens, Requests
 from workloads.arrivals import LONGEST, SMALLEST_CV, Arrivals, ClosedLoop, Deterministic, Gamma, Pauses, Poisson
@@ -22,7 +21,7 @@ from workloads.pairs import Independent, LengthPairs
 
 if TYPE_CHECKING:
     from scenarios.overload import RetriesSpec
-    from scenarios.requests import ClientSpec, PrefixesSpec, TaskSpec, TraceSpec
+    from scenarios.requests import ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec, TraceSpec
     from scenarios.sessions import BurstsSpec, DrawnSessionsSpec, ProfileSpec, RecordedSessionsSpec, SessionsSpec
     from workloads.prefixes import SharedPrefixes
     from workloads.recorded_sessions import RecordedSessions
@@ -33,8 +32,8 @@ else:
     BurstsSpec, ProfileSpec, SessionsSpec = late_sections(
         "scenarios.sessions", "BurstsSpec", "ProfileSpec", "SessionsSpec"
     )
-    PrefixesSpec, ClientSpec, TaskSpec, TraceSpec = late_sections(
-        "scenarios.requests", "PrefixesSpec", "ClientSpec", "TaskSpec", "TraceSpec"
+    ClientSpec, PrefixesSpec, ServiceClassSpec, TaskSpec, TraceSpec = late_sections(
+        "scenarios.requests", "ClientSpec", "PrefixesSpec", "ServiceClassSpec", "TaskSpec", "TraceSpec"
     )
 
 

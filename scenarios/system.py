@@ -23,7 +23,17 @@ from latency_models.io.late_section import late_section, late_sections
 from latency_models.sources.registry import StepTimeSpec
 from scenarios.engine import EngineSpec
 from scenarios.limits import Engines
-from scenarios.pools import SHARED_DECODER, DeviceSpec, KVEventsSpec, PoolSpec, Routing, Serves, Strategy
+from scenarios.pools import (
+    SHARED_DECODER,
+    DeviceSpec,
+    Fleet,
+    KVEventsSpec,
+    PoolSpec,
+    Routing,
+    Serves,
+    Strategy,
+    expand_strategy,
+)
 from workloads.errors import BadInput
 from workloads.registry import Registry
 
@@ -256,8 +266,6 @@ class ManyModelsSpec(SystemSpec):
         return self.expand_for({"default": 1.0}, engine, step_time)
 
     def expand_for(self, shares: Mapping[str, float], engine: EngineSpec, step_time: StepTimeSpec) -> list[PoolSpec]:
-        from scenarios.many_models import Fleet, expand_strategy
-
         fleet = Fleet(
             self.strategy, self.engines, self.num_prefill, self.quantised_step_time, self.lora, self.swapping,
             self.device,

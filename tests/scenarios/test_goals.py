@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from latency_models.io.config_io import checked
-from scenarios.goals import goals_of_texts, read_goals
+from scenarios.goals import read_goals
+from scenarios.overrides import goals_of_texts
 from scenarios.serving import MeasureSpec
 from workloads.errors import BadInput
 

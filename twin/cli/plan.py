@@ -130,8 +130,7 @@ def plan(
     no_figures
         Leave out figures and the HTML report.
     """
-    from scenarios.goals import goals_of_texts
-    from scenarios.overrides import single_settings
+    from scenarios.overrides import goals_of_texts, single_settings
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.executors.executor import choose_executor

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from latency_models.deployment.lora import TARGET_MODULES, adapter_bytes
 from latency_models.deployment.models import load_model
 from latency_models.wrapped import LoRACost
-from scenarios.many_models import balanced_groups, replicas_by_share
+from scenarios.pools import balanced_groups, replicas_by_share
 from tests.twin.serving.scenarios import records, reported, run, scenario
 from twin.serving.plan import ServingPlan
 from twin.sweeps.serving_sweep import prepare
