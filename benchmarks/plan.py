@@ -39,11 +39,12 @@ from latency_models.io.config_io import write_yaml
 from latency_models.sources.aiconfigurator.kernels import ModelKernels, Placement
 from twin.executors.processes import Processes
 from twin.planning.confidence import probability
-from twin.planning.judging import Judge, Verdict
-from twin.planning.planner import Planner
-from twin.planning.prospects import horizon, prospects
+from twin.planning.evaluation import Evaluator
+from twin.planning.family_estimates import estimate_families, horizon
+from twin.planning.planner import Planner, Simulations
 from twin.planning.question import read_question
 from twin.planning.space import Candidate
+from twin.planning.trial import Trial
 from workloads.errors import BadInput
 
 DATA = Path("../shared/data")
@@ -124,33 +125,33 @@ SPACES = {"small": small_space, "prefixes": prefix_space}
 def planned(document: dict[str, Any], path: Path, jobs: int) -> tuple[Planner, dict[str, Any]]:
     """A planner that has run, and what it says."""
     question = read_question(document, {}, path)
-    planner = Planner(question, {}, lambda key, window: None, Processes(jobs), brief=True)
-    return planner, planner.run()
+    planner = Planner(question, Simulations({}, lambda key, window: None, Processes(jobs)), brief=True)
+    return planner, planner.run().document()
 
 
-def exhaustive(planner: Planner) -> list[Verdict]:
-    """Verdicts from all windows on every candidate that is no dearer than the cheapest one that passes."""
-    judge = judge_of(planner)
+def exhaustive(planner: Planner) -> list[Trial]:
+    """Trials by all windows of every candidate that is no more expensive than the cheapest one that passes."""
+    evaluator = evaluator_of(planner)
     if planner.question.shares_prefixes and planner.question.rate is not None:
         later = 2 * planner.horizon.warmup
         more = round(planner.horizon.warmup * planner.question.rate)
-        judge.horizon = replace(planner.horizon, warmup=later, long=planner.horizon.long + more)
-    verdicts: list[Verdict] = []
+        evaluator.horizon = replace(planner.horizon, warmup=later, long=planner.horizon.long + more)
+    trials: list[Trial] = []
     for _, level in groupby(sorted(every(planner), key=cost), key=cost):
-        verdicts += judge.look(list(level), planner.question.spec.replications)
-        if any(each.meets for each in verdicts):
+        trials += evaluator.evaluate(list(level), planner.question.spec.replications)
+        if any(trial.meets for trial in trials):
             break
-    return verdicts
+    return trials
 
 
-def judge_of(planner: Planner) -> Judge:
-    """A judge that has not simulated anything yet."""
-    return Judge(planner.question, planner.horizon, {}, lambda key, window: None, planner.executor)
+def evaluator_of(planner: Planner) -> Evaluator:
+    """An evaluator that has not simulated anything yet."""
+    return Evaluator(planner.question, planner.horizon, {}, lambda key, window: None, planner.simulations.executor)
 
 
 def every(planner: Planner) -> list[Candidate]:
     """All candidates of a planner that has run."""
-    return [each for prospect in planner.prospects for each in prospect.candidates]
+    return [candidate for family in planner.families for candidate in family.candidates]
 
 
 def cost(candidate: Candidate) -> float:
@@ -161,7 +162,7 @@ def cost(candidate: Candidate) -> float:
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Regret and share of the simulation for each seed."""
-    truth: list[Verdict] | None = None
+    truth: list[Trial] | None = None
     if arguments.truth is not None:
         document = SPACES[arguments.space](arguments.truth, arguments.window, arguments.replications)
         truth = exhaustive(planned(document, Path("benchmark.yaml"), arguments.jobs)[0])
@@ -169,10 +170,10 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     for seed in range(arguments.seeds):
         document = SPACES[arguments.space](seed, arguments.window, arguments.replications)
         planner, answer = planned(document, Path("benchmark.yaml"), arguments.jobs)
-        search = sum(judge.simulated for judge in planner.judges)
-        verdicts = truth or exhaustive(planner)
+        search = planner.simulations.requests
+        trials = truth or exhaustive(planner)
         simulated = len(every(planner)) * arguments.replications * arguments.window
-        least = min(cost(each.candidate) for each in verdicts if each.meets)
+        least = min(cost(trial.candidate) for trial in trials if trial.meets)
         best = answer["recommendation"]
         runs.append(
             {
@@ -181,7 +182,7 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
                 "recommended": best and best["name"],
                 "regret": None if best is None else best["cost_per_hour"] / least - 1,
                 "passes": best is not None
-                and any(each.candidate.name == best["name"] and each.meets for each in verdicts),
+                and any(trial.candidate.name == best["name"] and trial.meets for trial in trials),
                 "share": search / simulated,
                 "claim": best and best["probability"],
                 "windows": best and best["windows"],
@@ -201,14 +202,15 @@ def chance(arguments: argparse.Namespace) -> dict[str, Any]:
     """The chance of an hour of one candidate, and its mean excess (misses beyond those allowed) in a window."""
     document = small_space(1000, arguments.window, arguments.windows)
     question = read_question(document, {}, Path("benchmark.yaml"))
-    found, _ = prospects(question)
-    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, Processes(arguments.jobs))
-    named = {each.name: each for prospect in found for each in prospect.candidates}
+    families, _ = estimate_families(question)
+    lengths, executor = horizon(question, families), Processes(arguments.jobs)
+    evaluator = Evaluator(question, lengths, {}, lambda key, window: None, executor)
+    named = {candidate.name: candidate for family in families for candidate in family.candidates}
     if arguments.candidate not in named:
         raise BadInput(f"expected one of {', '.join(named)}", field="--candidate", value=arguments.candidate)
-    (verdict,) = judge.look([named[arguments.candidate]], arguments.windows)
-    excess = np.array([window["excess"] for window in verdict.windows])
-    span, deviation = judge.span_of(verdict.windows), excess.std(axis=0, ddof=1)
+    (trial,) = evaluator.evaluate([named[arguments.candidate]], arguments.windows)
+    excess = trial.excess
+    span, deviation = evaluator.windows_in_span(trial.windows), excess.std(axis=0, ddof=1)
     return {
         "candidate": arguments.candidate,
         "windows": len(excess),
@@ -267,10 +269,10 @@ def answered(arguments: argparse.Namespace) -> dict[str, Any]:
 
         question = read_question(document, {}, Path(made) / "plan.yaml")
         planner = Planner(
-            question, {}, lambda key, window: None, Processes(arguments.jobs),
-            found=lambda verdict: note("last_better" if "first" in times else "first"),
+            question, Simulations({}, lambda key, window: None, Processes(arguments.jobs)),
+            on_better=lambda trial: note("last_better" if "first" in times else "first"),
         )  # fmt: skip
-        answer = planner.run()
+        answer = planner.run().document()
         note("whole")
     statuses = [entry["status"] for entry in answer["ledger"]]
     return {

@@ -23,7 +23,7 @@ from benchmarks.provenance import provenance
 from benchmarks.roofline_efficiency import DEVICES, LATER, SILICON
 from benchmarks.silicon import SiliconRow, read_silicon_rows
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner
+from twin.planning.planner import Planner, Simulations
 from twin.planning.question import read_question
 from workloads.errors import BadInput
 
@@ -86,7 +86,8 @@ def question_of(row: SiliconRow) -> dict[str, Any]:
 def plan_of(row: SiliconRow, jobs: int) -> dict[str, Any]:
     """The GPUs that a plan takes for a row over those measured; None where it refuses every candidate."""
     question = read_question(question_of(row), {}, Path("measured.yaml"))
-    answer = Planner(question, {}, lambda key, window: None, Processes(jobs), brief=True).run()
+    simulations = Simulations({}, lambda key, window: None, Processes(jobs))
+    answer = Planner(question, simulations, brief=True).run().document()
     best, by_estimate = answer["recommendation"], answer["by_best_estimate"]
     measured = ENGINES * row.tensor_parallel
     return {

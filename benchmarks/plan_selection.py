@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,12 +23,14 @@ from numpy.typing import NDArray
 
 from benchmarks.plan import small_space
 from benchmarks.provenance import provenance
+from twin.executors.processes import Processes
 from twin.planning.confidence import probability
 from twin.planning.confirming import PROMISING, Confirmer
-from twin.planning.judging import Judge, Verdict
-from twin.planning.prospects import horizon, prospects
+from twin.planning.evaluation import Evaluator
+from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.question import read_question
 from twin.planning.space import Candidate
+from twin.planning.trial import Trial
 
 NEAR = (
     "disaggregated small+small max_num_batched_tokens=1024 least_loaded 3+1",
@@ -39,47 +42,48 @@ RACE = 20
 
 
 class Resampled:
-    """Stands in for a judge: its windows are drawn from simulated ones."""
+    """Stands in for an evaluator: its windows are drawn from simulated ones."""
 
-    def __init__(self, judge: Judge, windows: list[dict[str, Any]], rng: np.random.Generator) -> None:
-        self.goals, self._rng, self._windows = judge.goals, rng, windows
-        self._span = judge.span_of(windows)
-        spec = SimpleNamespace(reliability=judge.question.spec.reliability, replications=RACE)
+    def __init__(self, evaluator: Evaluator, windows: Sequence[dict[str, Any]], rng: np.random.Generator) -> None:
+        self.goals, self._rng, self._windows = evaluator.goals, rng, windows
+        self._span = evaluator.windows_in_span(windows)
+        spec = SimpleNamespace(reliability=evaluator.question.spec.reliability, replications=RACE)
         self.question = SimpleNamespace(seed=0, spec=spec)
+        self.horizon = evaluator.horizon
         self._drawn: list[dict[str, Any]] = []
 
-    def random(self, candidates: list[Candidate]) -> bool:
+    def is_random(self, candidates: list[Candidate]) -> bool:
         """True: windows differ."""
         return True
 
-    def with_draws(self, verdict: Verdict) -> Verdict:
-        """The verdict: linear step times have no draws."""
-        return verdict
+    def add_draws(self, trial: Trial) -> Trial:
+        """The trial: linear step times have no draws."""
+        return trial
 
-    def look(self, candidates: list[Candidate], count: int) -> list[Verdict]:
-        """The verdict of so many windows; the first ones are those of earlier looks."""
+    def evaluate(self, candidates: list[Candidate], count: int) -> list[Trial]:
+        """The trial by `count` windows; the first ones are those of earlier trials."""
         while len(self._drawn) < count:
             self._drawn.append(self._windows[self._rng.integers(len(self._windows))])
         excess: NDArray[np.float64] = np.array([window["excess"] for window in self._drawn[:count]])
         chance = probability(excess, self._span)
         meets = chance >= self.question.spec.reliability
-        return [Verdict(candidates[0], chance, self._drawn[:count], False, True, meets, "" if meets else "misses")]
+        return [Trial(candidates[0], chance, self._drawn[:count], True, meets, "" if meets else "misses")]
 
 
-def trials(judge: Judge, verdict: Verdict, count: int) -> dict[str, Any]:
+def trials(evaluator: Evaluator, trial: Trial, count: int) -> dict[str, Any]:
     """Shares of trials in which one candidate passes the race, is tested by new windows, and is confirmed."""
     rng, shares = np.random.default_rng(0), Counter[str]()
     for _ in range(count):
-        (raced,) = Resampled(judge, verdict.windows, rng).look([verdict.candidate], RACE)
+        (raced,) = Resampled(evaluator, trial.windows, rng).evaluate([trial.candidate], RACE)
         shares["race"] += raced.meets
         if raced.probability >= PROMISING:
-            last = Confirmer(cast(Judge, Resampled(judge, verdict.windows, rng))).confirm(raced)
+            last = Confirmer(cast(Evaluator, Resampled(evaluator, trial.windows, rng))).confirm(raced)
             shares["tested"] += 1
             shares["confirmed"] += last.meets
             shares["new_windows"] += len(last.windows)
-    excess = np.array([window["excess"] for window in verdict.windows])
+    excess = trial.excess
     return {
-        "candidate": verdict.candidate.name,
+        "candidate": trial.candidate.name,
         "mean_excess": excess.mean(axis=0).tolist(),
         "standard_error": (excess.std(axis=0, ddof=1) / np.sqrt(len(excess))).tolist(),
         **{name: shares[name] / count for name in ("race", "tested", "confirmed", "new_windows")},
@@ -95,11 +99,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     question = read_question(small_space(1000, 1500, arguments.windows), {}, Path("benchmark.yaml"))
-    found, _ = prospects(question)
-    judge = Judge(question, horizon(question, found), {}, lambda key, window: None, arguments.jobs)
-    near = [each for prospect in found for each in prospect.candidates if each.name in NEAR]
-    verdicts = judge.look(near, arguments.windows)
-    rows = [trials(judge, each, arguments.trials) for each in verdicts]
+    families, _ = estimate_families(question)
+    lengths, executor = horizon(question, families), Processes(arguments.jobs)
+    evaluator = Evaluator(question, lengths, {}, lambda key, window: None, executor)
+    near = [candidate for family in families for candidate in family.candidates if candidate.name in NEAR]
+    rows = [trials(evaluator, trial, arguments.trials) for trial in evaluator.evaluate(near, arguments.windows)]
     result = {"provenance": provenance("twin.benchmark-plan-selection/1"), "trials": arguments.trials, "rows": rows}
     print(json.dumps(result, indent=1))
     if arguments.out is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner
+from twin.planning.planner import Planner, Simulations
 from twin.planning.question import read_question
 from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
 
@@ -69,11 +69,10 @@ def fewest(load: float, answers: str, goals: dict[str, float]) -> int:
             "span": 10 * 3600,  # long enough that the mean of a span is its expectation
         },
     }
-    planner = Planner(
-        read_question(document, {}, Path("q.yaml")), {}, lambda key, point: None, Processes(1), brief=True
-    )
-    best = planner.run()["recommendation"]
-    return int(best["gpus"])
+    simulations = Simulations({}, lambda key, point: None, Processes(1))
+    best = Planner(read_question(document, {}, Path("q.yaml")), simulations, brief=True).run().best
+    assert best is not None
+    return best.candidate.gpus
 
 
 def between(waits: list[float]) -> float:

@@ -49,7 +49,7 @@ def with_bundles(spec: PlanSpec, prompts: Tokens, answers: Tokens, engine: Docum
     kinds = [
         kind
         for i, bundle in enumerate(spec.bundles)
-        for kind in Bundles(bundle, lengths, longest, engine, path.parent, many=len(spec.bundles) > 1).kinds(i)
+        for kind in Bundles(bundle, lengths, longest, engine, path.parent, named=len(spec.bundles) > 1).kinds(i)
     ]
     # Checked again, since names and prices of all kinds belong together.
     document = spec.model_dump(mode="json", exclude={"engines", "bundles"})
@@ -69,7 +69,7 @@ class Bundles:
     longest: int
     engine: Document
     base: Path
-    many: bool
+    named: bool
 
     def kinds(self, index: int) -> list[EngineKindSpec]:
         """One kind for each ratio and size of FFN instances; `index` is the entry's, for errors."""
@@ -97,7 +97,7 @@ class Bundles:
         gpu = Path(spec.hardware).stem
         device = DeviceSpec(type=spec.device or gpu, count=x + y * gpus, price_per_hour=spec.price_per_hour)
         name = f"{x}A{y}F" + (f"x{gpus}" if gpus > 1 else "")
-        name = "-".join([gpu, name, *([spec.weights] if spec.weights else [])]) if self.many else name
+        name = "-".join([gpu, name, *([spec.weights] if spec.weights else [])]) if self.named else name
         return EngineKindSpec(name=name, device=device, engine=engine, step_time=section, roles=["decode"])
 
     @cached_property
@@ -143,6 +143,6 @@ class Bundles:
         return section | {name: value for name, value in stated.items() if value is not None}
 
     def _model(self, gpus: int) -> BundleStepTime:
-        made = checked(AfdBundleSpec, self._section(gpus), None).build(self.base)
-        assert isinstance(made, BundleStepTime)
-        return made
+        source = checked(AfdBundleSpec, self._section(gpus), None).build(self.base)
+        assert isinstance(source, BundleStepTime)
+        return source

@@ -20,7 +20,7 @@ from workloads.errors import BadInput
 Document = dict[str, Any]
 
 CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0}
-MOST_SEQUENCES = 256
+MAX_NUM_SEQS = 256
 """`max_num_seqs` of the engines, as vLLM has it on GPUs of this size."""
 
 
@@ -52,54 +52,54 @@ class CatalogueQuestion:
     cache: str = "bf16"
     chunks: Sequence[int] = (512, 1024, 2048, 4096, 8192)
     prices: Mapping[str, float] = field(default_factory=dict)
-    most_gpus: int | None = None
+    max_gpus: int | None = None
     objective: str | None = None
 
 
-def scenario_of(asked: CatalogueQuestion) -> Document:
+def scenario_of(question: CatalogueQuestion) -> Document:
     """The scenario, with a section `plan`.
 
     Raises:
         BadInput: a model or a GPU that is not known, or no lengths.
     """
-    asked = replace(asked, model=name_on_command_line("models", "--model", asked.model))
-    model = any_model(asked.model)
-    keys = [name_on_command_line("hardware", "--gpu", name) for name in asked.gpus]
-    found = [(name, key, load_hardware(key)) for name, key in zip(asked.gpus, keys, strict=True)]
-    prices = {key: _price_of(name, key, asked.prices) for name, key, _ in found}
-    for name in asked.prices:
-        if name not in {given for given, _, _ in found} | prices.keys():
+    question = replace(question, model=name_on_command_line("models", "--model", question.model))
+    model = any_model(question.model)
+    keys = [name_on_command_line("hardware", "--gpu", name) for name in question.gpus]
+    devices = [(name, key, load_hardware(key)) for name, key in zip(question.gpus, keys, strict=True)]
+    prices = {key: _price_of(name, key, question.prices) for name, key, _ in devices}
+    for name in question.prices:
+        if name not in {gpu for gpu, _, _ in devices} | prices.keys():
             raise BadInput("expected the name of a --gpu", field="--price", value=name)
     kinds = [
-        _kind(asked, key, hardware, degree, stages, weights, several=len(found) > 1)
-        for _, key, hardware in found
-        for weights in asked.weights
-        for degree in asked.degrees
-        for stages in asked.stages
+        _kind(question, key, hardware, degree, stages, weights, several=len(devices) > 1)
+        for _, key, hardware in devices
+        for weights in question.weights
+        for degree in question.degrees
+        for stages in question.stages
         if degree * stages <= hardware.devices_per_node
     ]
     plan: Document = {
-        "goals": dict(asked.goals),
+        "goals": dict(question.goals),
         "engines": kinds,
-        "layouts": list(asked.layouts),
-        "vary": {"max_num_batched_tokens": list(asked.chunks)},
+        "layouts": list(question.layouts),
+        "vary": {"max_num_batched_tokens": list(question.chunks)},
         "prices": {key: price for key, price in prices.items() if price is not None},
-        "limits": {} if asked.most_gpus is None else {"gpus": asked.most_gpus},
+        "limits": {} if question.max_gpus is None else {"gpus": question.max_gpus},
     }
-    if asked.objective is not None:
-        plan["objective"] = asked.objective
-    if "afd" in asked.layouts:
-        plan["bundles"] = [_bundle(asked, key, weights) for _, key, _ in found for weights in asked.weights]
-    if set(asked.layouts) & {"disaggregated", "afd"}:
-        slowest = min(hardware.network.inter_node for _, _, hardware in found)
-        cached = model.kv_bytes(CACHE_BYTES.get(asked.cache, 2.0)) * model.layers
-        plan["link"] = {"bandwidth": slowest * min(asked.degrees), "bytes_per_token": cached}
+    if question.objective is not None:
+        plan["objective"] = question.objective
+    if "afd" in question.layouts:
+        plan["bundles"] = [_bundle(question, key, weights) for _, key, _ in devices for weights in question.weights]
+    if set(question.layouts) & {"disaggregated", "afd"}:
+        slowest = min(hardware.network.inter_node for _, _, hardware in devices)
+        cached = model.kv_bytes(CACHE_BYTES.get(question.cache, 2.0)) * model.layers
+        plan["link"] = {"bandwidth": slowest * min(question.degrees), "bytes_per_token": cached}
     return {
         "schema": "twin.scenario/1",
         "kind": "serving",
         "name": f"plan-{model.name.rsplit('/', 1)[-1].lower()}",
-        "workload": _workload(asked),
-        "engine": {"max_num_seqs": MOST_SEQUENCES, "enable_prefix_caching": False, "async_scheduling": True},
+        "workload": _workload(question),
+        "engine": {"max_num_seqs": MAX_NUM_SEQS, "enable_prefix_caching": False, "async_scheduling": True},
         "plan": plan,
     }
 
@@ -120,7 +120,7 @@ def _price_of(name: str, key: str, prices: Mapping[str, float]) -> float | None:
 
 
 def _kind(
-    asked: CatalogueQuestion,
+    question: CatalogueQuestion,
     key: str,
     hardware: Hardware,
     degree: int,
@@ -131,7 +131,7 @@ def _kind(
 ) -> Document:
     """A kind of engine: `tp4`, with stages, the GPU and the weights in its name where there are several."""
     parts = [*([hardware.name] if several else []), f"tp{degree}", *([f"pp{stages}"] if stages > 1 else [])]
-    parts += [weights] if weights is not None and len(asked.weights) > 1 else []
+    parts += [weights] if weights is not None and len(question.weights) > 1 else []
     pipeline = {"pipeline_parallel_size": stages, "async_scheduling": False}
     return {
         "name": "-".join(parts),
@@ -139,30 +139,30 @@ def _kind(
         **({"engine": pipeline} if stages > 1 else {}),
         "step_time": {
             "source": "roofline",
-            "model": asked.model,
+            "model": question.model,
             "hardware": key,
             "tensor_parallel": degree,
             **({"pipeline_parallel": stages} if stages > 1 else {}),
             **({} if weights is None else {"weights": weights}),
-            "cache": asked.cache,
+            "cache": question.cache,
         },
     }
 
 
-def _bundle(asked: CatalogueQuestion, key: str, weights: str | None) -> Document:
+def _bundle(question: CatalogueQuestion, key: str, weights: str | None) -> Document:
     """AFD bundles of a GPU; their ratios and sizes are the plan's defaults."""
     stated = {} if weights is None else {"weights": weights}
-    return {"model": asked.model, "hardware": key, "cache": asked.cache, **stated}
+    return {"model": question.model, "hardware": key, "cache": question.cache, **stated}
 
 
-def _workload(asked: CatalogueQuestion) -> Document:
-    arrivals = {"process": "poisson", "rate": asked.rate}
-    if asked.trace is not None:
-        return {"trace": {"path": str(asked.trace.absolute())}, "arrivals": arrivals}
-    if asked.prompt_tokens is None or asked.answer_tokens is None:
+def _workload(question: CatalogueQuestion) -> Document:
+    arrivals = {"process": "poisson", "rate": question.rate}
+    if question.trace is not None:
+        return {"trace": {"path": str(question.trace.absolute())}, "arrivals": arrivals}
+    if question.prompt_tokens is None or question.answer_tokens is None:
         raise BadInput("expected --trace FILE, or --prompt-tokens and --answer-tokens", field="--trace")
     return {
-        "prefill": {"distribution": "lognormal", "mean": asked.prompt_tokens},
-        "decode": {"distribution": "lognormal", "mean": asked.answer_tokens},
+        "prefill": {"distribution": "lognormal", "mean": question.prompt_tokens},
+        "decode": {"distribution": "lognormal", "mean": question.answer_tokens},
         "arrivals": arrivals,
     }

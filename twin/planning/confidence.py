@@ -6,8 +6,8 @@ than the span suffice. A span has m windows; of R simulated ones the excesses ha
 one more span then differs from e with covariance S·(1/m + 1/R), as Student's t with R - 1 degrees of freedom, since S
 is itself estimated.
 
-Errors of the step-time model are no luck of some spans: a wrong step time is wrong in all of them. A draw of the model
-shifts the mean excess, and the goals hold under it if they do in the long run. How sure a plan is is the share of the
+Errors of the step-time model do not vary between spans: a wrong step time is wrong in all of them. A draw of the model
+shifts the mean excess, and the goals hold under it if they do in the long run. The confidence of a plan is the share of
 draws under which they do.
 """
 
@@ -22,14 +22,14 @@ SAMPLES = 4096
 """Random spans of several goals."""
 
 
-def held(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
+def met_under_draws(excess: Floats, shifts: Floats) -> NDArray[np.bool_]:
     """True for each draw of the step-time model under which all goals are met in the long run, shape (draws,).
 
     Args:
-        excess: shape (R, goals). shifts: shape (draws, goals): by how much each draw moves the mean excess.
+        excess: shape (R, goals). shifts: of the mean excess by each draw, shape (draws, goals).
     """
-    met: NDArray[np.bool_] = (excess.mean(axis=0) + shifts <= 0).all(axis=1)
-    return met
+    meets: NDArray[np.bool_] = (excess.mean(axis=0) + shifts <= 0).all(axis=1)
+    return meets
 
 
 def probability(excess: Floats, windows: float, shifts: Floats | None = None) -> float:
@@ -37,7 +37,7 @@ def probability(excess: Floats, windows: float, shifts: Floats | None = None) ->
 
     Args:
         excess: shape (R, goals). windows: in a span, m.
-        shifts: as of `held`.
+        shifts: as of `met_under_draws`.
     """
     mean = excess.mean(axis=0)
     means = mean[None, :] if shifts is None else mean[None, :] + shifts
@@ -56,15 +56,15 @@ def probability(excess: Floats, windows: float, shifts: Floats | None = None) ->
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((SAMPLES, count)) @ deviations
     noise = normal * (scale / np.sqrt(rng.chisquare(count - 1, SAMPLES) / (count - 1)))[:, None]
-    return float(np.mean([(noise + each <= 0).all(axis=1).mean() for each in means]))
+    return float(np.mean([(noise + row <= 0).all(axis=1).mean() for row in means]))
 
 
-def chance_of_luck(excess: Floats, allowed: Floats) -> float:
-    """The probability of windows as good as these, or better, of a deployment that misses a goal in the long run.
+def p_value(excess: Floats, expected_misses: Floats) -> float:
+    """The p-value of windows, for the hypothesis that a deployment misses some goal in the long run.
 
-    The largest p-value over goals, since all must be met, of two tests of a mean excess of 0: Student's t-test, and for
-    goals on percentiles the count of misses, which comes in clusters (`CLUSTERED`): windows without any miss do not
-    vary, and prove less than a t-test makes of them.
+    The largest one over goals, since all must be met, of two tests of a mean excess of 0: Student's t-test, and for
+    goals on percentiles a test of the count of misses, which come in clusters (`CLUSTERED`). Windows without a miss
+    do not vary, and prove less than a t-test suggests.
 
     Args:
         excess: shape (R, goals), of at least two windows. allowed: the misses of all windows together that just meet
@@ -77,21 +77,23 @@ def chance_of_luck(excess: Floats, allowed: Floats) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         standard = np.where(error > 0, mean / error, np.where(mean <= 0, -np.inf, np.inf))
     by_variation = stdtr(count - 1, standard)
-    clusters = np.maximum(excess.sum(axis=0) + allowed, 0.0) / CLUSTERED
-    by_count = np.where(allowed > 0, gammaincc(clusters + 1, allowed / CLUSTERED), 0.0)  # P(Poisson <= clusters)
+    clusters = np.maximum(excess.sum(axis=0) + expected_misses, 0.0) / CLUSTERED
+    by_count = np.where(
+        expected_misses > 0, gammaincc(clusters + 1, expected_misses / CLUSTERED), 0.0
+    )  # P(Poisson <= clusters)
     return float(np.maximum(by_variation, by_count).max())
 
 
-def adjusted_luck(luck: float, attempt: int, looks: int) -> float:
-    """A `chance_of_luck`, larger for all the occasions that luck had.
+def adjusted_p_value(value: float, attempt: int, looks: int) -> float:
+    """A p-value, corrected for multiple tests.
 
-    However many deployments are tried, one after the other and each up to `looks` times, the probability that one which
-    misses its goals gets a value below x is at most x: Σ 1/(k·(k + 1)) = 1.
+    For any number of deployments, tested one after the other and each up to `looks` times, the probability that one
+    which misses its goals gets a value below x is at most x: Σ 1/(k·(k + 1)) = 1.
 
     Args:
-        attempt: 1 for the first deployment that is tried.
+        attempt: 1 for the first deployment that is tested.
     """
-    return min(luck * looks * attempt * (attempt + 1), 1.0)
+    return min(value * looks * attempt * (attempt + 1), 1.0)
 
 
 CLUSTERED = 10.0
@@ -101,7 +103,7 @@ CERTAIN = 3.5
 """Standard deviations beyond which one short window decides."""
 
 LIKELY = 2.0
-"""The same for a candidate that several windows must speak against, each under a draw of the step times of its own."""
+"""The same where several windows must agree, each under its own draw of the step times."""
 
 
 def clearly_missed(excess: float, variance: float, beyond: float = CERTAIN) -> bool:

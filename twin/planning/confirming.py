@@ -1,8 +1,8 @@
-"""Confirms what a search is about to recommend, on windows that had no part in choosing it.
+"""Confirms the candidate that a search has selected, by windows that had no part in the selection.
 
-A search looks at many candidates and takes the first that seems to meet its goals, so luck has a part in the windows
-that it was chosen by. New windows have no such part. They are of the same question with another seed, and the draws of
-the step times' error are new too.
+A search evaluates many candidates and takes the first that seems to meet its goals, so it tends to select one whose
+windows were favourable by chance. New windows have no such bias. They are of the same question with another seed, and
+the draws of the step times' error are new too.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from scenarios.goals import Goal
-from twin.planning.confidence import adjusted_luck, chance_of_luck
-from twin.planning.judging import Judge, Verdict
+from twin.planning.confidence import adjusted_p_value, p_value
+from twin.planning.evaluation import Evaluator
+from twin.planning.trial import Trial
 
 OTHER_SEED = 1_000_000
-"""Between the seed of the windows that choose and that of the windows that confirm."""
+"""Difference of the seeds of windows that select and of those that confirm."""
 
 LOOKS = 4
 """Looks at one candidate: after `plan.replications` windows, and twice, four and eight times as many."""
 
 REQUESTS = 200_000
-"""Up to so many requests, further looks are taken at a candidate against which only luck speaks: few windows, or short
-ones, cannot rule luck out."""
+"""Further looks are taken up to this number of requests, where only the p-value speaks against a candidate: a few
+windows, or short ones, cannot make it small."""
 
 PROMISING = 0.75
 """A candidate less likely than this to meet its goals is not worth further windows."""
 
 
-def most_looks(replications: int, requests: int) -> int:
-    """Looks at one candidate at most, of which the first is at so many windows of so many requests."""
+def max_looks(replications: int, requests: int) -> int:
+    """Looks at one candidate at most, of which the first is at this number of windows, of `requests` each."""
+    if not requests:  # a window is a whole run
+        return LOOKS
     return max(LOOKS, 1 + int(math.log2(max(REQUESTS / (replications * requests), 1.0))))
 
 
@@ -39,55 +41,45 @@ class Confirmer:
     """Tests candidates one after the other, until one is confirmed.
 
     Args:
-        judge: of the question with another seed. tried: deployments that were tested before.
+        evaluator: of the question with another seed. attempts: deployments that were tested before.
     """
 
-    def __init__(self, judge: Judge, tried: int = 0) -> None:
-        self.judge, self._tried = judge, tried
+    def __init__(self, evaluator: Evaluator, attempts: int = 0) -> None:
+        self.evaluator, self._attempts = evaluator, attempts
 
-    def confirm(self, verdict: Verdict) -> Verdict:
-        """The verdict of new windows on a candidate.
+    def confirm(self, trial: Trial) -> Trial:
+        """The trial of a candidate by new windows.
 
-        It is confirmed if the probability of a span, times that of windows which are not this good by luck
-        (`adjusted_luck`), reaches the plan's reliability, and if goals hold under enough new draws of the step times.
-        Where nothing is random, the verdict stands.
+        It is confirmed if the probability of a span, times one minus the adjusted p-value of the windows, reaches the
+        plan's reliability, and if goals hold under enough new draws of the step times. Where nothing is random, the
+        trial is returned as it is.
         """
-        candidate, spec = verdict.candidate, self.judge.question.spec
-        if not self.judge.random([candidate]):
-            return verdict
-        self._tried += 1
-        looks = most_looks(spec.replications, self.judge.horizon.long)
+        candidate, spec = trial.candidate, self.evaluator.question.spec
+        if not self.evaluator.is_random([candidate]):
+            return trial
+        self._attempts += 1
+        looks = max_looks(spec.replications, self.evaluator.horizon.long)
         for look in range(1, looks + 1):
-            (verdict,) = self.judge.look([candidate], spec.replications * 2 ** (look - 1))
-            claim = verdict.probability * (1 - self._luck(verdict, looks))
+            (trial,) = self.evaluator.evaluate([candidate], spec.replications * 2 ** (look - 1))
+            claim = trial.probability * (1 - self._p_value(trial, looks))
             if claim >= spec.reliability:
-                verdict = self.judge.with_draws(replace(verdict, meets=True, reason=""))
+                trial = self.evaluator.add_draws(replace(trial, meets=True, reason=""))
                 break
-            if verdict.probability < (PROMISING if look < LOOKS else spec.reliability):
+            if trial.probability < (PROMISING if look < LOOKS else spec.reliability):
                 break
-        meets = claim >= spec.reliability and (verdict.sure is None or verdict.meets)
-        reason = "" if meets else self._refuted(verdict)
-        seed = self.judge.question.seed
-        return replace(verdict, decided=True, meets=meets, reason=reason, seed=seed)
+        meets = claim >= spec.reliability and (trial.sure is None or trial.meets)
+        reason = "" if meets else f"new windows: {trial.reason}"
+        if not meets and not trial.reason:
+            reason = f"too close to its goals: not certain after {len(trial.windows)} new windows"
+        return replace(trial, decided=True, meets=meets, reason=reason, seed=self.evaluator.question.seed)
 
-    def _luck(self, verdict: Verdict, looks: int) -> float:
-        """`adjusted_luck` of a verdict's windows; all of it for a system whose queue grows."""
-        if verdict.saturated or len(verdict.windows) < 2:
+    def _p_value(self, trial: Trial, looks: int) -> float:
+        """The adjusted p-value of a trial's windows; 1 for a system whose queue grows."""
+        if trial.saturated or len(trial.windows) < 2:
             return 1.0
-        excess, variance = (np.array([window[name] for window in verdict.windows]) for name in ("excess", "variance"))
-        kept = np.array([_share_within(goal) for goal in self.judge.goals])
-        allowed = np.where(kept > 0, variance.sum(axis=0) / np.maximum(kept, 1e-9), 0.0)
-        return adjusted_luck(chance_of_luck(excess, allowed), self._tried, looks)
-
-    @staticmethod
-    def _refuted(verdict: Verdict) -> str:
-        if verdict.reason:
-            return f"new windows: {verdict.reason}"
-        return f"too close to its goals: not certain after {len(verdict.windows)} new windows"
-
-
-def _share_within(goal: Goal) -> float:
-    """The share of requests that must not exceed the limit; 0 for a goal that does not count requests."""
-    if goal.metric == "goodput":
-        return goal.limit
-    return goal.quantile or 0.0
+        variance = np.array([window["variance"] for window in trial.windows]).sum(axis=0)
+        # Shares of requests that must be within a limit; 0 for goals that do not count requests.
+        goals = self.evaluator.goals
+        shares = np.array([goal.limit if goal.metric == "goodput" else goal.quantile or 0.0 for goal in goals])
+        expected_misses = np.where(shares > 0, variance / np.maximum(shares, 1e-9), 0.0)
+        return adjusted_p_value(p_value(trial.excess, expected_misses), self._attempts, looks)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import relpath
 from pathlib import Path
+from typing import Any
 
+from latency_models.io.builtin_files import is_path
 from scenarios.overload import check_fixed
 from scenarios.planning import EngineKindSpec, Layout
 from scenarios.pools import DeviceSpec, PoolSpec, router_name
 from scenarios.serving import ServingScenario, check_scenario
-from twin.planning.paths import moved
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family, Given, candidate
 from workloads.errors import BadInput
 
 UNKNOWN = DeviceSpec(type="device")
-"""The device of an engine whose pool does not say what it runs on."""
+"""The device of an engine whose pool does not state one."""
+
+FILES = frozenset({"path", "tables", "acceptance_profile", "efficiency"})
+"""Fields that hold a file."""
+
+NAMES_OR_FILES = frozenset({"model", "hardware", "calibration", "cost", "link"})
+"""Fields that hold a built-in name or a file."""
 
 
 def given_candidate(document: Document, path: Path, question: Question, name: str) -> Candidate:
@@ -27,8 +35,9 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
     Raises:
         BadInput: it cannot be checked, or has other pools than one of each role.
     """
-    own = {key: value for key, value in document.items() if key in ("engine", "step_time", "system", "plugins")}
-    scenario = check_scenario({**question.document, **own}, {}, path)
+    names = ("engine", "step_time", "system", "plugins")
+    deployment = {name: value for name, value in document.items() if name in names}
+    scenario = check_scenario({**question.document, **deployment}, {}, path)
     check_fixed(scenario.system.autoscaling, "a plan is about a fixed number of engines", path)
     pools = scenario.pools
     if [pool.role for pool in pools] not in (["both"], ["prefill", "decode"]):
@@ -77,10 +86,32 @@ def _serves_evenly(pool: PoolSpec) -> bool:
 def _sections(scenario: ServingScenario, path: Path) -> Document:
     """The sections of a scenario whose system is a list of pools, with absolute paths."""
     pools = [pool.model_dump(mode="json", exclude_unset=True) for pool in scenario.pools]
-    given = scenario.system.model_dump(mode="json", include={"routing", "kv_events"}, exclude_unset=True)
-    system: Document = {"layout": "pools", **given, "pools": pools}
+    routing = scenario.system.model_dump(mode="json", include={"routing", "kv_events"}, exclude_unset=True)
+    system: Document = {"layout": "pools", **routing, "pools": pools}
     if scenario.system.kv_link is not None:
         system["link"] = scenario.system.kv_link.model_dump(mode="json")
     sections = {"engine": pools[0]["engine"], "step_time": pools[0]["step_time"], "system": system}
     absolutes: Document = moved(sections, path.parent)
     return absolutes
+
+
+def moved(value: Any, base: Path, folder: Path | None = None, key: str = "") -> Any:
+    """A document for another folder.
+
+    Args:
+        base: the folder that relative paths in it start from. folder: the one that they will start from; None: they
+            become absolute.
+    """
+    if isinstance(value, dict):
+        return {name: moved(field, base, folder, name) for name, field in value.items()}
+    if isinstance(value, list):
+        return [moved(item, base, folder, key) for item in value]
+    if not isinstance(value, str):
+        return value
+    if key in FILES or (key in NAMES_OR_FILES and is_path(value)) or (key == "plugins" and value.endswith(".py")):
+        path = (base / value).absolute()
+        if folder is None:
+            return str(path)
+        text = relpath(path, folder.absolute())
+        return text if "/" in text or is_path(text) else f"./{text}"
+    return value

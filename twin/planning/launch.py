@@ -15,12 +15,12 @@ from latency_models.io.builtin_files import is_path
 from latency_models.io.config_io import write_yaml
 from reports.records.run_directory import naming, write_text
 from scenarios.engine import EngineSpec
-from twin.planning.paths import moved
+from twin.planning.given import moved
 
 if TYPE_CHECKING:
     from latency_models.deployment.models import Model
-    from twin.planning.judging import Verdict
     from twin.planning.planner import Planner
+    from twin.planning.trial import Trial
 
 Document = dict[str, Any]
 
@@ -72,24 +72,24 @@ def write_deployment(planner: Planner, folder: Path) -> None:
     assert best is not None
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    scenario = simulated(planner, best, folder)
+    scenario = _simulated(planner, best, folder)
     write_text(folder / "scenario.yaml", _header(best) + write_yaml(scenario))
     write_text(folder / "launch.sh", launch_commands(scenario["system"], folder))
     write_text(folder / "serve_live.sh", serve_live_commands(scenario["system"]))
 
 
-def simulated(planner: Planner, verdict: Verdict, folder: Path) -> Document:
+def _simulated(planner: Planner, trial: Trial, folder: Path) -> Document:
     """The scenario of a deployment, for a file in a folder."""
-    question = planner.question if verdict.seed is None else planner.question.at_seed(verdict.seed)
-    document = planner.judge(question).scenario(verdict.candidate, planner.horizon.long)
+    question = planner.question if trial.seed is None else planner.question.at_seed(trial.seed)
+    document = planner.evaluator(question).scenario(trial.candidate, planner.horizon.long)
     scenario: Document = moved(document, planner.question.path.parent, folder)
     return scenario
 
 
-def _header(verdict: Verdict) -> str:
+def _header(trial: Trial) -> str:
     return (
         "# The recommended deployment, in windows as it was planned with. The figures of the plan come from:\n"
-        f"# twin simulate scenario.yaml --replications {len(verdict.windows)}\n"
+        f"# twin simulate scenario.yaml --replications {len(trial.windows)}\n"
     )
 
 
@@ -135,7 +135,7 @@ class _Engine:
 
 def _placed(pools: list[Document], base: Path) -> Iterator[_Engine]:
     """The engines one after the other on machines with as many GPUs as the data sheet says; bundles are left out."""
-    machine, used, device = 1, 0, None
+    machine, num_used, device = 1, 0, None
     port, side_port = FIRST_PORT, FIRST_SIDE_PORT
     for pool in pools:
         if pool["step_time"].get("source") == "afd_bundle":
@@ -143,11 +143,11 @@ def _placed(pools: list[Document], base: Path) -> Iterator[_Engine]:
         count, ranks = pool["device"]["count"], pool["engine"].get("data_parallel_size", 1)
         size = max(_machine(pool, base), count)
         for _ in range(pool["replicas"]):
-            if used and (used + count > size or pool["device"]["type"] != device):
-                machine, used = machine + 1, 0
+            if num_used and (num_used + count > size or pool["device"]["type"] != device):
+                machine, num_used = machine + 1, 0
             device = pool["device"]["type"]
-            yield _Engine(pool["name"], pool["role"], machine, list(range(used, used + count)), port, side_port)
-            used, port, side_port = used + count, port + 1, side_port + ranks
+            yield _Engine(pool["name"], pool["role"], machine, list(range(num_used, num_used + count)), port, side_port)
+            num_used, port, side_port = num_used + count, port + 1, side_port + ranks
 
 
 def _machine(pool: Document, base: Path) -> int:
@@ -158,10 +158,10 @@ def _machine(pool: Document, base: Path) -> int:
 
 def _start(engine: _Engine, *, several: bool, apart: bool) -> str:
     """The line that starts an engine."""
-    here = f'[ "$MACHINE" = {engine.machine} ] && ' if several else ""
+    prefix = f'[ "$MACHINE" = {engine.machine} ] && ' if several else ""
     gpus = ",".join(map(str, engine.gpus))
     more = f" {engine.host(several=several)} {engine.side_port}" if apart else ""
-    return f"{here}{_function(engine.pool)} {gpus} {engine.port}{more}"
+    return f"{prefix}{_function(engine.pool)} {gpus} {engine.port}{more}"
 
 
 def _function(pool: str) -> str:
@@ -171,9 +171,9 @@ def _function(pool: str) -> str:
 def _proxy(engines: list[_Engine], *, several: bool) -> str:
     words = ['[ "$MACHINE" = 1 ] && ' if several else "", 'python "${PROXY:-toy_proxy_server.py}" --port 8000']
     for role, flag in (("prefill", "prefiller"), ("decode", "decoder")):
-        own = [engine for engine in engines if engine.role == role]
-        hosts = " ".join(engine.host(several=several) for engine in own)
-        words.append(f" --{flag}-hosts {hosts} --{flag}-ports {' '.join(str(engine.port) for engine in own)}")
+        members = [engine for engine in engines if engine.role == role]
+        hosts = " ".join(engine.host(several=several) for engine in members)
+        words.append(f" --{flag}-hosts {hosts} --{flag}-ports {' '.join(str(engine.port) for engine in members)}")
     return "".join(words)
 
 
@@ -197,13 +197,12 @@ def _pool_commands(pool: Document, base: Path, *, apart: bool) -> str:
     notes = [note] if note else []
     if pool["device"]["count"] > _machine(pool, base):
         notes.append("An engine spans machines: add --nnodes, --node-rank and --master-addr on each of them.")
-    left_out = _untranslated(pool["engine"])
-    if left_out:
-        notes.append(f"vLLM has no flag, or another form, for {', '.join(left_out)}.")
+    if untranslated := _untranslated(pool["engine"]):
+        notes.append(f"vLLM has no flag, or another form, for {', '.join(untranslated)}.")
     flags = shlex.join(_flags(pool, formats) + (["--kv-transfer-config", CONNECTOR] if apart else []))
     sides = 'VLLM_NIXL_SIDE_CHANNEL_HOST="$3" VLLM_NIXL_SIDE_CHANNEL_PORT="$4" ' if apart else ""
     body = f'    CUDA_VISIBLE_DEVICES="$1" {sides}vllm serve {model} {flags} --port "$2"\n'
-    return title + "".join(f"# {each}\n" for each in notes) + f"{_function(pool['name'])}() {{\n{body}}}\n"
+    return title + "".join(f"# {note}\n" for note in notes) + f"{_function(pool['name'])}() {{\n{body}}}\n"
 
 
 def _model_words(name: str | None, model: Model | None, formats: Formats | None, base: Path) -> tuple[str, str]:

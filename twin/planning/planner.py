@@ -1,4 +1,4 @@
-"""A plan from beginning to end: prospects, search, alternatives, headroom, changes, document."""
+"""A plan from beginning to end: estimates, search, alternatives, headroom, changes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from twin.executors.executor import Executor
-from twin.planning.answer import (
-    NOTE,
-    SCHEMA,
-    describe_load,
-    describe_question,
-    ledger,
-    nearest_miss,
-    price_of_error,
-    row,
-    sentence,
-    untried,
+from twin.planning.confirming import OTHER_SEED, Confirmer, max_looks
+from twin.planning.evaluation import DRAWS, Evaluator
+from twin.planning.family_estimates import FamilyEstimate, RefusedFamily, estimate_families, horizon
+from twin.planning.max_load import (
+    Load,
+    changes,
+    confirmed,
+    estimated_rate,
+    highest_rate,
+    highest_throughput,
+    load_with_interval,
 )
-from twin.planning.confirming import OTHER_SEED, Confirmer, most_looks
-from twin.planning.judging import DRAWS, Judge, Verdict
-from twin.planning.load import Load, MostThroughput, changes, confirmed, highest_rate
-from twin.planning.prospects import horizon, prospects
 from twin.planning.question import Document, Question
+from twin.planning.result import LedgerEntry, MaxLoad, Plan
 from twin.planning.search import Search
 from twin.planning.space import Candidate
+from twin.planning.trial import Horizon, Trial
 from workloads.errors import BadInput
 
 ALTERNATIVES, CLOSEST = 8, 3
-"""Rows of the table: the recommendation, and the best of other layouts and kinds of engines; those without any."""
+"""Rows of the table: the recommendation and the best of other layouts and kinds of engines; those without one."""
 
-AFTERWARDS = 24
-"""Verdicts after the search, at most: on rates between which the highest is, and on changes."""
+TRIALS_AFTER = 24
+"""Trials after the search, at most: on rates between which the highest is, and on changes."""
+
+
+@dataclass
+class Simulations:
+    """The windows of all evaluators of a question.
+
+    Args:
+        store: windows by key that have been simulated; `save` is called with each new one.
+        executor: runs windows. advance: called for each window, with its key.
+    """
+
+    store: dict[str, Document]
+    save: Callable[[str, Document], None]
+    executor: Executor
+    advance: Callable[[str], object] = lambda text: None
+    evaluators: list[Evaluator] = field(default_factory=list, init=False)
+
+    def evaluator(self, question: Question, lengths: Horizon) -> Evaluator:
+        """An evaluator of a question that shares the windows that have been simulated."""
+        evaluator = Evaluator(question, lengths, self.store, self.save, self.executor, self.advance)
+        self.evaluators.append(evaluator)
+        return evaluator
+
+    @property
+    def requests(self) -> int:
+        """Requests in all windows."""
+        return sum(evaluator.simulated for evaluator in self.evaluators)
 
 
 @dataclass
@@ -39,153 +64,161 @@ class Planner:
     """Answers one question.
 
     Args:
-        done: windows by key that have been made; `keep` saves each new one.
-        executor: runs windows.
-        advance: called for each window, with its name. found: called with each better deployment.
-        brief: leave out headroom and changes. given: deployments that compete with those of the question's space.
+        on_better: called with each better deployment. brief: leave out headroom and changes.
+        given: deployments that compete with those of the question's space.
     """
 
     question: Question
-    done: dict[str, Document]
-    keep: Callable[[str, Document], None]
-    executor: Executor
-    advance: Callable[[str], object] = lambda text: None
-    found: Callable[[Verdict], object] = lambda verdict: None
+    simulations: Simulations
+    on_better: Callable[[Trial], object] = lambda trial: None
     brief: bool = False
     given: Sequence[Candidate] = ()
-    judges: list[Judge] = field(default_factory=list, init=False)
 
-    def run(self) -> Document:
-        """The document `twin.plan/1`.
+    def run(self) -> Plan:
+        """Find the plan.
 
         Raises:
             BadInput: no candidate is left to try.
         """
         question = self.question
-        self.prospects, self.refused = prospects(question, self.given)
-        self._require_candidates()
-        self.horizon = horizon(question, self.prospects)
-        confirmer = self._confirmer(question)
-        self.search = Search(question, self.prospects, self.judge(question), confirmer, self.found)
+        self.families, self.refused = estimate_families(question, self.given)
+        _require_candidates(question, self.families, self.refused)
+        self.horizon = horizon(question, self.families)
+        self.search = Search(
+            question, self.families, self.evaluator(question), self._confirmer(question), self.on_better
+        )  # fmt: skip
         load: Load | None = None
         if question.spec.aim == "throughput":
-            load = self._most_throughput()
+            load = self._highest_throughput()
         elif (best := self.search.run()) is not None and question.rate is not None and not self.brief:
-            load = highest_rate(self.judge, question, best.candidate, question.rate * 1.25)
-        return self._document(load)
-
-    def _require_candidates(self) -> None:
-        if not self.prospects and not self.refused:
-            expected = "expected kinds of engines, or --candidate FILE"
-            raise BadInput(expected, field="plan.engines", file=self.question.path)
-        reasons = [each.reason for each in self.refused] or ["none is within the limits"]
-        if not self.prospects and all(each.status == "unsupported" for each in self.refused):
-            raise BadInput(f"expected a candidate that can run: {reasons[0]}", file=self.question.path)
+            load = highest_rate(self.evaluator, question, best.candidate, question.rate * 1.25)
+        return self._plan(load)
 
     @property
-    def best(self) -> Verdict | None:
+    def best(self) -> Trial | None:
         """The recommendation; None if no candidate meets the goals."""
         return self.search.best
 
     def windows_left(self) -> int:
         """Windows that are still to come, at most: of candidates, of the confirmation, and of what follows it."""
         long = self.question.spec.replications
-        confirming = (long << (most_looks(long, self.horizon.long) - 1)) + DRAWS
-        following = 0 if self.brief else AFTERWARDS * (1 + long + DRAWS)
-        return self.search.undecided() * (1 + long + 2 * DRAWS) + confirming + ALTERNATIVES * (long + DRAWS) + following
+        confirming = (long << (max_looks(long, self.horizon.long) - 1)) + DRAWS
+        following = 0 if self.brief else TRIALS_AFTER * (1 + long + DRAWS)
+        searching = self.search.num_undecided() * (1 + long + 2 * DRAWS)
+        return searching + confirming + ALTERNATIVES * (long + DRAWS) + following
 
-    def judge(self, question: Question) -> Judge:
-        made = Judge(question, self.horizon, self.done, self.keep, self.executor, self.advance)
-        self.judges.append(made)
-        return made
+    def evaluator(self, question: Question) -> Evaluator:
+        """An evaluator of a question with the plan's windows."""
+        return self.simulations.evaluator(question, self.horizon)
 
-    def _confirming(self, question: Question) -> Judge:
-        """A judge by the windows and draws that confirm a recommendation."""
-        return self.judge(question.at_seed(question.seed + OTHER_SEED))
+    def confirming(self, question: Question) -> Evaluator:
+        """An evaluator by the windows and draws that confirm a recommendation."""
+        return self.evaluator(question.at_seed(question.seed + OTHER_SEED))
 
-    def _confirmer(self, question: Question, tried: int = 0) -> Confirmer:
-        return Confirmer(self._confirming(question), tried)
+    def _confirmer(self, question: Question, attempts: int = 0) -> Confirmer:
+        return Confirmer(self.confirming(question), attempts)
 
-    def _most_throughput(self) -> Load | None:
+    def _highest_throughput(self) -> Load | None:
         if self.question.rate is None:
             expected = "expected arrivals with a rate, which objective throughput changes"
             raise BadInput(expected, field="workload.arrivals.process", file=self.question.path)
-        most = MostThroughput(self.question, self.judge)
-        for verdict in most.run(self.prospects):
-            self.search.ledger.add(verdict)
-        if most.best is None:
-            return None
-        load = confirmed(self._confirmer, self.question, most.best[1])
-        if load is None:
-            return None
-        self.search.best = load.verdict
-        self.question = self.search.question = self.question.at_rate(load.rate)
-        self.search.ledger.add(load.verdict)
+        best, trials = highest_throughput(self.evaluator, self.question, self.families)
+        for trial in trials:
+            self.search.record(trial)
+        load = None if best is None else confirmed(self._confirmer, self.question, best)
+        if load is not None:
+            self.search.best = load.trial
+            self.question = self.search.question = self.question.at_rate(load.rate)
+            self.search.record(load.trial)
         return load
 
-    def _evaluated(self, verdict: Verdict) -> Verdict:
-        """The verdict on a rival by the windows and draws that confirm a recommendation, so that rows compare."""
-        judge, candidate = self.search.confirmer.judge, verdict.candidate
-        alone = judge.settle if candidate.family.given is not None else judge.look
-        (looked,) = alone([candidate])
-        drawn = replace(judge.with_draws(looked, every=True), seed=judge.question.seed)
-        status, why = self.search.ledger.statuses.get(candidate.name, ("", ""))
-        refused = drawn.meets and status == "infeasible"  # by more windows than these
-        return replace(drawn, meets=False, reason=why) if refused else drawn
+    def _confirming_trial(self, trial: Trial) -> Trial:
+        """The trial of an alternative by the windows and draws that confirm a recommendation, so that rows compare."""
+        evaluator, candidate = self.search.confirmer.evaluator, trial.candidate
+        evaluate = evaluator.settle if candidate.family.given is not None else evaluator.evaluate
+        (trial,) = evaluate([candidate])
+        trial = replace(evaluator.add_draws(trial, every=True), seed=evaluator.question.seed)
+        status, reason = self.search.statuses.get(candidate.name, ("", ""))
+        refused = trial.meets and status == "infeasible"  # by more windows than these
+        return replace(trial, meets=False, reason=reason) if refused else trial
 
-    def _shown(self) -> list[tuple[str, Verdict]]:
+    def _rows(self) -> list[tuple[str, Trial]]:
         """Deployments of the table by their roles."""
         search, best = self.search, self.search.best
-        shown = [] if best is None else [("recommended", best)]
-        if self.question.spec.aim == "throughput" or not any(each.candidates for each in self.prospects):
-            return shown
+        rows = [] if best is None else [("recommended", best)]
+        if self.question.spec.aim == "throughput" or not any(family.candidates for family in self.families):
+            return rows
         if search.by_estimate is not None and (best is None or search.by_estimate.candidate is not best.candidate):
-            shown.append(("best estimate", self._evaluated(search.by_estimate)))
-        names = {each.candidate.name for _, each in shown}
-        for verdict in search.alternatives(ALTERNATIVES - len(shown) if best is not None else CLOSEST):
-            if verdict.candidate.name not in names:
-                role = "alternative" if verdict.candidate.family.given is None else "given"
-                shown.append((role, self._evaluated(verdict)))
-        return [(role, verdict) for role, verdict in shown if verdict.windows]
+            rows.append(("best estimate", self._confirming_trial(search.by_estimate)))
+        names = {trial.candidate.name for _, trial in rows}
+        for trial in search.alternatives(ALTERNATIVES - len(rows) if best is not None else CLOSEST):
+            if trial.candidate.name not in names:
+                role = "alternative" if trial.candidate.family.given is None else "given"
+                rows.append((role, self._confirming_trial(trial)))
+        return [(role, trial) for role, trial in rows if trial.windows]
 
-    def _by_estimate(self, shown: list[tuple[str, Verdict]]) -> Document | None:
-        """The cheapest deployment at the best estimate of the step times, and what to measure to know more."""
-        estimated, judge = self.search.by_estimate, self.search.judge
-        if estimated is None:
-            return None
-        verdict = next((each for _, each in shown if each.candidate is estimated.candidate), estimated)
-        unknown = judge.costliest_unknown(verdict.candidate)
-        costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
-        return {**row(self.question, verdict, "best estimate"), "costliest_unknown": costliest}
+    def _nearest_miss(self, trials: Sequence[Trial]) -> Trial | None:
+        """The deployment that is most certain to meet its goals; else the one that exceeds its worst goal least."""
+        goals = self.question.goals
+        certain = [(trial.sure, -trial.worst(goals)[0], trial) for trial in trials if trial.sure is not None]
+        if certain:
+            return max(certain, key=lambda entry: entry[:2])[2]
+        failed = [trial for trial in self.search.trials.values() if trial.windows and not trial.meets]
+        return min(failed, key=lambda trial: (trial.saturated, trial.worst(goals)[0]), default=None)
 
-    def _document(self, load: Load | None) -> Document:
+    def _plan(self, load: Load | None) -> Plan:
         question, search, best = self.question, self.search, self.search.best
-        shown = self._shown()
-        rows = [row(question, each, role) for role, each in shown]
-        recommendation = row(question, best) if best is not None else None
-        headroom = describe_load(load, question.rate)
-        missed = nearest_miss(search, [each for _, each in shown], question.goals) if best is None else None
-        miss = None if missed is None else row(question, missed, "nearest miss")
-        what_if = [] if best is None or self.brief else changes(self._confirming, question, best.candidate)
-        by_estimate = self._by_estimate(shown)
-        told = price_of_error(by_estimate, recommendation)
-        entries = ledger(search, self.prospects, self.refused)
-        return {
-            "schema": SCHEMA,
-            "name": str(question.document.get("name", "plan")),
-            "simulated": True,
-            "note": NOTE,
-            "question": describe_question(question, self.horizon),
-            "answer": " ".join(filter(None, [sentence(question, recommendation, headroom, miss), told])),
-            "feasible": best is not None,
-            "recommendation": recommendation,
-            "by_best_estimate": by_estimate,
-            "nearest_miss": miss,
-            "rows": rows,
-            "headroom": headroom,
-            "changes": what_if,
-            "notes": untried(question),
-            "evaluated": len(search.ledger.verdicts),
-            "ledger": entries,
-            "simulated_requests": sum(judge.simulated for judge in self.judges),
-        }
+        rows = self._rows()
+        trials = [trial for _, trial in rows]
+        missed = self._nearest_miss(trials) if best is None else None
+        effects = [] if best is None or self.brief else changes(self.confirming, question, best.candidate)
+        by_estimate, unknown = search.by_estimate, None
+        if by_estimate is not None:
+            candidate = by_estimate.candidate
+            by_estimate = next((trial for trial in trials if trial.candidate is candidate), by_estimate)
+            unknown = search.evaluator.costliest_unknown(candidate)
+        return Plan(
+            question, self.horizon, best, rows, by_estimate, unknown, missed, load, effects, self._ledger(),
+            evaluated=len(search.trials), simulated_requests=self.simulations.requests,
+        )  # fmt: skip
+
+    def _ledger(self) -> list[LedgerEntry]:
+        """Every candidate with its status and reason, after families that cannot run."""
+        entries = [LedgerEntry(refused.family, None, refused.status, refused.reason) for refused in self.refused]
+        undecided = ("not decided", "no candidate meets the goals")
+        for family in self.families:
+            for candidate in family.candidates:
+                status, reason = self.search.statuses.get(candidate.name, undecided)
+                entries.append(LedgerEntry(family.family, candidate, status, reason))
+        return entries
+
+
+def _require_candidates(
+    question: Question, families: Sequence[FamilyEstimate], refused: Sequence[RefusedFamily]
+) -> None:
+    if not families and not refused:
+        raise BadInput("expected kinds of engines, or --candidate FILE", field="plan.engines", file=question.path)
+    if not families and all(family.status == "unsupported" for family in refused):
+        raise BadInput(f"expected a candidate that can run: {refused[0].reason}", file=question.path)
+
+
+def find_max_load(question: Question, deployment: Candidate, simulations: Simulations) -> MaxLoad:
+    """The highest rate at which a deployment meets its goals, with an interval.
+
+    Raises:
+        BadInput: arrivals without a rate, or a deployment that cannot run.
+    """
+    if question.rate is None:
+        expected = "expected arrivals with a rate, which --max-load changes"
+        raise BadInput(expected, field="workload.arrivals.process", file=question.path)
+    families, refused = estimate_families(question, [deployment])
+    if refused:
+        status, reason = refused[0].status, refused[0].reason
+        if status != "infeasible":
+            raise BadInput(f"expected a deployment that can run: {reason}", file=question.path)
+        return MaxLoad(question, deployment, None, None, reason, 0)
+    start = estimated_rate(families[0], deployment)
+    lengths = horizon(question.at_rate(start), families)
+    load = load_with_interval(lambda at: simulations.evaluator(at, lengths), question, deployment, start)
+    reason = "" if load else "goals are missed at every rate that was tried"
+    return MaxLoad(question, deployment, lengths, load, reason, simulations.requests)

@@ -27,19 +27,19 @@ class PrefixHits:
     """Reuse of prompt blocks in a sample of requests.
 
     Attributes:
-        most: tokens of each prompt that a cache of any size can supply.
+        cacheable: tokens of each prompt that a cache of any size can supply.
         distances: requests between a use of a block and the one before, of all blocks that are looked up, ascending;
             infinite for the first use. tokens: of a block. requests: in the sample.
     """
 
-    most: NDArray[np.int64]
+    cacheable: NDArray[np.int64]
     distances: NDArray[np.float64]
     tokens: int
     requests: int
 
     def share(self, blocks: float) -> float:
-        """The part of `most` that a cache of so many blocks is expected to supply."""
-        return min(len(self._hits(blocks)) * self.tokens / max(int(self.most.sum()), 1), 1.0)
+        """The part of `cacheable` that a cache of this many blocks is expected to supply."""
+        return min(len(self._hits(blocks)) * self.tokens / max(int(self.cacheable.sum()), 1), 1.0)
 
     def settled(self, blocks: float) -> float:
         """Requests of one engine after which its cache of so many blocks is warm."""
@@ -79,9 +79,12 @@ def prefix_hits(requests: Sequence[Request], tokens: int, shared: SharedPrefixes
             blocks.append(path)
         paths.append(blocks)
     uses = np.bincount([block for blocks in paths for block in blocks], minlength=len(latest))
-    known = 0 if shared is None else shared.shared_blocks
-    most = np.array(
-        [max(int((uses[blocks] > 1).sum()), min(len(blocks), known)) * tokens if blocks else 0 for blocks in paths],
+    num_shared = 0 if shared is None else shared.shared_blocks
+    cacheable = np.array(
+        [
+            max(int((uses[blocks] > 1).sum()), min(len(blocks), num_shared)) * tokens if blocks else 0
+            for blocks in paths
+        ],
         dtype=np.int64,
     )
-    return PrefixHits(most, np.sort(np.array(distances)), tokens, len(paths)) if most.any() else None
+    return PrefixHits(cacheable, np.sort(np.array(distances)), tokens, len(paths)) if cacheable.any() else None

@@ -6,18 +6,19 @@ import copy
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from latency_models.io.config_io import Strict, checked
+from latency_models.io.config_io import checked
 from scenarios.goals import Goal
 from scenarios.overrides import Settings, apply
 from scenarios.planning import PlanSpec
-from scenarios.reading import load_plugins
-from scenarios.serving import ServingScenario, check_scenario
-from scenarios.serving_workload import OpenLoopSpec
+from scenarios.reading import ScenarioFile, load_plugins
+from scenarios.serving import MeasuredSpec, MeasureSpec, check_scenario
+from scenarios.serving_workload import OpenLoopSpec, ServingWorkloadSpec
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
 from twin.serving.plan import ServingPlan, StepTimes, make_plan
 from twin.serving.simulation import realisation
@@ -53,10 +54,10 @@ class Question:
     """A checked question.
 
     Attributes:
-        document: the scenario without `plan` and `system`; the workload may be changed (`scaled`).
+        document: the scenario without `plan` and `system`; the workload may be changed.
         path: the file; relative paths start from its folder. spec: the `plan` section.
         trace: the trace of the workload, read. step_times: read once for all candidates. goals: those of `spec`.
-        change: what is other than in the file, in words. peak: the highest rate of arrivals relative to the mean.
+        change: the difference to the file, in words. peak: the highest rate of arrivals relative to the mean.
     """
 
     document: Document
@@ -80,7 +81,7 @@ class Question:
         return int(self.document.get("seed", 0))
 
     def window(self, requests: int) -> Document:
-        """The workload of a window with so many requests on average.
+        """The workload of a window with this number of requests on average.
 
         Where the rate changes over time, windows begin at a random time of its profile, and there are enough requests
         for those of the highest rate.
@@ -142,22 +143,21 @@ class Question:
         if not workload.get("prefixes"):
             return None
         prefixes = workload["prefixes"] | {"tokens": max(round(factor * workload["prefixes"]["tokens"]), 1)}
-        changed = self._with_workload({**workload, "prefixes": prefixes}, f"prefixes x {factor:g}")
+        changed = {**workload, "prefixes": prefixes}
         try:
-            _workload(changed.document, self.path).build(self.trace)
+            checked(ServingWorkloadSpec, changed, self.path).build(self.trace)
         except BadInput:
             return None
-        return changed
+        return self._with_workload(changed, f"prefixes x {factor:g}")
 
     def sample(self, plan: ServingPlan) -> Lengths:
         """Lengths of some requests of a candidate's workload."""
         recorded = self.trace is not None and self.trace.prefix_blocks is not None
-        most = REUSE_SAMPLE if recorded else SAMPLE
-        shorter = replace(plan, requests=min(most, plan.requests))
-        made = realisation(shorter, 0)
-        prompts = np.array([request.prompt_tokens for request, _ in made], dtype=np.int64)
-        answers = np.array([min(answer, request.max_tokens) for request, answer in made], dtype=np.int64)
-        return Lengths(prompts, answers, self._hits([request for request, _ in made], plan))
+        limit = REUSE_SAMPLE if recorded else SAMPLE
+        pairs = realisation(replace(plan, requests=min(limit, plan.requests)), 0)
+        prompts = np.array([request.prompt_tokens for request, _ in pairs], dtype=np.int64)
+        answers = np.array([min(answer, request.max_tokens) for request, answer in pairs], dtype=np.int64)
+        return Lengths(prompts, answers, self._hits([request for request, _ in pairs], plan))
 
     def _hits(self, requests: list[Request], plan: ServingPlan) -> PrefixHits | None:
         if not self.shares_prefixes:
@@ -169,10 +169,20 @@ class Question:
         return replace(self, document={**self.document, "workload": workload}, change=change)
 
 
-class _PlanFile(Strict):
-    """The section under its name, so that errors have it."""
+class _SharedSections(ScenarioFile):
+    """A scenario of which the sections that all candidates share are checked: workload, goals and measurements."""
 
+    kind: Literal["serving"]
+    workload: ServingWorkloadSpec
+    engine: Any = None
+    step_time: Any = None
+    system: Any = None
+    failures: Any = None
+    measure: MeasureSpec = Field(default_factory=MeasureSpec)
+    measured: MeasuredSpec | None = None
     plan: PlanSpec
+    fast_forward: bool = True
+    detail: bool | Literal["requests"] = True
 
 
 def read_question(document: Document, settings: Settings, path: Path, trace: Path | None = None) -> Question:
@@ -188,34 +198,32 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
     load_plugins(document, path)
     if not isinstance(document.get("plan"), dict):
         raise BadInput("expected a section plan, with goals and engines", field="plan", file=path)
-    try:
-        spec = checked(_PlanFile, {"plan": document["plan"]}, path).plan
-    except BadInput as error:
-        raise BadInput(error.expected, value=error.value, field=error.field, file=path) from None
+    workload = document.get("workload")
     if trace is not None:
         lengths = ("prefill", "decode", "tasks")
-        kept = {name: value for name, value in (document.get("workload") or {}).items() if name not in lengths}
-        kept["trace"] = {**(kept.get("trace") or {}), "path": str(trace.absolute())}
-        document = {**document, "workload": kept}
+        workload = {name: value for name, value in (workload or {}).items() if name not in lengths}
+        workload["trace"] = {**(workload.get("trace") or {}), "path": str(trace.absolute())}
+    if isinstance(workload, dict):
+        requests = {} if workload.get("requests") or workload.get("trace") else {"requests": SAMPLE}
+        document = {**document, "workload": {**workload, **requests}}
+    sections = checked(_SharedSections, document, path)
+    spec, arrivals = sections.plan, sections.workload.arrivals
     _refuse_unused(settings, spec, path)
-    base = {name: value for name, value in document.items() if name not in ("plan", "system", "failures", "measured")}
-    workload = _workload(document, path)
-    if "requests" not in base["workload"] and workload.trace is None:
-        base["workload"] = {**base["workload"], "requests": SAMPLE}
-    if isinstance(workload.arrivals, OpenLoopSpec) and (base.get("measure") or {}).keys() & {"after", "before"}:
+    if isinstance(arrivals, OpenLoopSpec) and (document.get("measure") or {}).keys() & {"after", "before"}:
         raise BadInput("expected none: a plan chooses the measured time itself", field="measure", file=path)
-    read = workload.read_trace(path.parent)
     goals = spec.wanted
-    if any(goal.metric == "goodput" for goal in goals) and not (base.get("measure") or {}).get("slo"):
+    if any(goal.metric == "goodput" for goal in goals) and not sections.measure.slo:
         raise BadInput("expected limits of ttft, tpot or e2e, for the goal goodput", field="measure.slo", file=path)
-    peak = peak_of(workload.arrivals.build()) if isinstance(workload.arrivals, OpenLoopSpec) else 1.0
-    question = Question(base, path, spec, read, StepTimes(path.parent), goals, peak=peak)
+    base = {name: value for name, value in document.items() if name not in ("plan", "system", "failures", "measured")}
+    peak = peak_of(arrivals.build()) if isinstance(arrivals, OpenLoopSpec) else 1.0
+    rows = sections.workload.read_trace(path.parent)
+    question = Question(base, path, spec, rows, StepTimes(path.parent), goals, peak=peak)
     if spec.bundles:
         from twin.planning.bundles import with_bundles  # slow to import, and few plans have some
 
         step_time = {"source": "linear", "overhead": 1.0}  # lengths do not depend on the engine
-        drawn = question.sample(question.plan({**base, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
-        spec = with_bundles(spec, drawn.prompts, drawn.answers, base.get("engine") or {}, path)
+        sample = question.sample(question.plan({**base, "engine": {"num_gpu_blocks": 10**6}, "step_time": step_time}))
+        spec = with_bundles(spec, sample.prompts, sample.answers, base.get("engine") or {}, path)
         return replace(question, spec=spec)
     return question
 
@@ -226,37 +234,21 @@ def _refuse_unused(settings: Settings, spec: PlanSpec, path: Path) -> None:
     Raises:
         BadInput: it would change nothing.
     """
-    own = [kind.name for kind in spec.engines if kind.step_time is not None]
+    names = [kind.name for kind in spec.engines if kind.step_time is not None]
     unused = next((key for key in settings if key.partition(".")[0] == "step_time"), None)
-    if unused is not None and own and len(own) == len(spec.engines):
-        expected = f"expected plan.engines.{own[0]}.{unused}, since every kind of engine has step times of its own"
+    if unused is not None and names and len(names) == len(spec.engines):
+        expected = f"expected plan.engines.{names[0]}.{unused}, since every kind of engine has step times of its own"
         raise BadInput(expected, field="--set", value=unused, file=path)
-
-
-def _workload(document: Document, path: Path) -> Any:
-    """The workload section, checked as that of a scenario whose engine does not matter."""
-    if (
-        isinstance(workload := document.get("workload"), dict)
-        and "requests" not in workload
-        and "trace" not in workload
-    ):
-        document = {**document, "workload": {**workload, "requests": 1}}
-    stand_in = {
-        **{name: value for name, value in document.items() if name not in ("plan", "system", "failures")},
-        "engine": {"num_gpu_blocks": 1},
-        "step_time": {"source": "linear", "overhead": 1.0},
-    }
-    return checked(ServingScenario, stand_in, path).workload
 
 
 def _scale(lengths: Any, factor: float) -> None:
     """Scale the section of one distribution in place."""
     if not isinstance(lengths, dict):
         return
-    whole = lengths.get("distribution") in ("fixed", "uniform")
+    integral = lengths.get("distribution") in ("fixed", "uniform")
     for name in ("mean", "low", "high"):
         if name in lengths:
-            lengths[name] = max(round(lengths[name] * factor), 1) if whole else max(lengths[name] * factor, 1.0)
+            lengths[name] = max(round(lengths[name] * factor), 1) if integral else max(lengths[name] * factor, 1.0)
 
 
 def _scaled(tokens: NDArray[np.int64], factor: float) -> NDArray[np.int64]:

@@ -92,8 +92,8 @@ class Candidate:
     @property
     def complexity(self) -> tuple[int, int, int]:
         """Small for few pools, then for none whose only engine takes the others down, then for small engines."""
-        alone = sum(count == 1 for count in self.family.engines(self.sizes)) if len(self.sizes) > 1 else 0
-        return len(self.sizes), alone, max((kind.device.count for kind in self.family.kinds), default=0)
+        single = sum(count == 1 for count in self.family.engines(self.sizes)) if len(self.sizes) > 1 else 0
+        return len(self.sizes), single, max((kind.device.count for kind in self.family.kinds), default=0)
 
     @property
     def devices(self) -> str:
@@ -109,7 +109,9 @@ class Candidate:
 
     def within(self, other: Candidate) -> bool:
         """True for a candidate of the same family none of whose pools is larger than the other's."""
-        return self.family is other.family and all(own <= its for own, its in zip(self.sizes, other.sizes, strict=True))
+        return self.family is other.family and all(
+            own <= limit for own, limit in zip(self.sizes, other.sizes, strict=True)
+        )
 
 
 def instances_of(kind: EngineKindSpec) -> str:
@@ -126,17 +128,19 @@ def families(question: Question) -> list[Family]:
     spec = question.spec
     models = int((question.document["workload"].get("models") or {}).get("count", 1))
     settings = [tuple(zip(spec.vary, values, strict=True)) for values in itertools.product(*spec.vary.values())]
-    found = []
+    combinations = []
     for layout in spec.layouts:
         for kinds in _kinds(spec, layout):
             shares = [how == "shared" for how in spec.decode] if layout != "colocated" and models > 1 else [False]
-            found += [
-                Family(layout, kinds, each, routing, shared, models)
-                for each, routing, shared in itertools.product(settings, spec.routing, shares)
+            combinations += [
+                Family(layout, kinds, values, routing, shared, models)
+                for values, routing, shared in itertools.product(settings, spec.routing, shares)
             ]
-    if len(found) > SWEEP_POINTS.maximum:
-        raise BadInput(SWEEP_POINTS.expectation(len(found)), field="plan.vary", value=len(found), file=question.path)
-    return found
+    if len(combinations) > SWEEP_POINTS.maximum:
+        raise BadInput(
+            SWEEP_POINTS.expectation(len(combinations)), field="plan.vary", value=len(combinations), file=question.path
+        )
+    return combinations
 
 
 def _kinds(spec: PlanSpec, layout: Layout) -> Iterator[tuple[EngineKindSpec, ...]]:
@@ -154,38 +158,38 @@ def candidate(spec: PlanSpec, family: Family, sizes: tuple[int, ...]) -> Candida
         (kind, count * kind.device.count) for kind, count in zip(family.kinds, family.engines(sizes), strict=True)
     ]
     prices = [spec.price(kind.device) for kind, _ in counts]
-    known = [price for price in prices if price is not None]
+    priced = [price for price in prices if price is not None]
     cost = None
-    if len(known) == len(prices):
-        cost = sum(price * count for price, (_, count) in zip(known, counts, strict=True))
+    if len(priced) == len(prices):
+        cost = sum(price * count for price, (_, count) in zip(priced, counts, strict=True))
     return Candidate(family, sizes, sum(count for _, count in counts), cost)
 
 
-def candidates(question: Question, family: Family, most: tuple[int, ...]) -> list[Candidate]:
+def candidates(question: Question, family: Family, largest_pools: tuple[int, ...]) -> list[Candidate]:
     """The candidates of a family that are within the plan's limits.
 
     Args:
-        most: engines of each pool. Without a limit of the plan's own, larger pools are not tried.
+        largest_pools: engines of each. Without a limit of the plan's own, larger pools are not tried.
     """
     spec, limits = question.spec, question.spec.limits
     ranges = []
     for pool, kind in enumerate(family.kinds):
         per_engine = kind.device.count * family.engines((1,) * len(family.kinds))[pool]
-        largest = most[pool]
+        maximum = largest_pools[pool]
         if limits.engines is not None:
-            largest = min(largest, limits.engines)
+            maximum = min(maximum, limits.engines)
         if limits.gpus is not None:
-            largest = min(largest, limits.gpus // per_engine)
-        ranges.append(range(1, largest + 1))
+            maximum = min(maximum, limits.gpus // per_engine)
+        ranges.append(range(1, maximum + 1))
     if math.prod(map(len, ranges)) > MOST_CANDIDATES:
         expected = f"expected limits that leave at most {MOST_CANDIDATES:,} candidates"
         raise BadInput(expected, field="plan.limits", file=question.path)
-    found = (candidate(spec, family, sizes) for sizes in itertools.product(*ranges))
+    members = (candidate(spec, family, sizes) for sizes in itertools.product(*ranges))
     return [
-        each
-        for each in found
-        if (limits.gpus is None or each.gpus <= limits.gpus)
-        and (limits.cost_per_hour is None or each.cost is None or each.cost <= limits.cost_per_hour)
+        member
+        for member in members
+        if (limits.gpus is None or member.gpus <= limits.gpus)
+        and (limits.cost_per_hour is None or member.cost is None or member.cost <= limits.cost_per_hour)
     ]
 
 

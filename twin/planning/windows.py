@@ -51,12 +51,12 @@ def run_window(window: Window) -> Document:
         return {"refused": str(error)}
     measure = window.plan.scenario.measure
     summary = summarise(run, measure)
-    found = [_goal(goal, window, run, summary) for goal in window.goals]
+    metrics = [_goal(goal, window, run, summary) for goal in window.goals]
     return {
         "summary": summary,
-        "values": [value for value, _, _ in found],
-        "excess": [excess for _, excess, _ in found],
-        "variance": [variance for _, _, variance in found],
+        "values": [value for value, _, _ in metrics],
+        "excess": [excess for _, excess, _ in metrics],
+        "variance": [variance for _, _, variance in metrics],
         "overload": overload(run, window.plan),
         "requests": window.plan.requests,
         "outside": run.outside,
@@ -93,11 +93,11 @@ def _latency(goal: Goal, values: Floats, weights: NDArray[np.int64] | None) -> t
         variance = float(((values - mean) ** 2 * weights).sum())
         return mean, (mean - goal.limit) * count, variance
     q = 100 * goal.quantile
-    found = spread(values, (q,)) if weights.max() == 1 == weights.min() else weighted_spread(values, weights, (q,))
-    assert found is not None
-    allowed = (1 - goal.quantile) * count
+    quantiles = spread(values, (q,)) if weights.max() == 1 == weights.min() else weighted_spread(values, weights, (q,))
+    assert quantiles is not None
+    expected = (1 - goal.quantile) * count
     over = float(weights[values > goal.limit].sum())
-    return found[f"p{q:g}"], over - allowed, allowed * goal.quantile
+    return quantiles[f"p{q:g}"], over - expected, expected * goal.quantile
 
 
 def _goodput(goal: Goal, summary: Document) -> tuple[float | None, float, float]:
@@ -116,8 +116,8 @@ def _of_class(goal: Goal, window: Window, run: Run, measure: MeasureSpec) -> Flo
         for request, _ in realisation(window.plan, window.replication)
     }
     ids = np.frombuffer(run.columns.id, dtype=np.int64)
-    chosen = np.array([classes[i] for i in ids.tolist()], dtype=bool) & in_measured_window(run.columns, measure)
-    values = request_latencies(run.columns, measure)[goal.metric][chosen]
+    rows = np.array([classes[i] for i in ids.tolist()], dtype=bool) & in_measured_window(run.columns, measure)
+    values = request_latencies(run.columns, measure)[goal.metric][rows]
     return values[~np.isnan(values)]
 
 
@@ -126,9 +126,9 @@ def needs_detail(goals: list[Goal]) -> bool:
     return any(goal.of is not None for goal in goals)
 
 
-def describe_overload(found: Document) -> str:
+def describe_overload(load: Document) -> str:
     """The reason why a candidate is saturated, in words."""
-    arrive, start = found["arrival_rate"], found["service_rate"]
-    engines: list[Any] = found["engines"]
+    arrive, start = load["arrival_rate"], load["service_rate"]
+    engines: list[Any] = load["engines"]
     names = engines[0] if len(engines) == 1 else f"{engines[0]} … {engines[-1]}"
-    return f"saturated: {arrive:.3g} requests/s arrive at {names} and {start:.3g} start; {found['waiting']} wait"
+    return f"saturated: {arrive:.3g} requests/s arrive at {names} and {start:.3g} start; {load['waiting']} wait"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.executors.processes import Processes
-from twin.planning.planner import Planner
+from twin.planning.planner import Planner, Simulations
 from twin.planning.question import Question, read_question
 from twin.planning.space import Candidate
 
@@ -49,11 +49,21 @@ def document(**plan: Any) -> dict[str, Any]:
     return {**SMALL, "plan": {**section, **plan}}
 
 
-def question(made: dict[str, Any]) -> Question:
+def question(scenario: dict[str, Any]) -> Question:
     """The question of a document in the current folder."""
-    return read_question(made, {}, Path("scenario.yaml"))
+    return read_question(scenario, {}, Path("scenario.yaml"))
 
 
-def planner(made: dict[str, Any], *, brief: bool = True, jobs: int = 1, given: Sequence[Candidate] = ()) -> Planner:
-    """A planner that keeps nothing."""
-    return Planner(question(made), {}, lambda key, point: None, Processes(jobs), brief=brief, given=given)
+def simulations(jobs: int = 1) -> Simulations:
+    """Simulations that are saved nowhere."""
+    return Simulations({}, lambda key, point: None, Processes(jobs))
+
+
+def planner(scenario: dict[str, Any], *, brief: bool = True, jobs: int = 1, given: Sequence[Candidate] = ()) -> Planner:
+    """A planner whose windows are saved nowhere."""
+    return Planner(question(scenario), simulations(jobs), brief=brief, given=given)
+
+
+def plan(scenario: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The document of a plan."""
+    return planner(scenario, **options).run().document()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import twin
-from tests.twin.planning.scenarios import SMALL, planner, question
+from tests.twin.planning.scenarios import SMALL, plan, question
 from twin.cli import run
 from twin.theory.load import load_quantile
 from workloads.pairs import JointEmpirical
@@ -24,7 +24,7 @@ PREFILL = {
 BUNDLE = {"model": "llama-3.1-8b", "hardware": "h200-sxm", "ratios": "1,2,3/2", "price_per_hour": 3.0}
 
 
-def asked(*, bundles: dict[str, Any] | None = None, **plan: Any) -> dict[str, Any]:
+def asked(*, bundles: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """Prefill engines and bundles that decode."""
     section = {
         "goals": {"ttft_p99": "300ms", "tpot_p99": "60ms"},
@@ -35,7 +35,7 @@ def asked(*, bundles: dict[str, Any] | None = None, **plan: Any) -> dict[str, An
         "limits": {"engines": 2},
         "replications": 4,
         "window": 600,
-        **plan,
+        **changes,
     }
     workload = {**SMALL["workload"], "decode": {"distribution": "geometric", "mean": 60}}
     engine = {"max_num_seqs": 64, "enable_prefix_caching": False}
@@ -88,7 +88,7 @@ def _source(section: Any) -> Any:
 
 
 def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
-    answer = planner(asked(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"})).run()
+    answer = plan(asked(bundles={"model": "llama-3.1-70b", "ffn_gpus": [1], "hardware": "l40s"}))
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
     assert bundles
     assert {entry["status"] for entry in bundles} == {"out of memory"}
@@ -97,7 +97,7 @@ def test_bundles_that_do_not_fit_are_out_of_memory_with_the_reason() -> None:
 
 def test_models_without_stages_are_unsupported() -> None:
     made = asked(bundles={"model": "gpt-oss-20b", "ffn_gpus": [1]}, layouts=["colocated", "afd"])
-    answer = planner(made).run()
+    answer = plan(made)
     bundles = [entry for entry in answer["ledger"] if entry["layout"] == "afd"]
     assert {entry["status"] for entry in bundles} == {"unsupported"}
     assert all("sliding windows" in entry["reason"] for entry in bundles)

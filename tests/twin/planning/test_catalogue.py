@@ -11,9 +11,9 @@ import yaml
 from reports.planning.table import ledger_lines
 from tests.twin.planning.scenarios import document
 from twin.cli import run
-from twin.planning.answer import untried
 from twin.planning.catalogue import CatalogueQuestion, of_every_engine, scenario_of
 from twin.planning.question import read_question
+from twin.planning.result import untried
 from twin.planning.space import document as candidate_document
 from twin.planning.space import families
 from workloads.errors import BadInput

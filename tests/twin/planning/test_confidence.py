@@ -23,21 +23,21 @@ def test_the_claim_is_the_frequency(goals: int) -> None:
     """A share p of new spans meets the goals where a deployment is said to meet them with chance p."""
     rng = np.random.default_rng(7)
     spread, windows, count = 4.0, 6, 8
-    claims, came = [], []
+    claims, outcomes = [], []
     for _ in range(4000):
         mean = rng.uniform(-12, 12, goals)
         claims.append(probability(rng.normal(mean, spread, (count, goals)), windows))
-        came.append((rng.normal(mean, spread, (windows, goals)).sum(axis=0) <= 0).all())
-    claimed, kept = np.array(claims), np.array(came)
+        outcomes.append((rng.normal(mean, spread, (windows, goals)).sum(axis=0) <= 0).all())
+    claimed, observed = np.array(claims), np.array(outcomes)
     for low, high in ((0.05, 0.3), (0.3, 0.7), (0.7, 0.95), (0.95, 0.999)):
-        chosen = (claimed > low) & (claimed <= high)
-        expected = claimed[chosen].mean()
-        error = np.sqrt(expected * (1 - expected) / chosen.sum())
-        assert chosen.sum() > 50
-        assert abs(kept[chosen].mean() - expected) < 3.5 * error, (low, high)
+        rows = (claimed > low) & (claimed <= high)
+        expected = claimed[rows].mean()
+        error = np.sqrt(expected * (1 - expected) / rows.sum())
+        assert rows.sum() > 50
+        assert abs(observed[rows].mean() - expected) < 3.5 * error, (low, high)
 
 
-def test_more_windows_in_a_span_make_a_likely_verdict_surer() -> None:
+def test_more_windows_in_a_span_make_a_likely_outcome_more_certain() -> None:
     excess = np.random.default_rng(1).normal(-1.0, 2.0, (12, 1))
     chances = [probability(excess, windows) for windows in (1, 4, 64)]
     assert chances == sorted(chances)

@@ -10,12 +10,11 @@ import pytest
 import yaml
 
 import twin
-from tests.twin.planning.scenarios import SMALL, document, kind, planner, question
+from tests.twin.planning.scenarios import SMALL, document, kind, plan, planner, question, simulations
 from twin.cli import run
-from twin.executors.processes import Processes
 from twin.planning.given import given_candidate, plan_of_given
-from twin.planning.load import changes
-from twin.planning.max_load import MaxLoad
+from twin.planning.max_load import changes
+from twin.planning.planner import find_max_load
 from twin.planning.question import read_question
 from twin.theory.queueing import md1_wait
 
@@ -53,16 +52,15 @@ def server(goals: dict[str, Any], **plan: Any) -> dict[str, Any]:
     }
 
 
-def borne(made: dict[str, Any]) -> dict[str, Any]:
+def max_load(scenario: dict[str, Any]) -> dict[str, Any]:
     path = Path("scenario.yaml")
-    asked = read_question(plan_of_given(made, {}), {}, path)
-    own = given_candidate(made, path, asked, "server")
-    return MaxLoad(asked, own, {}, lambda key, point: None, Processes(1)).run()
+    load = read_question(plan_of_given(scenario, {}), {}, path)
+    return find_max_load(load, given_candidate(scenario, path, load, "server"), simulations()).document()
 
 
-def test_the_rate_that_one_server_bears_is_that_of_queueing_theory() -> None:
+def test_the_max_load_of_one_server_is_that_of_queueing_theory() -> None:
     rate = 0.7 / SERVICE
-    answer = borne(server({"ttft_mean": STEP + md1_wait(rate, SERVICE)}))
+    answer = max_load(server({"ttft_mean": STEP + md1_wait(rate, SERVICE)}))
     low, high = answer["interval"]
     assert low <= rate <= high
     assert 0.7 * rate < low <= 1.01 * answer["rate"] <= 1.01 * high < 1.3 * rate
@@ -71,7 +69,7 @@ def test_the_rate_that_one_server_bears_is_that_of_queueing_theory() -> None:
 
 
 def test_without_a_goal_that_binds_a_queue_ends_the_load() -> None:
-    answer = borne(server({"ttft_p50": "1000s"}))
+    answer = max_load(server({"ttft_p50": "1000s"}))
     assert answer["binds"] is None
     assert "saturated" in answer["beyond"]
     assert 0.85 / SERVICE < answer["rate"] < 1.15 / SERVICE  # a growing queue must outgrow chance in 600 requests
@@ -105,26 +103,25 @@ def test_a_given_deployment_is_simulated_as_its_file_says(system: dict[str, Any]
     """The windows of a given candidate are those of `simulate`, with the same requests."""
     made = deployment(**system)
     path = Path("scenario.yaml")
-    asked = question(document())
-    own = given_candidate(made, path, asked, "mine")
-    plan = planner(document(), given=[own])
-    answer = plan.run()
-    (shown,) = [each for each in answer["rows"] if each["name"].startswith("given mine")]
-    assert shown["sizes"] == ([2] if len(own.sizes) == 1 else [2, 1])
-    again = plan.judge(plan.question).scenario(own, shown["requests_a_window"])
-    theirs = {**made, "workload": again["workload"], "measure": again["measure"], "seed": shown["seed"]}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(theirs))
-    summary = twin.simulate(tmp_path / "mine.yaml", replications=shown["windows"], jobs=1).document["summary"]
-    assert shown["summary"]["ttft"] == summary["ttft"]
+    given = given_candidate(made, path, question(document()), "mine")
+    search = planner(document(), given=[given])
+    answer = search.run().document()
+    (row,) = [row for row in answer["rows"] if row["name"].startswith("given mine")]
+    assert row["sizes"] == ([2] if len(given.sizes) == 1 else [2, 1])
+    window = search.evaluator(search.question).scenario(given, row["requests_a_window"])
+    scenario = {**made, "workload": window["workload"], "measure": window["measure"], "seed": row["seed"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(scenario))
+    summary = twin.simulate(tmp_path / "mine.yaml", replications=row["windows"], jobs=1).document["summary"]
+    assert row["summary"]["ttft"] == summary["ttft"]
     assert any(entry["name"].startswith("given mine") for entry in answer["ledger"])
 
 
 def test_a_given_deployment_that_is_cheaper_is_recommended() -> None:
     made = deployment(layout="pools", pools=[{"name": "mine", "replicas": 2}])
     made["system"]["pools"][0]["device"] = {"type": "X", "price_per_hour": 0.5}
-    asked = document(layouts=["colocated"], replications=8)
-    own = given_candidate(made, Path("scenario.yaml"), question(asked), "mine")
-    best = planner(asked, given=[own]).run()["recommendation"]
+    scenario = document(layouts=["colocated"], replications=8)
+    given = given_candidate(made, Path("scenario.yaml"), question(scenario), "mine")
+    best = plan(scenario, given=[given])["recommendation"]
     assert (best["name"], best["cost_per_hour"]) == ("given mine 2", 1.0)
 
 
@@ -160,15 +157,15 @@ def test_hit_rates_of_the_prefix_cache_are_among_the_changes() -> None:
     workload = {**SMALL["workload"], "prefill": {"distribution": "fixed", "mean": 2000}}
     prefixes = {"groups": 4, "tokens": 1600}
     made |= {"workload": workload | {"prefixes": prefixes}, "engine": {"num_gpu_blocks": 8000, "max_num_seqs": 64}}
-    plan = planner(made | {"workload": made["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
-    plan.run()
-    assert plan.best is not None
-    found = {each["change"]: each for each in changes(plan.judge, plan.question, plan.best.candidate)}
-    base = plan.best.value(0)
+    search = planner(made | {"workload": made["workload"] | {"arrivals": {"process": "poisson", "rate": 8}}})
+    best = search.run().best
+    assert best is not None
+    rows = {row["change"]: row for row in changes(search.evaluator, search.question, best.candidate)}
+    base = best.value(0)
     more, less, none = (
-        found[name]["values"]["ttft_p99"]
+        rows[name]["values"]["ttft_p99"]
         for name in ("shared prefixes -20 %", "shared prefixes +20 %", "no hits in the prefix cache")
     )
     assert base is not None
     assert less <= base < more < none
-    assert plan.question.with_prefixes(1.3) is None  # 2,080 of 2,000 tokens
+    assert search.question.with_prefixes(1.3) is None  # 2,080 of 2,000 tokens

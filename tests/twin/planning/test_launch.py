@@ -15,8 +15,8 @@ import yaml
 import twin
 from tests.twin.planning.scenarios import document, kind
 from twin.cli import run
+from twin.planning.given import moved
 from twin.planning.launch import launch_commands
-from twin.planning.paths import moved
 
 # Flags of `vllm serve` in vLLM 0.32.0 that concern the model, parallelism, the KV cache, the scheduler, LoRA and the
 # address. Those with a star are true or false, and have a form that begins with --no-.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.twin.serving.scenarios import reported, run, scenario
 from twin.planning.catalogue import CatalogueQuestion, scenario_of
-from twin.planning.estimates import EngineEstimate
+from twin.planning.engine_estimates import EngineEstimate
 from twin.planning.launch import launch_commands
 from twin.planning.question import Lengths
 from twin.sweeps.serving_sweep import prepare

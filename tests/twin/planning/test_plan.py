@@ -12,72 +12,67 @@ import yaml
 import twin
 from scenarios.live_engines import engine_pools, single_engine
 from scenarios.reading import read_scenario
-from tests.twin.planning.scenarios import document, kind, planner
+from tests.twin.planning.scenarios import document, kind, plan, planner, simulations
 from twin.cli import run
-from twin.executors.processes import Processes
-from twin.planning.judging import Judge, Verdict
 from twin.planning.planner import Planner
-from twin.planning.space import Candidate
+from twin.planning.trial import Trial
 
 RATE = 250.0
 
 
-def busy(**plan: Any) -> dict[str, Any]:
-    made = document(**plan)
+def busy(**section: Any) -> dict[str, Any]:
+    scenario = document(**section)
     arrivals = {"process": "poisson", "rate": RATE}
-    return {**made, "workload": {**made["workload"], "arrivals": arrivals}}
+    return {**scenario, "workload": {**scenario["workload"], "arrivals": arrivals}}
 
 
-def exhaustive(made: Planner) -> dict[str, Verdict]:
-    """A verdict on every candidate from all of its windows."""
-    judge = Judge(made.question, made.horizon, {}, lambda key, point: None, Processes(1))
-    every: list[Candidate] = [each for prospect in made.prospects for each in prospect.candidates]
-    verdicts = judge.look(every, made.question.spec.replications)
-    return {each.candidate.name: each for each in verdicts}
+def exhaustive(planner: Planner) -> dict[str, Trial]:
+    """A trial of every candidate by all of its windows."""
+    evaluator = simulations().evaluator(planner.question, planner.horizon)
+    candidates = [candidate for family in planner.families for candidate in family.candidates]
+    trials = evaluator.evaluate(candidates, planner.question.spec.replications)
+    return {trial.candidate.name: trial for trial in trials}
 
 
 def test_the_recommendation_is_the_exhaustive_optimum() -> None:
-    limits = {"engines": 2}
-    made = planner(busy(limits=limits))
-    answer = made.run()
-    verdicts = exhaustive(made)
-    assert 30 <= len(verdicts) <= 50
-    costs = [verdict.candidate.cost for verdict in verdicts.values() if verdict.meets]
-    known = [cost for cost in costs if cost is not None]
-    assert answer["recommendation"]["cost_per_hour"] == min(known)
-    assert verdicts[answer["recommendation"]["name"]].meets
-    # Pruning is right: what the plan rules out, all windows rule out too.
+    search = planner(busy(limits={"engines": 2}))
+    answer = search.run().document()
+    trials = exhaustive(search)
+    assert 30 <= len(trials) <= 50
+    costs = [trial.candidate.cost for trial in trials.values() if trial.meets and trial.candidate.cost is not None]
+    assert answer["recommendation"]["cost_per_hour"] == min(costs)
+    assert trials[answer["recommendation"]["name"]].meets
+    # Pruning is right: all windows reject the candidates that the plan rejects.
     for entry in answer["ledger"]:
         if entry["status"] in ("saturated", "infeasible") and entry["sizes"]:
-            assert not verdicts[entry["name"]].meets, entry
+            assert not trials[entry["name"]].meets, entry
 
 
 def test_every_candidate_is_in_the_ledger_with_a_reason() -> None:
     short = kind("small", 1, 0.5, 1.0, num_gpu_blocks=8)
-    made = planner(busy(engines=[kind("one", 1, 2.0, 1.0), short], limits={"engines": 4}))
-    answer = made.run()
+    search = planner(busy(engines=[kind("one", 1, 2.0, 1.0), short], limits={"engines": 4}))
+    answer = search.run().document()
     statuses = {entry["status"] for entry in answer["ledger"]}
     assert {"feasible", "dominated", "saturated", "out of memory"} <= statuses
     assert all(entry["reason"] for entry in answer["ledger"] if entry["status"] != "feasible")
     assert {entry["name"] for entry in answer["ledger"] if entry["sizes"]} == {
-        each.name for prospect in made.prospects for each in prospect.candidates
+        candidate.name for family in search.families for candidate in family.candidates
     }
 
 
 def test_a_growing_queue_is_never_feasible_whatever_its_finished_requests_say() -> None:
     """With goals so lax that all finished requests meet them, too few engines are still refused."""
-    made = planner(busy(goals={"tpot_p99": 10.0, "ttft_p50": 100.0}, layouts=["colocated"], limits={"engines": 4}))
-    answer = made.run()
-    verdicts = exhaustive(made)
-    below = [each for each in verdicts.values() if each.saturated]
-    assert below
-    assert all(not each.meets and "saturated" in each.reason for each in below)
-    assert all(each.value(1) < 100.0 for each in below if each.value(1) is not None)  # type: ignore[operator]
-    assert answer["recommendation"]["name"] not in {each.candidate.name for each in below}
+    search = planner(busy(goals={"tpot_p99": 10.0, "ttft_p50": 100.0}, layouts=["colocated"], limits={"engines": 4}))
+    answer = search.run().document()
+    saturated = [trial for trial in exhaustive(search).values() if trial.saturated]
+    assert saturated
+    assert all(not trial.meets and "saturated" in trial.reason for trial in saturated)
+    assert all((trial.value(1) or 0.0) < 100.0 for trial in saturated)
+    assert answer["recommendation"]["name"] not in {trial.candidate.name for trial in saturated}
 
 
 def test_processes_change_nothing() -> None:
-    one, two = (planner(busy(limits={"engines": 4}), jobs=jobs).run() for jobs in (1, 2))
+    one, two = (plan(busy(limits={"engines": 4}), jobs=jobs) for jobs in (1, 2))
     assert one == two
 
 
@@ -97,8 +92,8 @@ def test_the_written_scenario_gives_the_same_figures(tmp_path: Path, monkeypatch
     assert launch.count("vllm serve") == len(best["sizes"])
     assert "--max-num-seqs 64" in launch
     live = (tmp_path / "out" / "serve_live.sh").read_text()
-    made = Path("out/scenario.yaml")  # which the live backend accepts
-    (engine_pools if len(best["sizes"]) > 1 else single_engine)(read_scenario(made, "serving"), {}, made)
+    path = Path("out/scenario.yaml")  # which the live backend accepts
+    (engine_pools if len(best["sizes"]) > 1 else single_engine)(read_scenario(path, "serving"), {}, path)
     assert live.count("twin serve-live") == (1 if len(best["sizes"]) > 1 else best["sizes"][0])
 
 
@@ -117,7 +112,7 @@ def test_no_candidate_meets_the_goals(
 
 
 def test_a_goal_that_no_engine_reaches_needs_no_simulation() -> None:
-    answer = planner(busy(goals={"tpot_p99": "5ms"})).run()
+    answer = plan(busy(goals={"tpot_p99": "5ms"}))
     assert not answer["feasible"]
     assert answer["simulated_requests"] == 0
     assert {entry["status"] for entry in answer["ledger"]} == {"infeasible"}
@@ -125,16 +120,14 @@ def test_a_goal_that_no_engine_reaches_needs_no_simulation() -> None:
 
 
 def test_a_killed_plan_takes_up_its_windows() -> None:
-    kept: dict[str, Any] = {}
-    first = planner(busy())
-    first.keep = kept.__setitem__
-    whole = first.run()
-    some = dict(list(kept.items())[: len(kept) // 2])
+    first, second = planner(busy()), planner(busy())
+    document = first.run().document()
+    windows = list(first.simulations.store.items())
     new: dict[str, Any] = {}
-    second = planner(busy())
-    second.done, second.keep = dict(some), new.__setitem__
-    assert second.run() == whole
-    assert new.keys() == kept.keys() - some.keys()
+    second.simulations.store = dict(windows[: len(windows) // 2])
+    second.simulations.save = new.__setitem__
+    assert second.run().document() == document
+    assert new.keys() == dict(windows[len(windows) // 2 :]).keys()
 
 
 def test_goals_of_one_kind_of_request() -> None:
@@ -145,9 +138,9 @@ def test_goals_of_one_kind_of_request() -> None:
         },
         {"task": "classify", "weight": 1.0, "prefill": {"distribution": "fixed", "mean": 800}},
     ]  # fmt: skip
-    made = busy(goals={"classify.e2e_p90": "200ms", "tpot_mean": "40ms"}, layouts=["colocated"])
-    made["workload"] = {"tasks": tasks, "arrivals": {"process": "poisson", "rate": 60}}
-    answer = planner(made).run()
+    scenario = busy(goals={"classify.e2e_p90": "200ms", "tpot_mean": "40ms"}, layouts=["colocated"])
+    scenario["workload"] = {"tasks": tasks, "arrivals": {"process": "poisson", "rate": 60}}
+    answer = plan(scenario)
     assert answer["feasible"]
     of_class, of_all = answer["recommendation"]["goals"]
     assert 0 < of_class["value"] <= 0.2
@@ -156,32 +149,31 @@ def test_goals_of_one_kind_of_request() -> None:
 
 
 def test_headroom_and_changes() -> None:
-    made = planner(busy(layouts=["colocated"], replications=8), brief=False)
-    answer = made.run()
-    headroom = answer["headroom"]
-    assert headroom["rate"] >= RATE * 0.98
-    changes = {each["change"]: each for each in answer["changes"]}
+    search = planner(busy(layouts=["colocated"], replications=8), brief=False)
+    result = search.run()
+    assert result.headroom is not None
+    assert result.best is not None
+    assert result.headroom.rate >= RATE * 0.98
+    changes = {row["change"]: row for row in result.changes}
     assert changes["rate -20 %"]["meets"]
     assert changes["lengths -20 %"]["meets"]
-    assert made.best is not None
-    above = made.judge(made.question.at_rate(headroom["rate"] * 1.2))
-    (verdict,) = above.settle([made.best.candidate])
-    assert not verdict.meets
+    above = search.evaluator(search.question.at_rate(result.headroom.rate * 1.2))
+    (trial,) = above.settle([result.best.candidate])
+    assert not trial.meets
 
 
 def test_no_more_windows_come_than_the_bound_says() -> None:
-    made = planner(busy(limits={"engines": 2}))
+    search = planner(busy(limits={"engines": 2}))
     bounds: list[int] = []
-    made.advance = lambda key: bounds.append(made.windows_left())
-    made.run()
+    search.simulations.advance = lambda key: bounds.append(search.windows_left())
+    search.run()
     assert len(bounds) > 20
     assert all(1 + index + left >= len(bounds) for index, left in enumerate(bounds))
     assert bounds[-1] < bounds[0]
 
 
 def test_the_most_throughput_on_given_devices() -> None:
-    made = busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"])
-    answer = planner(made).run()
+    answer = plan(busy(objective="throughput", limits={"gpus": 2}, layouts=["colocated"]))
     assert answer["feasible"]
     assert answer["recommendation"]["gpus"] <= 2
     assert answer["question"]["rate"] > 40
@@ -206,20 +198,27 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(busy(**change)))
     assert run(["plan", "plan.yaml", "--no-figures", "--jobs", "1"]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert expected in told[-1]
-    assert "plan.yaml" in told[-1]
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert expected in line
+    assert "plan.yaml" in line
+
+
+def test_a_closed_loop_is_planned_by_whole_runs() -> None:
+    scenario = document(layouts=["colocated"], vary={}, limits={"engines": 3})
+    scenario["workload"] |= {"arrivals": {"process": "closed_loop", "concurrency": 16}, "requests": 300}
+    assert plan(scenario)["feasible"]
 
 
 def test_a_rate_that_changes_is_planned_for_at_its_peaks() -> None:
     """The mean rate stays, but the goals bind while it is three times as high."""
     profile = {"points": [[0, 1], [30, 6], [40, 1]], "between": "steps"}
     swinging = busy(layouts=["colocated"], replications=8, window=400, goals={"ttft_p99": "300ms"})
-    constant = planner(swinging).run()["recommendation"]
+    constant = plan(swinging)["recommendation"]
     swinging["workload"]["arrivals"] |= {"profile": profile}
-    made = planner(swinging)
-    best = made.run()["recommendation"]
-    assert best["cost_per_hour"] > constant["cost_per_hour"]
-    written = made.judge(made.question).scenario(made.best.candidate, 400)["workload"]  # type: ignore[union-attr]
+    search = planner(swinging)
+    best = search.run().best
+    assert best is not None
+    assert (best.candidate.cost or 0.0) > constant["cost_per_hour"]
+    written = search.evaluator(search.question).scenario(best.candidate, 400)["workload"]
     assert written["arrivals"]["profile"]["start"] == "random"
     assert written["requests"] == 1067  # 400 requests on average, 8/3 times as many in windows at the peak

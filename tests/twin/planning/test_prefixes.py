@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.twin.planning.scenarios import planner, question
+from tests.twin.planning.scenarios import plan, planner, question
+from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
-from twin.planning.prospects import horizon, prospects
 from twin.serving.simulation import Simulation
 from workloads.block_reuse import BlockStream
 from workloads.prefixes import SharedPrefixes
 from workloads.request import Request
 
 
-def shared(rate: float = 8.0, blocks: int = 40_000, **plan: Any) -> dict[str, Any]:
+def shared(rate: float = 8.0, blocks: int = 40_000, **changes: Any) -> dict[str, Any]:
     """Prompts of 4,000 tokens of which 3,600 are one of twenty beginnings; a step takes 14 ms and 0.1 ms a row."""
     step = {"source": "linear", "overhead": 0.014, "per_token": 1e-4}
     section = {
@@ -36,54 +36,52 @@ def shared(rate: float = 8.0, blocks: int = 40_000, **plan: Any) -> dict[str, An
             "prefixes": {"groups": 20, "tokens": 3600, "block_tokens": 400},
         },
         "engine": {"num_gpu_blocks": blocks, "max_num_batched_tokens": 2048},
-        "plan": {**section, **plan},
+        "plan": {**section, **changes},
     }
 
 
 def test_one_engine_is_enough_if_its_prefix_cache_is_warm() -> None:
     """A long simulation says so, of which only the first part has cold caches."""
-    made = planner(shared())
-    answer = made.run()
-    assert answer["recommendation"]["gpus"] == 1
-    (value,) = (goal["value"] for goal in answer["recommendation"]["goals"])
-    assert made.best is not None
-    document = made.judge(made.question).scenario(made.best.candidate, 8 * 600)
-    plan = made.question.plan({**document, "measure": {}})
-    run = Simulation(plan, 0).run()
+    search = planner(shared())
+    best = search.run().best
+    assert best is not None
+    assert best.candidate.gpus == 1
+    document = search.evaluator(search.question).scenario(best.candidate, 8 * 600)
+    run = Simulation(search.question.plan({**document, "measure": {}}), 0).run()
     ttft = np.array(run.columns.first_token) - np.array(run.columns.arrival)
     later = np.quantile(ttft[800:], 0.99)
     assert later < 0.3 < np.quantile(ttft[:200], 0.99)
-    assert value == pytest.approx(later, rel=0.15)
+    assert best.value(0) == pytest.approx(later, rel=0.15)
 
 
 def test_no_candidate_that_a_warm_cache_serves_is_pruned_by_an_estimate() -> None:
-    asked = question(shared())
-    (prospect,), _ = prospects(asked)
-    engine = prospect.prefill
+    (family,), _ = estimate_families(question(shared()))
+    engine = family.prefill
     assert engine.floor.capacity < 3 < 8 < engine.capacity <= engine.ceiling.capacity
-    assert prospect.saturated(prospect.candidates[0], 8.0) is None
-    # A goal between the time of a whole prompt and that of its own part is not out of reach.
-    tight, refused = prospects(question(shared(goals={"ttft_p50": "200ms"})))
+    assert family.saturated(family.candidates[0], 8.0) is None
+    # A goal between the time of a whole prompt and that of the part that is not shared is not out of reach.
+    tight, refused = estimate_families(question(shared(goals={"ttft_p50": "200ms"})))
     assert (len(tight), refused) == (1, [])
 
 
 def test_pools_are_large_enough_should_nothing_hit() -> None:
     """The prefixes do not fit in the caches' memory, so the pools that are tried reach what misses need."""
-    made = planner(shared(blocks=700, goals={"ttft_p50": "10s"}))
-    answer = made.run()
-    assert made.prospects[0].prefill.supplied < 0.2
-    assert answer["recommendation"]["gpus"] >= 3
+    search = planner(shared(blocks=700, goals={"ttft_p50": "10s"}))
+    best = search.run().best
+    assert search.families[0].prefill.supplied < 0.2
+    assert best is not None
+    assert best.candidate.gpus >= 3
 
 
 def test_a_window_begins_when_caches_are_warm_and_the_queue_of_cold_ones_is_gone() -> None:
-    asked = question(shared())
-    found, _ = prospects(asked)
-    horizons = horizon(asked, found)
-    until_warm = found[0].prefill.requests_until_warm
+    cached = question(shared())
+    families, _ = estimate_families(cached)
+    lengths = horizon(cached, families)
+    until_warm = families[0].prefill.requests_until_warm
     assert until_warm == pytest.approx(np.log(0.001) / np.log(0.95), rel=0.3)  # a beginning in 1,000 is still missing
-    answers = horizons.warmup - until_warm / 8  # seconds of answers that began with the queue of cold caches
+    answers = lengths.warmup - until_warm / 8  # seconds of answers that began with the queue of cold caches
     assert 0.3 < answers < 5
-    assert horizons.long == pytest.approx(400 + 8 * horizons.warmup, abs=8)  # so that 400 requests count nonetheless
+    assert lengths.long == pytest.approx(400 + 8 * lengths.warmup, abs=8)  # so that 400 requests count nonetheless
 
 
 def test_expected_hits_are_those_of_a_least_recently_used_cache() -> None:
@@ -93,12 +91,12 @@ def test_expected_hits_are_those_of_a_least_recently_used_cache() -> None:
     requests = [Request(i, float(i), 129, 4, prefix_blocks=blocks) for i, blocks in enumerate(ids)]
     hits = prefix_hits(requests, 16, prefixes)
     assert hits is not None
-    assert hits.most.tolist() == [64] * 3000  # four of the eight full blocks
+    assert hits.cacheable.tolist() == [64] * 3000  # four of the eight full blocks
     stream = BlockStream()
     for blocks in ids:
         stream.add(blocks, len(blocks))
     for capacity in (40, 100, 300, 1000):
-        expected = stream.lru_hits([capacity])[0] * 16 / hits.most.sum()
+        expected = stream.lru_hits([capacity])[0] * 16 / hits.cacheable.sum()
         assert hits.share(capacity) == pytest.approx(expected, abs=0.03)
     assert hits.share(1e9) == pytest.approx(1.0, abs=0.02)  # the first of each beginning misses
 
@@ -127,5 +125,5 @@ def test_pools_are_tried_that_a_tail_needs_far_beyond_the_load() -> None:
     del document["workload"]["prefixes"]
     document["workload"]["prefill"]["mean"] = 2000
     document["plan"]["goals"] = {"ttft_p99": "400ms"}
-    answer = planner(document).run()
+    answer = plan(document)
     assert 7 < answer["recommendation"]["gpus"] < 12

@@ -45,20 +45,20 @@ class Steady:
     """The steady state of an engine.
 
     Attributes:
-        seconds: mean of all steps. decodes: running decodes. alone: seconds of a step of these alone.
-        beside: seconds of a step with a chunk of prompt tokens too. share: of the steps that have one.
+        seconds: mean of all steps. decodes: running decodes. decode_only: seconds of a step of these alone.
+        with_prompt: seconds of a step with a chunk of prompt tokens too. share: of the steps that have one.
     """
 
     seconds: float
     decodes: float
-    alone: float
-    beside: float
+    decode_only: float
+    with_prompt: float
     share: float
 
     @property
     def busy(self) -> float:
         """Share of the time that prompts take."""
-        return self.share * (self.beside - self.alone) / self.seconds if self.seconds else 0.0
+        return self.share * (self.with_prompt - self.decode_only) / self.seconds if self.seconds else 0.0
 
 
 class EngineEstimate:
@@ -85,18 +85,20 @@ class EngineEstimate:
         supplied: float | None = None,
     ) -> None:
         self.stages = stages
-        self._most_tokens = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
+        self.max_tokens_in_step = config.max_num_batched_tokens * (1 if stages is None else len(stages.layers))
         self.config, self.step_time, self.lengths, self.role = config, step_time, lengths, role
         self.supplied = self._supplied(supplied)
-        cached: NDArray[Any] = np.zeros(1) if lengths.hits is None else self.supplied * lengths.hits.most
+        cached: NDArray[Any] = np.zeros(1) if lengths.hits is None else self.supplied * lengths.hits.cacheable
         self.prompts, self.cached = lengths.prompts - cached, float(cached.mean())
         self.prompt = 0.0 if role == "decode" else float(self.prompts.mean())
         self.answer = 0.0 if role == "prefill" else float(np.maximum(lengths.answers - 1, 0).mean())
         self.context = max(lengths.context, 1.0)
         tokens = config.num_gpu_blocks * config.block_size
         self._steady: dict[float, Steady | None] = {}
-        own = max(self.context - self.cached, 1.0)  # tokens of a sequence in blocks that no other one holds, at least
-        self.most_decodes = min(float(config.max_num_seqs), tokens / own)
+        unshared = max(
+            self.context - self.cached, 1.0
+        )  # tokens of a sequence in blocks that no other one holds, at least
+        self.max_decodes = min(float(config.max_num_seqs), tokens / unshared)
         self.capacity = self._capacity()
 
     def under(self, scores: Mapping[str, float]) -> EngineEstimate:
@@ -132,8 +134,8 @@ class EngineEstimate:
     def cache_blocks(self) -> float:
         """Blocks of prefixes that the engine's memory and its lower tiers hold, if nothing else is in them."""
         tiers = self.config.kv_offloading.tiers if self.config.kv_offloading is not None else ()
-        own = self.config.num_gpu_blocks * self.config.block_size / self.config.prefix_id_tokens
-        return own + sum(tier.capacity for tier in tiers)
+        blocks = self.config.num_gpu_blocks * self.config.block_size / self.config.prefix_id_tokens
+        return blocks + sum(tier.capacity for tier in tiers)
 
     @property
     def requests_until_warm(self) -> float:
@@ -190,31 +192,31 @@ class EngineEstimate:
         seconds = self.step(1, 0)
         for _ in range(ITERATIONS):
             decodes, tokens = rate * self.answer * seconds, rate * self.prompt * seconds
-            if decodes > self.most_decodes or decodes + tokens > self._most_tokens:
+            if decodes > self.max_decodes or decodes + tokens > self.max_tokens_in_step:
                 return None
-            found = self._mixture(decodes, tokens)
-            if abs(found.seconds - seconds) <= 1e-4 * seconds:
-                return found
-            seconds = found.seconds
+            state = self._mixture(decodes, tokens)
+            if abs(state.seconds - seconds) <= 1e-4 * seconds:
+                return state
+            seconds = state.seconds
         return None
 
     def _prefill(self, rate: float) -> Steady | None:
         """The state of an engine without decodes, which is idle between prompts. `share` is its utilisation."""
         chunk = max(round(min(self.prompt, self.config.max_num_batched_tokens)), 1)
         full = self.config.max_num_batched_tokens
-        least = min(self._pass(0, chunk)[1] / chunk, self._pass(0, full)[1] / full)
-        share = rate * self.prompt * least
+        seconds = min(self._pass(0, chunk)[1] / chunk, self._pass(0, full)[1] / full)
+        share = rate * self.prompt * seconds
         return Steady(self.step(0, chunk), 0.0, 0.0, self.step(0, chunk), share) if share < 1 else None
 
     def _mixture(self, decodes: float, tokens: float) -> Steady:
         """Steps of so many decodes, of which some have a chunk: so many prompt tokens a step on average."""
-        whole = max(round(decodes), 1)
-        alone = self.step(whole, 0)
+        count = max(round(decodes), 1)
+        decode_only = self.step(count, 0)
         if not tokens:
-            return Steady(alone, decodes, alone, alone, 0.0)
-        chunk = max(round(min(max(self.prompt, tokens), self._most_tokens - decodes)), 1)
-        beside, share = self.step(whole, chunk), min(tokens / chunk, 1.0)
-        return Steady(alone + share * (beside - alone), decodes, alone, beside, share)
+            return Steady(decode_only, decodes, decode_only, decode_only, 0.0)
+        chunk = max(round(min(max(self.prompt, tokens), self.max_tokens_in_step - decodes)), 1)
+        with_prompt, share = self.step(count, chunk), min(tokens / chunk, 1.0)
+        return Steady(decode_only + share * (with_prompt - decode_only), decodes, decode_only, with_prompt, share)
 
     def token_seconds(self, rate: float, quantile: float | None) -> float:
         """The TPOT of a request, or a percentile over requests; infinite for a saturated engine.
@@ -229,9 +231,9 @@ class EngineEstimate:
         reach = max(float(ndtri(quantile)), 0.0)
         steps = max(float(np.quantile(self.lengths.answers, SHORT_ANSWER)) - 1, 1.0)
         share = min(steady.share + reach * math.sqrt(steady.share * (1 - steady.share) / steps), 1.0)
-        decodes = min(steady.decodes + reach * math.sqrt(steady.decodes), self.most_decodes)
-        grown = self.step(max(round(decodes), 1), 0) - steady.alone
-        return steady.alone + grown + share * (steady.beside - steady.alone)
+        decodes = min(steady.decodes + reach * math.sqrt(steady.decodes), self.max_decodes)
+        growth = self.step(max(round(decodes), 1), 0) - steady.decode_only
+        return steady.decode_only + growth + share * (steady.with_prompt - steady.decode_only)
 
     def first_token_seconds(self, rate: float, quantile: float | None) -> float:
         """TTFT: half a step, the steps of the prompt, and a wait as in M/G/1 with the prompts' share of the time."""
@@ -241,7 +243,7 @@ class EngineEstimate:
         prompts = self.prompts
         prompt = float(prompts.mean() if quantile is None else np.quantile(prompts, quantile))
         decodes = round(steady.decodes)
-        mean = self.prompt_seconds(max(self.prompt, 1.0), decodes) - steady.alone
+        mean = self.prompt_seconds(max(self.prompt, 1.0), decodes) - steady.decode_only
         busy = min(steady.share if not self.answer else steady.busy, 0.999)
         variation = (1 + float(np.var(prompts)) / max(self.prompt, 1.0) ** 2) / 2
         wait = busy / (1 - busy) * variation * max(mean, 0.0)
@@ -256,23 +258,23 @@ class EngineEstimate:
         Chunks in a pipeline follow each other, one for each stage at a time.
         """
         budget = max(self.config.max_num_batched_tokens - decodes, 1)
-        done, seconds, kv = round(self.cached if cached is None else cached), 0.0, round(decodes * self.context)
-        prompt = done + math.ceil(prompt)
+        computed, seconds, kv = round(self.cached if cached is None else cached), 0.0, round(decodes * self.context)
+        prompt = computed + math.ceil(prompt)
         if self.stages is not None:
             free = [0.0] * (2 * len(self.stages.layers) - 1)
             ends = [0.0] * len(self.stages.layers)
-            while done < prompt:
-                tokens = min(budget, prompt - done)
-                seconds, done = ends[-len(self.stages.layers)], done + tokens
-                for i, part in enumerate(self._parts(decodes, tokens, done - tokens)):
+            while computed < prompt:
+                tokens = min(budget, prompt - computed)
+                seconds, computed = ends[-len(self.stages.layers)], computed + tokens
+                for i, part in enumerate(self._parts(decodes, tokens, computed - tokens)):
                     seconds = free[i] = max(seconds, free[i]) + part
                 ends.append(seconds)
             return seconds
-        while done < prompt:
-            tokens = min(budget, prompt - done)
-            chunk = Chunk(_SEQUENCE, tokens, done, done + tokens >= prompt)
+        while computed < prompt:
+            tokens = min(budget, prompt - computed)
+            chunk = Chunk(_SEQUENCE, tokens, computed, computed + tokens >= prompt)
             seconds += self.step_time.seconds(Batch([chunk], [_SEQUENCE] * decodes, kv, round(self.context)))
-            done += tokens
+            computed += tokens
         return seconds
 
     def _capacity(self) -> float:
@@ -298,8 +300,8 @@ def bound(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate) -> float 
         return decode.step_time.decode_seconds(1, shortest, shortest, 1)[0]
     prefill = prefill.ceiling
     prompts = prefill.prompts
-    least = float(prompts.min()) if goal.quantile is None else float(np.quantile(prompts, goal.quantile))
-    return prefill.prompt_seconds(least, cached=0.0)
+    shortest_prompt = float(prompts.min()) if goal.quantile is None else float(np.quantile(prompts, goal.quantile))
+    return prefill.prompt_seconds(shortest_prompt, cached=0.0)
 
 
 def estimate(goal: Goal, prefill: EngineEstimate, decode: EngineEstimate, rates: tuple[float, float]) -> float:

@@ -97,7 +97,7 @@ class Row:
     def __init__(self, table: Columns, index: int) -> None:
         self.table, self.index = table, index
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1; tables may write it as 8.0."""
         if name not in self.table.names and default is not None:
             return default
@@ -110,27 +110,27 @@ class Row:
         """A number above 0."""
         return self.table.numbers(name, above=0)[self.index]
 
-    def one_of(self, name: str, known: Mapping[str, str], default: str) -> str:
+    def one_of(self, name: str, formats: Mapping[str, str], default: str) -> str:
         """The format that a name stands for; the default where the table lacks the column or says nothing."""
         text = self.table.text(name)[self.index] if name in self.table.names else ""
         if not text:
             return default
-        if text not in known:
-            raise self.fault(f"expected one of {', '.join(known)}", name)
-        return known[text]
+        if text not in formats:
+            raise self.fault(f"expected one of {', '.join(formats)}", name)
+        return formats[text]
 
-    def known(self, name: str, kind: Literal["hardware", "models"]) -> str:
+    def builtin(self, name: str, kind: Literal["hardware", "models"]) -> str:
         """The name of a built-in model or device."""
         text = self.table.text(name)[self.index]
-        for each in (SYSTEMS.get(text, text), text.rpartition("/")[2]):  # the latter of a local path
-            if builtin_name(kind, each) is not None:
-                return each if kind == "models" else str(builtin_name(kind, each))
+        for name in (SYSTEMS.get(text, text), text.rpartition("/")[2]):  # the latter of a local path
+            if builtin_name(kind, name) is not None:
+                return name if kind == "models" else str(builtin_name(kind, name))
         expected = f"expected one of {', '.join(builtin_names(kind))}, or an engine of as many GPUs in plan.engines"
         raise self.fault(expected, name)
 
     def mixes_experts(self, prefix: str) -> bool:
         """True if each expert is split over some devices, and the experts are spread over several such groups."""
-        return min(self.whole(f"{prefix}{name}", 1) for name in ("moe_tp", "moe_ep")) > 1
+        return min(self.integer(f"{prefix}{name}", 1) for name in ("moe_tp", "moe_ep")) > 1
 
     def fault(self, expected: str, name: str) -> BadInput:
         """The error about a column of this row."""
@@ -144,15 +144,15 @@ def _replicas(row: Row, question: Question) -> int:
 
 def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -> Document:
     """The workers of one role."""
-    tp, pp, dp = (row.whole(f"{prefix}{name}", 1) for name in ("tp", "pp", "dp"))
-    spread = row.whole(f"{prefix}moe_ep", 1)
-    batch, workers = row.whole(f"{prefix}bs"), row.whole(f"{prefix}workers", 1)
+    tp, pp, dp = (row.integer(f"{prefix}{name}", 1) for name in ("tp", "pp", "dp"))
+    spread = row.integer(f"{prefix}moe_ep", 1)
+    batch, workers = row.integer(f"{prefix}bs"), row.integer(f"{prefix}workers", 1)
     engine = dict(question.document.get("engine") or {})
     engine |= {"max_num_seqs": batch} | ({"data_parallel_size": dp} if dp > 1 else {})
     if role == "prefill":
-        engine["max_num_batched_tokens"] = batch * row.whole(f"{prefix}isl", row.whole("isl"))
+        engine["max_num_batched_tokens"] = batch * row.integer(f"{prefix}isl", row.integer("isl"))
     elif role == "both" and "ctx_tokens" in row.table.names:
-        engine["max_num_batched_tokens"] = row.whole("ctx_tokens") + batch
+        engine["max_num_batched_tokens"] = row.integer("ctx_tokens") + batch
     else:
         usual = int(EngineSpec.model_fields["max_num_batched_tokens"].default)
         engine["max_num_batched_tokens"] = max(engine.get("max_num_batched_tokens", usual), batch)
@@ -164,10 +164,10 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
         step_time = dict(kind.step_time or question.document["step_time"])
         device = kind.device.model_dump(exclude_none=True)
     else:
-        hardware = row.known(f"{prefix}system", "hardware")
+        hardware = row.builtin(f"{prefix}system", "hardware")
         weights = row.one_of(f"{prefix}gemm", WEIGHTS, "bf16")
         step_time = {
-            "source": "roofline", "model": row.known("model", "models"), "hardware": hardware,
+            "source": "roofline", "model": row.builtin("model", "models"), "hardware": hardware,
             "tensor_parallel": tp, "pipeline_parallel": pp, "data_parallel": dp, "expert_parallel": spread > 1,
             "weights": weights, "experts": row.one_of(f"{prefix}moe", WEIGHTS, weights),
             "cache": row.one_of(f"{prefix}kvcache", CACHES, "bf16"),
@@ -183,11 +183,11 @@ def _pool(row: Row, prefix: str, role: str, replicas: int, question: Question) -
 
 def _same_engine(kinds: list[EngineKindSpec], tensor_parallel: int, gpus: int) -> EngineKindSpec | None:
     """The kind of engine with as many GPUs and this tensor parallelism, where there is exactly one."""
-    found = [
+    kinds_alike = [
         kind
         for kind in kinds
         if kind.device.count == gpus
         and not kind.is_bundle
         and int((kind.step_time or {}).get("tensor_parallel", gpus)) == tensor_parallel
     ]
-    return found[0] if len(found) == 1 else None
+    return kinds_alike[0] if len(kinds_alike) == 1 else None

@@ -11,7 +11,7 @@ import yaml
 
 from tests.twin.planning.scenarios import document, kind, question
 from twin.cli import run
-from twin.planning.aiconfigurator_answer import candidates_of_answer
+from twin.planning.aiconfigurator import candidates_of_answer
 from workloads.errors import BadInput
 
 AGG: dict[str, Any] = {

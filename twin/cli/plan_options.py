@@ -1,0 +1,137 @@
+"""The options of `twin plan`, in groups: each field is a flag, and its docstring is the flag's help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+FLAG = Parameter(negative=())
+
+Texts = Annotated[list[str] | None, Parameter(negative=())]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class QuestionOptions:
+    """Changes of the scenario's question."""
+
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None
+    """Change any field, key=value. Example: --set plan.limits.gpus=16"""
+
+    slo: Texts = None
+    """Goal, in place of those in the file: --slo ttft_p99=1s --slo tpot_p99=40ms --slo classify.e2e_p95=200ms"""
+
+    rate: float | None = None
+    """Requests per second."""
+
+    trace: Path | None = None
+    """Trace whose lengths to use, and whose arrivals where the scenario replays."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CatalogueOptions:
+    """A question without a scenario; None where a flag is not given."""
+
+    model: str | None = None
+    """Without a scenario: a built-in name, Hugging Face id, a model file or a config.json."""
+
+    gpu: Texts = None
+    """Without a scenario: a GPU of the hardware catalogue or the begin of its name (h200), or a file; several are
+tried one by one."""
+
+    price: Texts = None
+    """Price of a GPU per hour: --price 3.5, or h200=3.5 where there are several. Makes cost the objective."""
+
+    prompt_tokens: float | None = None
+    """Without a trace: mean tokens of prompts, log-normal."""
+
+    answer_tokens: float | None = None
+    """Without a trace: mean tokens of answers, log-normal."""
+
+    tensor_parallel: str | None = None
+    """Without a scenario: GPUs that share each layer, to try. Default: 1,2,4,8."""
+
+    pipeline_parallel: str | None = None
+    """Without a scenario: pipeline stages of an engine to try, each of so many GPUs. Default: 1."""
+
+    layout: str | None = None
+    """Without a scenario: colocated, disaggregated (prefill and decode apart), afd (prefill engines and AFD bundles
+that decode), with commas between. Default: colocated,disaggregated."""
+
+    weights: str | None = None
+    """Without a scenario: formats of weights to try (bf16, fp8, …). Default: as the model is published."""
+
+    cache: str | None = None
+    """Without a scenario: the format of the KV cache. Default: bf16."""
+
+    chunk: str | None = None
+    """Without a scenario: values of max_num_batched_tokens to try. Default: 512,1024,2048,4096,8192."""
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values by the names of their flags."""
+        return {f"--{field.name.replace('_', '-')}": getattr(self, field.name) for field in fields(self)}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ObjectiveOptions:
+    """The objective of a plan."""
+
+    max_gpus: int | None = None
+    """At most so many GPUs in all."""
+
+    confidence: float | None = None
+    """How sure the plan must be, given the error of the step times: a share of their draws, 0.5 to 1. Default: 0.9."""
+
+    objective: str | None = None
+    """gpus, cost_per_hour, cost_per_million_tokens, or throughput: the highest rate on --max-gpus."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how windows are simulated."""
+
+    json: Annotated[bool, FLAG] = False
+    """Print one JSON document on stdout and nothing else there."""
+
+    runs: Path = Path("runs")
+    """Parent of the run folders."""
+
+    jobs: int | None = None
+    """Processes; default: one for each core."""
+
+    executor: str = "local"
+    """Where windows are simulated: local, dask (workers of its own), dask://host:port (a running scheduler) or ray."""
+
+    fresh: Annotated[bool, FLAG] = False
+    """Start anew even if an unfinished run of the same plan exists."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AnswerOptions:
+    """The kind of answer and its files."""
+
+    brief: Annotated[bool, FLAG] = False
+    """Leave out headroom and what would change the answer."""
+
+    max_load: Annotated[bool, FLAG] = False
+    """The highest rate at which the scenario's own deployment (engine, step_time, system) meets the goals, with an
+interval, in place of a search."""
+
+    candidate: Annotated[list[Path] | None, Parameter(negative=())] = None
+    """Scenario file whose deployment (engine, step_time, system) competes with those of the plan; its row is in the
+table even if it fails. Also the folder that AIConfigurator's --save-dir names, or a best_config_topn.csv in it.
+May be given several times."""
+
+    write: Path | None = None
+    """Folder for the recommended deployment: scenarios that twin simulate reproduces, and launch commands."""
+
+    no_figures: Annotated[bool, FLAG] = False
+    """Leave out figures and the HTML report."""

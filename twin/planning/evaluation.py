@@ -1,0 +1,329 @@
+"""Evaluates candidates by simulation: a short window, some long ones, then as many as a decision needs.
+
+Every candidate gets the same requests at the same times (common random numbers): window r of each uses replication r.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from latency_models.unknowns import Unknown
+from reports.records.run_directory import fingerprint
+from scenarios.goals import Goal
+from twin.executors.executor import Executor
+from twin.planning.confidence import CERTAIN, LIKELY, clearly_missed, met_under_draws, probability
+from twin.planning.question import Document, Question
+from twin.planning.space import Candidate, document
+from twin.planning.trial import Horizon, Trial, in_unit
+from twin.planning.windows import Window, describe_overload, needs_detail, run_window
+from twin.serving.plan import ServingPlan
+from twin.serving.randomness import Draw
+
+HOPELESS = 0.02
+"""A candidate less likely than this to meet its goals gets no further windows."""
+
+SHORT = 0
+"""In place of a number of long windows: one short window."""
+
+LONG_WINDOWS, DRAWS = 4, 20
+"""Long windows of a first evaluation; draws of the step-time model, a window of each."""
+
+SEARCH_DRAWS = 6
+"""Draws, the worst, under which a search evaluates a candidate; its confirmation tries all."""
+
+
+class Evaluator:
+    """Simulates windows of candidates, once each.
+
+    Args:
+        store: windows by key, to which new ones are added; `save` is called with each of these.
+        executor: runs windows. advance: called with the key of each.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        horizon: Horizon,
+        store: dict[str, Document],
+        save: Callable[[str, Document], None],
+        executor: Executor,
+        advance: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self.question, self.horizon, self.goals = question, horizon, question.goals
+        self._store, self._save, self._executor, self._advance = store, save, executor, advance
+        self._requests: dict[str, int] = {}  # by window
+        self._severity: dict[int, float] = {}  # of draws, for the candidate that ranked them
+        self._plans: dict[tuple[str, int], ServingPlan] = {}
+        self._identity = fingerprint([question.document["workload"], question.seed, question.change, horizon.warmup])
+
+    @property
+    def simulated(self) -> int:
+        """Requests simulated for this question, also those of windows that were in the store."""
+        return sum(self._requests.values())
+
+    def is_random(self, candidates: Sequence[Candidate]) -> bool:
+        """True if windows of some candidate differ from one another."""
+        return any(self._plan(candidate, self.horizon.long).random for candidate in candidates)
+
+    def can_draw(self, candidate: Candidate) -> bool:
+        """True if the error of a candidate's step times is known, so that they can be drawn."""
+        return self._plan(candidate, self.horizon.long).can_draw
+
+    # -- trials ------------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, candidates: Sequence[Candidate], windows: int = LONG_WINDOWS, limit: int | None = None
+    ) -> list[Trial]:
+        """Evaluate candidates with the step times at their best estimates.
+
+        Args:
+            windows: long ones for each, or `SHORT`: one short window, which decides only where it is clear.
+            limit: double the windows of those that are undecided, up to this number.
+        """
+        trials: dict[str, Trial] = {}
+        pending = list(candidates)
+        while pending:
+            trials |= {trial.candidate.name: trial for trial in self._simulated(pending, windows)}
+            if limit is None or windows >= limit:
+                break
+            pending = [candidate for candidate in pending if not trials[candidate.name].decided]
+            windows = min(2 * windows, limit)
+        return [trials[candidate.name] for candidate in candidates]
+
+    def settle(self, candidates: Sequence[Candidate]) -> list[Trial]:
+        """Evaluate candidates until each is decided, by at most `plan.replications` windows."""
+        limit = self.question.spec.replications
+        return self.evaluate(candidates, min(LONG_WINDOWS, limit), limit)
+
+    def add_draws(self, trial: Trial, limit: int = DRAWS, *, every: bool = False) -> Trial:
+        """The trial with the error of the step times, where it is known.
+
+        Draws come in batches, the worst first and each twice as large as the one before, until too many of them speak
+        against the candidate.
+
+        Args:
+            limit: draws to simulate; the candidate is taken to meet its goals under the others.
+            every: simulate all of them, also where some suffice to reject it.
+        """
+        if not trial.windows or trial.saturated or not self.can_draw(trial.candidate):
+            return trial
+        spec, order, sure = self.question.spec, self._draws(), 1.0
+        shifts: list[list[float]] = []
+        while len(shifts) < limit and (every or sure >= spec.confidence - 1e-9):
+            batch = order[len(shifts) : min(max(2 * len(shifts), len(self.worst_draws)), limit)]
+            shifts += self._shifts(trial, batch)
+            sure = (DRAWS - int((~met_under_draws(trial.excess, np.array(shifts))).sum())) / DRAWS
+        meets = trial.meets and sure >= spec.confidence - 1e-9
+        unsure = f"its goals hold under at most {100 * sure:.0f} % of the draws of the step times"
+        reason = "" if meets else trial.reason or unsure
+        return replace(trial, shifts=shifts, draws=len(shifts), sure=sure, meets=meets, decided=True, reason=reason)
+
+    def reject(self, candidates: Sequence[Candidate], *, long: bool = False) -> list[Trial]:
+        """Trials of those candidates that clearly miss their goals under too many of the worst draws.
+
+        One window under each draw. A candidate gets no further ones when it is rejected, or cannot be any more.
+
+        Args:
+            long: long windows of `SEARCH_DRAWS` draws, which `add_draws` uses too; else short ones of `worst_draws`.
+        """
+        worst, num_allowed = self.worst_draws, len(self.worst_draws) - 1
+        draws = self._draws()[:SEARCH_DRAWS] if long else worst[::-1]
+        requests, beyond = (self.horizon.long, LIKELY) if long else (self.horizon.short, CERTAIN)
+        misses: Counter[str] = Counter()
+        pending = [candidate for candidate in candidates if self.can_draw(candidate)]
+        for remaining, draw in zip(range(len(draws), 0, -1), draws, strict=True):
+            pending = [
+                candidate
+                for candidate in pending
+                if misses[candidate.name] <= num_allowed < misses[candidate.name] + remaining
+            ]
+            replication = draw % LONG_WINDOWS if long else 0
+            windows = [self._window(candidate, requests, replication, draw) for candidate in pending]
+            results = self._simulate(windows)
+            misses.update(c.name for c, result in zip(pending, results, strict=True) if _misses(result, beyond))
+        why = "misses its goals under {} of the {} draws of the step times, at least"
+        return [
+            Trial(candidate, 0.5, reason=why.format(count, DRAWS), draws=count, sure=(DRAWS - count) / DRAWS)
+            for candidate in candidates
+            if (count := misses[candidate.name]) > num_allowed
+        ]
+
+    # -- draws of the step times ------------------------------------------------------------------------------------
+
+    def rank_draws(self, candidate: Candidate) -> None:
+        """Find the draws of the step times that move a candidate furthest beyond its goals.
+
+        Scores go by the names of unknowns, so a draw that is bad for one deployment is bad for most.
+        """
+        windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in range(DRAWS)]
+        self._severity = dict(enumerate(map(_severity, self._simulate(windows))))
+
+    def _draws(self) -> list[int]:
+        """Draws of the step-time model, the worst first, once they are ranked."""
+        return sorted(range(DRAWS), key=lambda draw: (-self._severity.get(draw, 0.0), draw))
+
+    @property
+    def worst_draws(self) -> list[int]:
+        """The worst draws, one more than those under which a candidate may miss its goals."""
+        num_allowed = math.floor((1 - self.question.spec.confidence) * DRAWS + 1e-9)
+        return self._draws()[: num_allowed + 1]
+
+    def severity_of_worst(self, candidate: Candidate) -> float:
+        """The distance of a candidate beyond its goals under the worst draws, in short windows in the store."""
+        windows = [self._window(candidate, self.horizon.short, 0, draw) for draw in self.worst_draws]
+        return sum(_severity(self._store[window.key]) for window in windows if window.key in self._store)
+
+    def costliest_unknown(self, candidate: Candidate) -> Unknown | None:
+        """The unknown of the step times that moves a candidate furthest, alone at a score of -1 or 1, short windows."""
+        unknowns = self._plan(candidate, self.horizon.short).unknowns()
+        pairs = [(unknown, score) for unknown in unknowns for score in (-1.0, 1.0)]
+        if not pairs:
+            return None
+        windows = [self._window(candidate, self.horizon.short, 0, (unknown.name, score)) for unknown, score in pairs]
+        severities = [_severity(result) for result in self._simulate(windows)]
+        return pairs[severities.index(max(severities))][0]
+
+    def _shifts(self, trial: Trial, draws: Iterable[int]) -> list[list[float]]:
+        """The shifts of the excesses of a trial's windows by draws of the step-time model: a window for each draw."""
+        count = len(trial.windows)
+        windows = [self._window(trial.candidate, self.horizon.long, draw % count, draw) for draw in draws]
+        results = self._simulate(windows)
+        return [
+            _shift(result, trial.windows[window.replication]) for window, result in zip(windows, results, strict=True)
+        ]
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    def scenario(self, candidate: Candidate, requests: int) -> Document:
+        """The scenario of a candidate's windows, each with this number of requests on average."""
+        horizon, question = self.horizon, self.question
+        scenario = document(question, candidate.family, candidate.sizes)
+        if question.rate is not None:
+            measure = {**(scenario.get("measure") or {}), "after": horizon.warmup, "before": requests / question.rate}
+            scenario = {**scenario, "measure": measure, "workload": question.window(requests)}
+        return scenario
+
+    def _plan(self, candidate: Candidate, requests: int) -> ServingPlan:
+        key = (candidate.name, requests)
+        if key not in self._plans:
+            scenario = self.scenario(candidate, requests)
+            self._plans[key] = self.question.plan({**scenario, "detail": needs_detail(self.goals)})
+        return self._plans[key]
+
+    def _window(self, candidate: Candidate, requests: int, replication: int, draw: Draw = None) -> Window:
+        plan = self._plan(candidate, requests)
+        label = "-" if draw is None else f"{draw[0]}{draw[1]:+g}" if isinstance(draw, tuple) else draw
+        key = f"{self._identity}/{candidate.name}/{plan.requests}/{label}/{replication}"
+        return Window(key, plan, tuple(self.goals), replication, draw)
+
+    def _simulate(self, windows: Sequence[Window]) -> list[Document]:
+        """The results of windows, which are simulated unless they are in the store."""
+        by_key = {window.key: window for window in windows}
+        missing = [window for key, window in by_key.items() if key not in self._store]
+        if missing:
+            with self._executor.each_as_done(run_window, missing) as results:
+                for window, result in results:
+                    self._save(window.key, result)
+                    self._store[window.key] = result
+                    self._advance(window.key)
+        self._requests |= {key: window.plan.requests for key, window in by_key.items()}
+        return [self._store[window.key] for window in windows]
+
+    # -- from windows to trials --------------------------------------------------------------------------------------
+
+    def _simulated(self, candidates: Sequence[Candidate], count: int) -> list[Trial]:
+        """A trial of each candidate by `count` windows; one where nothing is random."""
+        if count == SHORT:
+            windows = [self._window(candidate, self.horizon.short, 0) for candidate in candidates]
+            results = self._simulate(windows)
+            return [self._screened(*pair) for pair in zip(candidates, results, strict=True)]
+        count = count if self.is_random(candidates) else 1
+        windows = [self._window(candidate, self.horizon.long, r) for candidate in candidates for r in range(count)]
+        results = self._simulate(windows)
+        return [self._trial(candidate, results[i * count : (i + 1) * count]) for i, candidate in enumerate(candidates)]
+
+    def _screened(self, candidate: Candidate, result: Document) -> Trial:
+        """A trial by one short window."""
+        if failed := _failure(candidate, [result]):
+            return failed
+        pairs = zip(self.goals, result["excess"], result["variance"], strict=True)
+        missed = [goal for goal, excess, variance in pairs if clearly_missed(excess, variance)]
+        if missed:
+            return Trial(candidate, 0.0, [result], reason=self._describe_miss([result], missed[0]))
+        return Trial(candidate, 0.5, [result], decided=False, meets=True)
+
+    def _trial(self, candidate: Candidate, windows: list[Document]) -> Trial:
+        if failed := _failure(candidate, windows):
+            return failed
+        spec, plan = self.question.spec, self._plan(candidate, self.horizon.long)
+        likelihood = probability(np.array([window["excess"] for window in windows]), self.windows_in_span(windows))
+        # A candidate in doubt with the estimates of the step times fails with their error.
+        last = len(windows) >= (LONG_WINDOWS if plan.can_draw else spec.replications) or not plan.random
+        meets = likelihood >= (spec.reliability if last else (1 + spec.reliability) / 2)
+        decided = last or meets or likelihood < HOPELESS
+        reason = "" if meets else self._describe_worst(windows)
+        if not meets and likelihood >= HOPELESS:
+            reason += f" (met in {100 * likelihood:.2g} % of spans)"
+        return Trial(candidate, likelihood, windows, decided, meets, reason)
+
+    def windows_in_span(self, windows: Sequence[Document]) -> float:
+        """Windows in a span; 1 where a window is a whole run, as of a replay."""
+        if self.question.rate is None:
+            return 1.0
+        seconds = float(np.mean([window["summary"]["duration"] for window in windows]))
+        return max(self.horizon.span / seconds, 1.0) if seconds else 1.0
+
+    def _describe_worst(self, windows: Sequence[Document]) -> str:
+        """The goal that is missed by most deviations, in words."""
+
+        def deviations(goal: int) -> float:
+            scale = math.sqrt(sum(window["variance"][goal] for window in windows)) or 1.0
+            return float(sum(window["excess"][goal] for window in windows) / scale)
+
+        return self._describe_miss(windows, self.goals[max(range(len(self.goals)), key=deviations)])
+
+    def _describe_miss(self, windows: Sequence[Document], goal: Goal) -> str:
+        index = self.goals.index(goal)
+        values = [window["values"][index] for window in windows]
+        if None in values:
+            return f"no request counts for {goal.name}"
+        return f"{goal.name} is {in_unit(goal, float(np.mean(values)))}, goal {in_unit(goal, goal.limit)}"
+
+
+def _failure(candidate: Candidate, windows: Sequence[Document]) -> Trial | None:
+    """The trial of a candidate that cannot run, or whose queue grows in half of the windows."""
+    for window in windows:
+        if "refused" in window:
+            return Trial(candidate, reason=window["refused"])
+    overloads = [window["overload"] for window in windows if window["overload"]]
+    if 2 * len(overloads) < len(windows):
+        return None
+    return Trial(candidate, 0.0, windows, reason=describe_overload(overloads[0]), saturated=True)
+
+
+def _misses(result: Document, beyond: float) -> bool:
+    """True if a window says clearly that some goal is missed. `beyond`: deviations, as of `clearly_missed`."""
+    if "refused" in result or result["overload"]:
+        return True
+    pairs = zip(result["excess"], result["variance"], strict=True)
+    return any(clearly_missed(excess, variance, beyond) for excess, variance in pairs)
+
+
+def _severity(result: Document) -> float:
+    """The largest excess of a window, in deviations of that of a deployment that just meets the goal."""
+    if "refused" in result or result["overload"]:
+        return math.inf
+    pairs = zip(result["excess"], result["variance"], strict=True)
+    return max(float(excess / math.sqrt(variance) if variance > 0 else excess) for excess, variance in pairs)
+
+
+def _shift(result: Document, base: Document) -> list[float]:
+    """The shift of a window's excesses by a draw of the step-time model."""
+    if result["overload"]:
+        return [math.inf] * len(base["excess"])
+    return [after - before for after, before in zip(result["excess"], base["excess"], strict=True)]

@@ -1,0 +1,214 @@
+"""Before anything is simulated: families that fit in memory and can reach the goals, their candidates and estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scenarios.goals import Goal
+from twin.planning.engine_estimates import BEYOND, EngineEstimate, bound, estimate
+from twin.planning.question import Lengths, Question
+from twin.planning.space import Candidate, Family, candidates, document, families
+from twin.planning.trial import Horizon, in_unit
+from twin.serving.randomness import scores_of
+from workloads.errors import BadInput
+
+LARGEST = 2.5
+"""The largest pools relative to the estimated need, where the plan has no limit."""
+
+MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Multiples of the engines that the load alone needs. The goals are estimated to need the first that meets them, or the
+last."""
+
+LOAD = 0.7
+"""Share of an engine's capacity at which the times of windows are computed."""
+
+WARMUP_QUANTILE = 0.95
+"""Measurement starts when this share of the initial requests has finished."""
+
+SHORT, LONG = 6.0, 20.0
+"""Lengths of windows, in warm-ups."""
+
+MIN_SHORT, MIN_LONG, MAX_REQUESTS = 800, 3000, 200_000
+"""Requests of a window."""
+
+MAX_COLD = 0.25
+"""Largest part of `MAX_REQUESTS`, or of the rows of a trace, in which prefix caches warm up before a window counts."""
+
+
+@dataclass(frozen=True)
+class RefusedFamily:
+    """A family that is not simulated. `status`: out of memory, unsupported or infeasible."""
+
+    family: Family
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FamilyEstimate:
+    """A family that can run.
+
+    Attributes:
+        prefill, decode: estimates of an engine; the same one in a colocated family. candidates: by size.
+    """
+
+    family: Family
+    prefill: EngineEstimate
+    decode: EngineEstimate
+    candidates: list[Candidate]
+
+    def rates(self, candidate: Candidate, rate: float) -> tuple[float, float]:
+        """Requests per second and engine, of prefill and of decode."""
+        engines = self.family.engines(candidate.sizes)
+        return rate / engines[0], rate / engines[-1]
+
+    def ratio(self, candidate: Candidate, rate: float, goals: Sequence[Goal]) -> float:
+        """The estimate of the worst goal relative to its limit."""
+        rates = self.rates(candidate, rate)
+        return max((estimate(goal, self.prefill, self.decode, rates) for goal in goals), default=0.0)
+
+    def saturated(self, candidate: Candidate, rate: float) -> str | None:
+        """The reason why a candidate is far beyond its capacity; None if it is not."""
+        sides = zip(("", "decode "), (self.prefill, self.decode), self.rates(candidate, rate), strict=True)
+        for side, engine, load in sides:
+            capacity = engine.ceiling.capacity
+            if load > BEYOND * capacity:
+                return (
+                    f"saturated: {load:.3g} requests/s at each {side}engine, which is estimated to bear {capacity:.3g}"
+                )
+        return None
+
+
+def estimate_families(
+    question: Question, given: Sequence[Candidate] = ()
+) -> tuple[list[FamilyEstimate], list[RefusedFamily]]:
+    """The families of a question that can run, with their candidates, and those that cannot; given deployments last."""
+    estimates: list[FamilyEstimate] = []
+    refused: list[RefusedFamily] = []
+    lengths: Lengths | None = None
+    engines: dict[str, EngineEstimate] = {}
+    fixed = {candidate.family.name: candidate for candidate in given}
+    for family in [*families(question), *(candidate.family for candidate in given)]:
+        only = fixed.get(family.name)
+        try:
+            plan = question.plan(document(question, family, only.sizes if only else (1,) * len(family.kinds)))
+        except BadInput as error:
+            refused.append(_refusal(family, error))
+            continue
+        lengths = lengths or question.sample(plan)
+        roles = ("both",) if len(plan.pools) == 1 else ("prefill", "decode")
+        sides = []
+        for kind, pool, role in zip(family.kinds, plan.pools, roles, strict=True):
+            key = f"{role} {kind.name} {family.settings} {family.name if only else ''}"
+            if key not in engines:
+                config, stages = pool.scheduler.config, pool.scheduler.stages
+                engines[key] = EngineEstimate(config, pool.step_time, lengths, role, stages)
+            sides.append(engines[key])
+        problem = _too_long(sides, lengths, question) or _unreachable(question.goals, sides[0], sides[-1])
+        if problem is not None:
+            refused.append(RefusedFamily(family, *problem))
+            continue
+        members = [only] if only else candidates(question, family, _largest(sides, question))
+        estimates.append(FamilyEstimate(family, sides[0], sides[-1], members))
+    return estimates, refused
+
+
+def under_draw(families: Mapping[str, FamilyEstimate], seed: int, draw: int) -> dict[str, FamilyEstimate]:
+    """The same families, estimated under one draw of the unknowns of their step times."""
+    engines = {id(engine): engine for family in families.values() for engine in (family.prefill, family.decode)}
+    unknowns = {unknown.name: unknown for engine in engines.values() for unknown in engine.step_time.unknowns()}
+    scores = scores_of(unknowns.values(), seed, draw)
+    varied = {key: engine.under(scores) for key, engine in engines.items()}
+    return {
+        name: replace(family, prefill=varied[id(family.prefill)], decode=varied[id(family.decode)])
+        for name, family in families.items()
+    }
+
+
+def horizon(question: Question, estimates: Sequence[FamilyEstimate]) -> Horizon:
+    """The lengths of windows, as multiples of the time that most answers take in a busy engine."""
+    spec = question.spec
+    if question.rate is None or not estimates:
+        return Horizon(0, 0, 0.0, spec.span)
+    steps = [_busy_times(estimate) for estimate in estimates]
+    step, prompt = (float(np.median(column)) for column in zip(*steps, strict=True))
+    warmup = float(np.quantile(estimates[0].decode.lengths.answers, WARMUP_QUANTILE)) * step + prompt
+    rows = MAX_REQUESTS
+    if question.trace is not None and question.trace.prefix_blocks is not None:
+        rows = len(question.trace)  # which come once
+    # The queue that cold caches leave behind drains afterwards, in the warm-up that every system has.
+    until_warm = max(_seconds_until_warm(estimate, question.rate) for estimate in estimates)
+    cold = float(f"{min(until_warm, MAX_COLD * rows / question.rate):.2g}")
+    more = math.ceil(question.rate * cold)  # so that as many requests count as without prefix caches
+    warmup = float(f"{warmup:.2g}")
+    stated = spec.window and spec.window + math.ceil(question.rate * warmup)
+    long = min((stated or _requests(question.rate * LONG * warmup, MIN_LONG)) + more, rows)
+    short = min(_requests(question.rate * SHORT * warmup, MIN_SHORT) + more, long)
+    return Horizon(short, long, warmup + cold, spec.span)
+
+
+def _seconds_until_warm(estimate: FamilyEstimate, rate: float) -> float:
+    """Seconds until the prefix caches of a busy deployment, empty at first, supply what they do in the long run."""
+    engines = (estimate.prefill, estimate.decode)
+    return max(engine.requests_until_warm * math.ceil(rate / (LOAD * engine.capacity)) / rate for engine in engines)
+
+
+def _busy_times(estimate: FamilyEstimate) -> tuple[float, float]:
+    """Seconds of a decode step, and of a prompt and the step before it, in busy engines."""
+    later = estimate.decode.steady(LOAD * estimate.decode.capacity)
+    first = estimate.prefill.steady(LOAD * estimate.prefill.capacity)
+    prompt = estimate.prefill.prompt_seconds(estimate.prefill.prompt)
+    return later.seconds if later else 0.0, prompt + (first.seconds if first else 0.0)
+
+
+def _requests(number: float, lowest: int) -> int:
+    """A number of requests with two significant digits, within limits."""
+    return min(max(int(float(f"{number:.2g}")), lowest), MAX_REQUESTS)
+
+
+def _refusal(family: Family, error: BadInput) -> RefusedFamily:
+    memory = any(word in f"{error.field} {error.expected}" for word in ("kv_memory", "num_gpu_blocks", "leave room"))
+    reason = f"{error.field}: {error.expected}" if error.field else error.expected
+    return RefusedFamily(family, "out of memory" if memory else "unsupported", reason)
+
+
+def _too_long(engines: list[EngineEstimate], lengths: Lengths, question: Question) -> tuple[str, str] | None:
+    longest = int((lengths.prompts + lengths.answers).max())
+    if question.trace is not None:
+        longest = max(longest, int((question.trace.prefill_tokens + question.trace.decode_tokens).max()))
+    for engine in engines:
+        tokens = engine.config.num_gpu_blocks * engine.config.block_size
+        if engine.role != "prefill" and longest > tokens:
+            return "out of memory", f"a request of {longest:,} tokens, KV memory for {tokens:,}"
+    return None
+
+
+def _unreachable(goals: Sequence[Goal], prefill: EngineEstimate, decode: EngineEstimate) -> tuple[str, str] | None:
+    """The goal that an engine misses even with a single request, if there is one."""
+    for goal in goals:
+        lowest = bound(goal, prefill, decode)
+        if lowest is not None and lowest > goal.limit:
+            limit = in_unit(goal, goal.limit)
+            return "infeasible", f"{goal.name} is at least {in_unit(goal, lowest)}, goal {limit}, however many engines"
+    return None
+
+
+def _largest(engines: list[EngineEstimate], question: Question) -> tuple[int, ...]:
+    """The largest pools that are tried: `LARGEST` times the estimated need of the load and then the goals."""
+    rate = question.rate
+    if rate is None:
+        return (64,) * len(engines)
+    loads = [rate / engine.floor.capacity for engine in engines]
+    prefill, decode = engines[0].floor, engines[-1].floor
+
+    def misses(multiple: float) -> bool:
+        sizes = [max(multiple * load, 1.0) for load in loads]
+        rates = rate / sizes[0], rate / sizes[-1]
+        return any(estimate(goal, prefill, decode, rates) > 1.0 for goal in question.goals)
+
+    multiple = next((multiple for multiple in MULTIPLES if not misses(multiple)), MULTIPLES[-1])
+    return tuple(max(math.ceil(LARGEST * multiple * load), 2) + 2 for load in loads)

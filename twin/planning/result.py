@@ -1,0 +1,312 @@
+"""The results of planning, `Plan` and `MaxLoad`, and their documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from latency_models.deployment.hugging_face import any_model
+from latency_models.deployment.models import ExpertFFN, LatentAttention
+from latency_models.unknowns import Unknown
+from scenarios.goals import Goal
+from twin.planning.max_load import Load
+from twin.planning.question import Document, Question
+from twin.planning.space import Candidate, Family
+from twin.planning.trial import Horizon, Trial, in_unit
+from twin.serving.uncertainty import combine
+
+NOTE = "Simulated (discrete events, no hardware)."
+HOURS = 100
+"""Spans that a reliability is stated for."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """A candidate with its status and the reason of it; a family that cannot run is one entry, without sizes."""
+
+    family: Family
+    candidate: Candidate | None
+    status: str
+    reason: str
+
+    def document(self) -> Document:
+        """The entry of `twin.plan/1`."""
+        return {**identity(self.family, self.candidate), "status": self.status, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a question.
+
+    Attributes:
+        best: the recommendation; None if no candidate meets the goals. rows: trials of the table, by their roles.
+        by_estimate: the cheapest deployment at the best estimate of the step times; None where their error is unknown.
+        costliest_unknown: of its step times. nearest_miss: the closest candidate, where there is no recommendation.
+        headroom: None where it was not looked for. changes: trials of the recommendation where something differs.
+        evaluated: candidates that were simulated. simulated_requests: in all windows.
+    """
+
+    question: Question
+    horizon: Horizon
+    best: Trial | None
+    rows: Sequence[tuple[str, Trial]]
+    by_estimate: Trial | None
+    costliest_unknown: Unknown | None
+    nearest_miss: Trial | None
+    headroom: Load | None
+    changes: Sequence[Document]
+    ledger: Sequence[LedgerEntry]
+    evaluated: int
+    simulated_requests: int
+
+    @property
+    def feasible(self) -> bool:
+        """True if there is a recommendation."""
+        return self.best is not None
+
+    def document(self) -> Document:
+        """The document `twin.plan/1`."""
+        question = self.question
+        unknown, by_estimate = self.costliest_unknown, None
+        if self.by_estimate is not None:
+            costliest = None if unknown is None else {"about": unknown.about, "measure": unknown.measure}
+            by_estimate = row(question, self.by_estimate, "best estimate") | {"costliest_unknown": costliest}
+        return {
+            "schema": "twin.plan/1",
+            "name": str(question.document.get("name", "plan")),
+            "simulated": True,
+            "note": NOTE,
+            "question": describe_question(question, self.horizon),
+            "answer": " ".join(filter(None, [self.answer(), self.price_of_error()])),
+            "feasible": self.feasible,
+            "recommendation": None if self.best is None else row(question, self.best),
+            "by_best_estimate": by_estimate,
+            "nearest_miss": None if self.nearest_miss is None else row(question, self.nearest_miss, "nearest miss"),
+            "rows": [row(question, trial, role) for role, trial in self.rows],
+            "headroom": None if self.headroom is None else self.headroom.document(question.rate),
+            "changes": self.changes,
+            "notes": untried(question),
+            "evaluated": self.evaluated,
+            "ledger": [entry.document() for entry in self.ledger],
+            "simulated_requests": self.simulated_requests,
+        }
+
+    def answer(self) -> str:
+        """The recommendation in a sentence."""
+        if self.best is None:
+            return self._no_answer()
+        question, candidate, family = self.question, self.best.candidate, self.best.candidate.family
+        layout = {"colocated": "", "afd": ", decode on AFD bundles"}.get(family.layout, ", prefill and decode apart")
+        settings = "".join(f", {key} {value}" for key, value in family.settings)
+        settings += f", router {family.routing}" if sum(candidate.sizes) > len(candidate.sizes) else ""
+        price = "" if candidate.cost is None else f", {candidate.cost:.4g} an hour"
+        load = arrivals(question) if question.rate is None else f"{question.rate:g} requests/s, {arrivals(question)}"
+        engines = f"{candidate.devices}; {family.parallelism}{layout}{settings}"
+        more = ""
+        if self.headroom is not None and question.rate is not None:
+            binds = self.headroom.binds
+            limit = "a queue grows" if binds is None else f"{binds.name} binds"
+            estimated = "" if self.best.sure is None else "by the best estimate "
+            percent = 100 * (self.headroom.rate / question.rate - 1)
+            more = f"; {estimated}it bears {percent:.0f} % more load before {limit}"
+        certain = certainty(question, self.best)
+        return f"Take {candidate.gpus} GPUs ({engines}){price}, for {load}: {certain}{more}."
+
+    def _no_answer(self) -> str:
+        text, miss = f"No candidate meets {goals_in_words(self.question)}", self.nearest_miss
+        if miss is None or miss.sure is None:
+            return f"{text}."
+        candidate, sure = miss.candidate, f"{100 * miss.sure:.0f} % sure"
+        engines = f"{candidate.gpus} GPUs ({candidate.devices}; {candidate.family.parallelism})"
+        confidence = f"with a confidence of {100 * self.question.spec.confidence:g} %"
+        return f"{text} {confidence}; closest: {engines}, {sure}: {miss.reason}."
+
+    def price_of_error(self) -> str:
+        """The price of the error of the step times, in a sentence; empty if the recommendation pays nothing for it."""
+        if self.by_estimate is None:
+            return ""
+        candidate, unknown = self.by_estimate.candidate, self.costliest_unknown
+        gpus = candidate.gpus
+        if self.best is not None and self.best.candidate.gpus <= gpus:
+            return ""
+        enough = f"{gpus} GPU{'s suffice' if gpus > 1 else ' suffices'}"
+        text = f"By the best estimate of the step times {enough} ({candidate.devices}; {candidate.family.parallelism})"
+        if self.best is None:
+            text += ", but not with its error"
+        else:
+            text += f", and the other {self.best.candidate.gpus - gpus} pay for its error"
+        return f"{text}; most for: {unknown.about}. Measure: {unknown.measure}." if unknown else f"{text}."
+
+
+@dataclass(frozen=True)
+class MaxLoad:
+    """The maximum sustainable load of a deployment.
+
+    Attributes:
+        horizon: None where nothing was simulated. load: None if the goals are missed at every rate, for this `reason`.
+    """
+
+    question: Question
+    deployment: Candidate
+    horizon: Horizon | None
+    load: Load | None
+    reason: str
+    simulated_requests: int
+
+    @property
+    def feasible(self) -> bool:
+        """True if some rate meets the goals."""
+        return self.load is not None
+
+    def document(self) -> Document:
+        """The document `twin.max-load/1`."""
+        question, load = self.question, self.load
+        at = question if load is None else question.at_rate(load.rate)
+        fields = dict.fromkeys(("rate", "factor", "binds", "beyond")) if load is None else load.document(question.rate)
+        return {
+            "schema": "twin.max-load/1",
+            "name": str(question.document.get("name", "max-load")),
+            "simulated": True,
+            "note": NOTE,
+            "question": None if self.horizon is None else describe_question(at, self.horizon),
+            "answer": self.answer(),
+            "feasible": self.feasible,
+            "rate": fields["rate"],
+            "interval": None if load is None or load.interval is None else list(load.interval),
+            "factor": fields["factor"],
+            "binds": fields["binds"],
+            "beyond": self.reason if load is None else load.reason,
+            "deployment": None if load is None else row(at, load.trial),
+            "simulated_requests": self.simulated_requests,
+        }
+
+    def answer(self) -> str:
+        """The load in a sentence."""
+        devices, load = self.deployment.devices, self.load
+        if load is None or load.interval is None:
+            return f"{devices} meets {goals_in_words(self.question)} at no rate: {self.reason}."
+        low, high = load.interval
+        certain = certainty(self.question, load.trial)
+        return (
+            f"{devices} bears {load.rate:.4g} requests/s, {arrivals(self.question)}: {certain}. "
+            f"It just meets them in the long run at {low:.4g} to {high:.4g} requests/s."
+        )
+
+
+# -- parts of documents ----------------------------------------------------------------------------------------------
+
+
+def row(question: Question, trial: Trial, role: str = "recommended") -> Document:
+    """One deployment: its cost, its metrics and its goals; `role`: the reason why it is shown."""
+    candidate, summary = trial.candidate, trial.summary
+    output = summary.get("output_throughput")
+    tpot = (summary.get("tpot") or {}).get("mean")
+    per_million = None if candidate.cost is None or not output else candidate.cost / 3600 / output * 1e6
+    return {
+        **identity(candidate.family, candidate),
+        "role": role,
+        "devices": candidate.devices,
+        "cost_per_million_output_tokens": per_million,
+        "output_throughput": output,
+        "tokens_per_second_per_gpu": None if output is None else output / candidate.gpus,
+        "tokens_per_second_per_user": None if not tpot else 1 / tpot,
+        "goals": [_goal(goal, i, trial) for i, goal in enumerate(question.goals)],
+        "probability": trial.probability,
+        "sure": trial.sure,
+        "meets": trial.meets,
+        "saturated": trial.saturated,
+        "reason": trial.reason,
+        "windows": len(trial.windows),
+        "requests_a_window": trial.windows[0]["requests"] if trial.windows else None,
+        "draws": trial.draws,
+        "seed": question.seed if trial.seed is None else trial.seed,
+        "summary": summary,
+        "intervals": trial.intervals,
+    }
+
+
+def identity(family: Family, candidate: Candidate | None) -> Document:
+    """The fields that tell a candidate, or a family, from others."""
+    return {
+        "name": family.name if candidate is None else candidate.name,
+        "layout": family.layout,
+        "parallelism": family.parallelism,
+        "settings": dict(family.settings),
+        "routing": family.routing,
+        "sizes": None if candidate is None else list(candidate.sizes),
+        "gpus": None if candidate is None else candidate.gpus,
+        "cost_per_hour": None if candidate is None else candidate.cost,
+    }
+
+
+def _goal(goal: Goal, index: int, trial: Trial) -> Document:
+    value, interval = trial.value(index), None
+    if value is not None and len(trial.windows) > 1:
+        _, intervals = combine([{"value": window["values"][index]} for window in trial.windows])
+        interval = intervals["value"]["confidence"]
+    is_met = None if value is None else goal.ratio(value) <= 1
+    return {"name": goal.name, "limit": goal.limit, "value": value, "interval": interval, "met": is_met}
+
+
+def describe_question(question: Question, horizon: Horizon) -> Document:
+    """The question's fields in a document."""
+    return {
+        "goals": {goal.name: goal.limit for goal in question.goals},
+        "objective": question.spec.aim,
+        "rate": question.rate,
+        "confidence": question.spec.confidence,
+        "reliability": question.spec.reliability,
+        "arrivals": arrivals(question),
+        "span": question.spec.span,
+        "limits": question.spec.limits.model_dump(),
+        "workload": question.document["workload"],
+        "window": {"requests": horizon.long, "screening": horizon.short, "warmup": horizon.warmup},
+        "seed": question.seed,
+    }
+
+
+def goals_in_words(question: Question) -> str:
+    """The goals with their limits."""
+    return ", ".join(
+        f"{goal.name} {'≤' if goal.at_most else '≥'} {in_unit(goal, goal.limit)}" for goal in question.goals
+    )
+
+
+def arrivals(question: Question) -> str:
+    """The process of arrivals in words."""
+    section = question.document["workload"].get("arrivals") or {}
+    process = section.get("process") or "replayed"
+    varied = " of a rate that changes" if section.get("profile") or section.get("bursts") else ""
+    return f"{'Poisson' if process == 'poisson' else str(process).replace('_', ' ')} arrivals{varied}"
+
+
+def certainty(question: Question, trial: Trial) -> str:
+    """The confidence that a deployment meets its goals, and apart from it in how many spans it does."""
+    count = min(math.floor(HOURS * trial.probability), HOURS)
+    span = "hours" if question.spec.span == 3600 else f"spans of {question.spec.span:g} s"
+    spans = f"in {count} of {HOURS} {span} like this one"
+    if trial.sure is None:
+        return f"meets {goals_in_words(question)} {spans}, if its step times are right"
+    sure = f"{100 * trial.sure:.0f} % sure that it meets {goals_in_words(question)}"
+    return f"{sure}, and {spans} if its step times are as estimated"
+
+
+def untried(question: Question) -> list[str]:
+    """Lines on engines that the question leaves out although they matter for its models."""
+    sections = [kind.step_time or question.document.get("step_time") or {} for kind in question.spec.engines]
+    rooflines = [
+        section for section in sections if section.get("source") == "roofline" and section.get("tensor_parallel", 1) > 1
+    ]
+    spread = {section["model"] for section in rooflines if section.get("data_parallel", 1) > 1}
+    lines = []
+    for name in dict.fromkeys(section["model"] for section in rooflines if section["model"] not in spread):
+        model = any_model(name, question.path.parent)
+        if isinstance(model.ffn, ExpertFFN):
+            latent = isinstance(model.attention, LatentAttention)
+            why = ", of which each has a whole copy of its latent KV cache" if latent else ""
+            line = (
+                f"Engines with data-parallel attention and spread experts were not tried: {model.name} was split over"
+            )
+            lines.append(f"{line} GPUs by tensor parallelism alone{why}.")
+    return lines
