@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from latency_models.calibration.file_format import Calibration
-from latency_models.io.builtin_files import builtin_names, find_data
+from latency_models.io.builtin_files import find_data
 from latency_models.io.config_io import checked, read_yaml
 
 
@@ -32,8 +32,3 @@ def load_calibration(name: str | Path, base: Path = Path()) -> Calibration:
 
         return from_document(document, path).lines()
     return checked(Calibration, document, path)
-
-
-def builtin_calibrations() -> list[str]:
-    """Names of the calibrations that come with the package."""
-    return builtin_names("calibrations")

@@ -74,10 +74,6 @@ class Curve:
         before = after - 1
         return y[before] + (y[after] - y[before]) * ((size - x[before]) / (x[after] - x[before]))
 
-    def covers(self, size: float) -> bool:
-        """True if the size lies within the points."""
-        return self.x[0] <= size <= self.x[-1]
-
     def document(self) -> dict[str, list[float]]:
         """Plain lists, from which `from_document` makes an equal curve."""
         return {"size": list(self.x), "seconds": list(self.y)}
@@ -127,11 +123,6 @@ class Surface:
         """Seconds at one count and size."""
         low, high, share = self.between(count)
         return blend(low, high, share, size)
-
-    def covers(self, count: float, size: float) -> bool:
-        """True if the count and the size lie within the measurements."""
-        low, high, _ = self.between(count)
-        return self._counts[0] <= count <= self._counts[-1] and low.covers(size) and high.covers(size)
 
     def document(self) -> list[dict[str, Any]]:
         """Plain lists, from which `from_document` makes an equal surface."""

@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -96,11 +95,6 @@ class Line(Strict):
     def seconds(self, size: float) -> float:
         """Time at one size, in the calibration's time unit (which may be cycles)."""
         return self.alpha * size + self.beta
-
-    def in_range(self, size: float) -> bool:
-        """True for a size within the measured range; without a fit, for any finite size of at least 0."""
-        low, high = (0.0, math.inf) if self.fit is None else self.fit.range
-        return low <= size <= high
 
 
 class Provenance(Strict):

@@ -116,36 +116,6 @@ def cards_of_ffn_instance(model: Model, deployment: Deployment) -> int:
     return deployment.ffn_cards
 
 
-@dataclass(frozen=True, slots=True)
-class ImpliedRatios:
-    """Hardware ratios that three slopes imply, whatever their time unit and number of layers.
-
-    Attributes:
-        flops_per_byte: effective FLOP/s of all FFN cards together over effective memory bytes/s of an attention card.
-        network_per_memory: effective network bytes/s over the same; of all FFN cards together, of one for a dense FFN.
-    """
-
-    flops_per_byte: float
-    network_per_memory: float
-
-
-def implied_ratios(calibration: Calibration, model: Model, deployment: Deployment) -> ImpliedRatios:
-    """Hardware ratios from eq. 26, 33 and 38, to judge whether a calibration is physically plausible.
-
-    The hardware, and so the number of cards, cancels: of the deployment only byte counts and the MTP depth enter.
-    Experts are assumed to lie once over the cards.
-    """
-    rows = _rows_per_request(model, deployment)
-    if isinstance(model.ffn, ExpertFFN):
-        rows *= model.ffn.experts_per_token
-    token_bytes = model.kv_bytes(deployment.kv_bytes)
-    seconds_a_byte = calibration.attention.alpha / token_bytes
-    return ImpliedRatios(
-        model.ffn.row_flops(model.hidden_size) * rows / calibration.ffn.alpha * seconds_a_byte,
-        deployment.activation_bytes * model.hidden_size * rows / calibration.communication.alpha * seconds_a_byte,
-    )
-
-
 def _check_experts(model: Model, deployment: Deployment) -> None:
     """Refuse impossible numbers of experts on a card, and fields that would be ignored silently."""
     ffn, per_card = model.ffn, deployment.experts_per_card

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +56,6 @@ class Estimator:
     def _require_fit(self) -> None:
         if not any(name.endswith("_") and not name.startswith("_") for name in vars(self)):
             raise NotFitted(f"expected {type(self).__name__} to be fitted before it predicts")
-
-
-_Estimator = TypeVar("_Estimator", bound=Estimator)
-
-
-def clone(estimator: _Estimator) -> _Estimator:
-    """A new, unfitted estimator with the same parameters."""
-    return type(estimator)(**estimator.get_params())
 
 
 def measurements(sizes: Numbers, times: Numbers) -> tuple[Floats, Floats]:

@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted, Numbers, measurements
+from latency_models.fitting.statistics import student_quantile
 
 __all__ = ["CannotFit", "LinearLatency", "NotFitted"]
 
@@ -126,7 +127,7 @@ class LinearLatency(Estimator):
         (of_slope, mixed), (_, of_level) = self.covariance_
         of_line = of_slope * x**2 + 2 * mixed * x + of_level
         of_noise = self.noise_variance_ * (centre**2 if self.relative else 1.0)
-        reach = _student(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
+        reach = student_quantile(self.confidence, self.degrees_) * np.sqrt(np.maximum(of_line, 0.0) + of_noise)
         return np.maximum(centre - reach, 0.0), centre + reach
 
     def in_range(self, size: float) -> bool:
@@ -148,11 +149,11 @@ class LinearLatency(Estimator):
         self.alpha_, self.beta_ = line.alpha, line.beta
         self.covariance_, self.noise_variance_ = line.covariance, line.noise
         self.degrees_, self.through_origin_ = line.degrees, line.through_origin
-        reach = _student(self.confidence, line.degrees) * np.sqrt(np.diag(line.covariance))
+        reach = student_quantile(self.confidence, line.degrees) * np.sqrt(np.diag(line.covariance))
         self.alpha_interval_ = (line.alpha - float(reach[0]), line.alpha + float(reach[0]))
         self.beta_interval_ = (line.beta - float(reach[1]), line.beta + float(reach[1]))
         if line.through_origin:
-            free = line.free_beta + _student(self.confidence, line.degrees - 1) * line.free_deviation
+            free = line.free_beta + student_quantile(self.confidence, line.degrees - 1) * line.free_deviation
             self.beta_interval_ = (0.0, max(0.0, free))
 
     def _heldout_error(self, x: Floats, t: Floats) -> float:
@@ -243,15 +244,6 @@ def _explained(x: Floats, t: Floats, line: _Line, relative: bool) -> float:
     if total <= 1e-24 * float(weight @ t**2):
         return 1.0
     return 1 - left / total
-
-
-def _student(confidence: float, degrees: int) -> float:
-    """Two-sided quantile of Student's t; NaN without degrees of freedom."""
-    if degrees <= 0:
-        return math.nan
-    from scipy.special import stdtrit  # slow to import, and only a fit needs it
-
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
 MIN_POINTS = 3

@@ -29,6 +29,7 @@ from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, Posit
 from latency_models.calibration.file_format import Provenance
 from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats
+from latency_models.fitting.statistics import fit_huber
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict, checked, read_yaml
 from latency_models.sources.registry import SourceSpec, register
@@ -202,7 +203,8 @@ class EngineRegression(Estimator, StepTime):
         design = [np.ones(len(steps)), *(columns[name] for name in SLOPES)]
         for name in LINES:
             design += basis(columns[name], knots[name], dense[name])
-        coefficients = iter(_relative_nnls(np.stack(design, axis=1), seconds, self.huber).tolist())
+        fit = fit_huber(np.stack(design, axis=1), seconds, self.huber, relative=True)
+        coefficients = iter(fit.coefficients.tolist())
         self.overhead_ = next(coefficients)
         self.slopes_ = {name: next(coefficients) for name in SLOPES}
         self.lines_ = {
@@ -269,11 +271,6 @@ class EngineRegression(Estimator, StepTime):
             name: line.scaled(machine * factors.get(name, 1.0), beyond) for name, line in self.lines_.items()
         }
         return other
-
-    def in_range(self, batch: Batch) -> bool:
-        """True if every feature of the batch is within its measured range."""
-        step = describe(batch, self.block_size)
-        return all(getattr(step, name) <= largest for name, largest in self.largest_.items())
 
     def _at(self, step: Step) -> float:
         slopes, lines = self.slopes_, self.lines_
@@ -345,29 +342,6 @@ class EngineRegression(Estimator, StepTime):
 def read_engine_regression(path: Path) -> EngineRegression:
     """Read the model in a file."""
     return EngineRegression.from_file(read_engine_regression_file(path))
-
-
-def _relative_nnls(design: Floats, seconds: Floats, huber: float) -> Floats:
-    """Coefficients of at least 0 that minimise relative errors, by reweighted least squares with Huber's loss.
-
-    Args:
-        design: shape (n, k). seconds: shape (n,). huber: as in `EngineRegression`.
-    """
-    from scipy.optimize import nnls  # slow to import, and only a fit needs it
-
-    scale = np.maximum(design.max(axis=0), 1e-300)
-    x = design / scale
-    weight, expected = np.ones(len(seconds)), seconds
-    for _ in range(30):
-        # Relative to what is expected, not to what was measured: of equal steps the fast ones would weigh more.
-        root = np.sqrt(weight) / expected
-        solution = nnls(x * root[:, None], seconds * root)[0]
-        expected = np.maximum(x @ solution, 1e-3 * seconds)
-        residual = seconds / expected - 1
-        deviation = max(1.4826 * float(np.median(np.abs(residual))), 1e-9)
-        weight = np.minimum(1.0, huber * deviation / np.maximum(np.abs(residual), 1e-300))
-    coefficients: Floats = solution / scale
-    return coefficients
 
 
 @register

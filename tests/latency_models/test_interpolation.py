@@ -36,7 +36,6 @@ def test_a_line_goes_through_both_points(start: tuple[float, float], end: tuple[
 def test_a_curve_is_straight_between_points_level_before_them_and_steady_beyond() -> None:
     curve = Curve([(10, 5.0), (2, 1.0), (4, 2.0)])
     assert [curve.at(size) for size in (0, 2, 3, 4, 7, 10, 12)] == [1.0, 1.0, 1.5, 2.0, 3.5, 5.0, 6.0]
-    assert [curve.covers(size) for size in (1.9, 2, 10, 10.1)] == [False, True, True, False]
 
 
 def test_a_curve_does_not_fall_beyond_its_points() -> None:
@@ -74,9 +73,6 @@ def test_a_surface_blends_the_curves_of_the_counts_around() -> None:
     assert surface.at(4, 5) == 6.0
     assert surface.at(1, 5) == 2.0  # level before the first
     assert surface.at(5, 5) == 8.0  # on along the last two beyond the last
-    assert [surface.covers(*point) for point in ((2, 0), (3, 10), (1, 5), (5, 5), (3, 11))] == [True, True] + [
-        False
-    ] * 3
 
 
 def test_a_surface_never_falls_below_nought() -> None:

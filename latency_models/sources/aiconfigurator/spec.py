@@ -133,14 +133,6 @@ class AiconfiguratorStepTime(StepTime):
             changed[name] = stated * factors["host"] if stated else further
         return AiconfiguratorStepTime(self.kernels, replace(centre, **changed))
 
-    def in_range(self, batch: Batch) -> bool:
-        """True if the tables cover every kernel of a step: its rows, contexts and decodes."""
-        kernels, decodes = self.kernels, batch.n_decodes
-        fits = batch.tokens <= kernels.rows.x[-1]
-        if decodes:
-            fits = fits and kernels.generation.covers(decodes, batch.decode_kv / decodes)
-        return fits and all(chunk.context + chunk.tokens <= kernels.context.x[-1] for chunk in batch.chunks)
-
     def _decode(self, decodes: int, kv: int) -> float:
         """Seconds of a step of decodes alone."""
         known = self._by_decodes.get(decodes)

@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from latency_models.fitting.estimator import CannotFit, Estimator, Floats, NotFitted
+from latency_models.fitting.statistics import fit_huber
 from latency_models.io.builtin_files import FilePath
 from latency_models.origin import MeasuredDeployment, same_model
 from latency_models.sources.registry import SourceSpec, register
@@ -151,11 +152,6 @@ class StepRegression(Estimator, StepTime):
             return [(fixed + slope * each) * self._beyond(decodes, each) for each in tokens]
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
-    def in_range(self, batch: Batch) -> bool:
-        """True if a batch as large was measured."""
-        self._require_fit()
-        return batch.tokens <= self.max_rows_ and batch.decode_kv <= self.max_kv_tokens_
-
     def measured_deployment(self) -> MeasuredDeployment | None:
         """None for a log that names no model."""
         self._require_fit()
@@ -253,7 +249,8 @@ def _held_out(features: Floats, steps: StepLog, tuning: float) -> tuple[float, f
 
 def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats, Floats]:
     """Coefficients and covariance, with the price of a resident token told from the price of a row."""
-    line, covariance = _huber(features, steps.seconds, tuning)
+    fit = fit_huber(features, steps.seconds, tuning)
+    line, covariance = fit.coefficients, fit.covariance
     others, kv = features[:, :-1], features[:, -1]
     own = kv - others @ np.linalg.lstsq(others, kv, rcond=None)[0]
     alike = _price_at_equal_rows(steps, tuning)
@@ -262,10 +259,10 @@ def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats,
     of_curve = (CURVE * float(np.median(steps.seconds)) / own.std()) ** 2
     weights = 1 / np.maximum([covariance[-1, -1] + of_curve, alike[1]], 1e-30)
     price, deviation = float(weights @ [line[-1], alike[0]] / weights.sum()), float(weights.sum() ** -0.5)
-    rest, within = _huber(others, steps.seconds - price * kv, tuning)
-    moved, _ = _huber(others, steps.seconds - (price + deviation) * kv, tuning)
-    shift = np.append(moved - rest, deviation)
-    return np.append(rest, price), np.pad(within, (0, 1)) + np.outer(shift, shift)
+    rest = fit_huber(others, steps.seconds - price * kv, tuning)
+    moved = fit_huber(others, steps.seconds - (price + deviation) * kv, tuning)
+    shift = np.append(moved.coefficients - rest.coefficients, deviation)
+    return np.append(rest.coefficients, price), np.pad(rest.covariance, (0, 1)) + np.outer(shift, shift)
 
 
 def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] | None:
@@ -286,35 +283,9 @@ def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] |
         return None
     more = np.concatenate(tokens)
     longer = np.concatenate(seconds) * np.where(more < 0, -1.0, 1.0)
-    price, variance = _huber(np.abs(more)[:, None], longer, tuning)
-    return (float(price[0]), float(variance[0, 0]) * count / (count - sizes - 1)) if price[0] > 0 else None
-
-
-def _huber(features: Floats, times: Floats, tuning: float) -> tuple[Floats, Floats]:
-    """Coefficients of at least 0, and their covariance, by reweighted least squares.
-
-    The covariance is the sandwich of an M-estimate (Huber 1967): it holds whether or not long steps scatter more.
-    """
-    from scipy.optimize import nnls  # slow to import, and only a fit needs it
-
-    scale = features.max(axis=0)
-    scale[scale == 0] = 1.0
-    x, unit = features / scale, float(np.median(np.abs(times))) or 1.0
-    t, weight = times / unit, np.ones(len(times))
-    for _ in range(50):
-        root = np.sqrt(weight)
-        solution = nnls(x * root[:, None], t * root)[0]
-        residual = t - x @ solution
-        deviation = max(1.4826 * float(np.median(np.abs(residual))), 1e-12)
-        weight = np.minimum(1.0, tuning * deviation / np.maximum(np.abs(residual), 1e-300))
-    free = solution > 0
-    inside = x[np.abs(residual) <= tuning * deviation][:, free]
-    pulls = x[:, free] * np.clip(residual, -tuning * deviation, tuning * deviation)[:, None]
-    bread = np.linalg.pinv(inside.T @ inside)
-    spare = len(t) / max(len(t) - int(free.sum()), 1)  # as many degrees of freedom as the coefficients leave
-    covariance = np.zeros((len(solution), len(solution)))
-    covariance[np.ix_(free, free)] = spare * bread @ (pulls.T @ pulls) @ bread
-    return solution * unit / scale, covariance * unit**2 / np.outer(scale, scale)
+    fit = fit_huber(np.abs(more)[:, None], longer, tuning)
+    price, variance = float(fit.coefficients[0]), float(fit.covariance[0, 0])
+    return (price, variance * count / (count - sizes - 1)) if price > 0 else None
 
 
 @register

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from latency_models.calibration.file_format import Calibration
-from latency_models.calibration_loader import load_calibration
 from latency_models.deployment.hardware import Hardware, load_hardware
 from latency_models.deployment.models import Model, load_model
-from latency_models.deployment.roofline import Deployment, derive, implied_ratios, read_deployment
+from latency_models.deployment.roofline import Deployment, derive, read_deployment
 from latency_models.io.builtin_files import builtin_names
 from latency_models.io.config_io import checked
 from workloads.errors import BadInput
@@ -209,17 +208,3 @@ def test_experts_on_a_card_may_be_told_without_the_cards() -> None:
     """As in eq. 33, where N_expert/card alone counts."""
     alone = derive(ROUND, DEEPSEEK, Deployment(experts_per_card=8, precision="int8"))
     assert alone.ffn == derived().ffn
-
-
-def test_ratios_read_the_equations_backwards() -> None:
-    """Of the round hardware: 32 cards · 5e14 FLOP/s and 32 · 25 GB/s over 1 TB/s of memory."""
-    found = implied_ratios(derived(), DEEPSEEK, Deployment())
-    assert found.flops_per_byte == pytest.approx(32 * 5e14 / 1e12)
-    assert found.network_per_memory == pytest.approx(32 * 25e9 / 1e12)
-
-
-def test_what_table_4_implies() -> None:
-    """By hand: 6·7168·2048 · 16 / 0.083 · 0.00165/1152 FLOP a byte, and 3·7168 · 16 / 0.022 · 0.00165/1152."""
-    found = implied_ratios(load_calibration("deepseek-v3-ascend-910c"), DEEPSEEK, Deployment())
-    assert found.flops_per_byte == pytest.approx(24_319, rel=1e-4)
-    assert found.network_per_memory == pytest.approx(22.4)

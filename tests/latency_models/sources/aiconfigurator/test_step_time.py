@@ -87,15 +87,6 @@ def test_successive_decode_steps_are_each_one_to_the_last_bit(
     assert asked.decode_seconds(decodes, kv, kv, steps) == one_by_one
 
 
-def test_it_says_what_the_tables_cover() -> None:
-    covered = step().in_range
-    assert covered(batch(50, 5000, [(100, 500, True)]))
-    assert not covered(batch(101, 5000))
-    assert not covered(batch(50, 50 * 1001))
-    assert not covered(batch(chunks=[(600, 500, True)]))
-    assert not covered(batch(chunks=[(600, 0, True), (600, 0, True)]))
-
-
 def test_a_published_engine_is_within_what_such_hardware_does(real_tables: Path) -> None:
     """Qwen3-32B in 16 bits on two H100s: no faster than its weights are read, and not twice as slow."""
     placement = Placement(tensor_parallel=2)
