@@ -11,7 +11,7 @@ import numpy as np
 from latency_models.fitting.estimator import Floats
 
 
-def student_quantile(confidence: float, degrees: int) -> float:
+def student_quantile(confidence: float, degrees: float) -> float:
     """Two-sided quantile of Student's t; NaN without degrees of freedom."""
     if degrees <= 0:
         return math.nan

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latency_models.fitting.statistics import student_quantile
+
 CONFIDENCE = 0.95
 
 Summary = dict[str, Any]
@@ -143,10 +145,4 @@ def _reach(parts: Sequence[_Part]) -> float:
     if not total:
         return 0.0
     degrees = total**2 / sum(part.variance**2 / part.degrees for part in parts)
-    return _student(degrees) * math.sqrt(total)
-
-
-def _student(degrees: float) -> float:
-    from scipy.special import stdtrit  # slow to import, and only several runs need it
-
-    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
+    return student_quantile(CONFIDENCE, degrees) * math.sqrt(total)
