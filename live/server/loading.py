@@ -89,7 +89,6 @@ class ServedScenario:
 
 def build_text(folder: Path | None, model: Path, random: bool) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The given tokenizer, or the model's own, with its chat template; None for what does not exist."""
-
     if folder is None and not random and (model / "tokenizer.json").exists():
         folder = model
     return (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))

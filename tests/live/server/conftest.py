@@ -73,8 +73,8 @@ def write_model(directory: Path, labels: int = 0) -> Path:
     making.decoder = decoders.ByteLevel()
     making.add_special_tokens([AddedToken("<eos>", special=True)])
     making.save(str(directory / "tokenizer.json"))
-    said = {"chat_template": TEMPLATE, "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer_config = {"chat_template": TEMPLATE, "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return directory
 
 
@@ -126,15 +126,15 @@ class Setting:
 
     def on_engine(self, do: Callable[[], Any]) -> Any:
         """Have something done on the loop, between steps."""
-        done, told = threading.Event(), []
+        done, result = threading.Event(), []
 
         def job() -> None:
-            told.append(do())
+            result.append(do())
             done.set()
 
         self.loop.call_soon_threadsafe(job)
         assert done.wait(10)
-        return told[0]
+        return result[0]
 
     def settled(self) -> bool:
         """Tell whether no request is left and all blocks are free. Raises if the scheduler's sums do not agree."""
@@ -183,11 +183,13 @@ def running(
     def work() -> None:
         text = (None, None) if folder is None else (Tokenizer(folder), ChatTemplate.read(folder))
         make: Callable[..., Executor] = GraphExecutor if ahead else Executor
-        own = Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead) if backend is None else None
+        new_engine = (
+            Engine(decoder, engine or config(), make_executor=make, depth=1 + ahead) if backend is None else None
+        )
         ended.append(
             asyncio.run(
                 serve(
-                    backend if own is None else EngineBackend(own),
+                    backend if new_engine is None else EngineBackend(new_engine),
                     front,
                     made,
                     tokenizer=text[0],
@@ -220,11 +222,11 @@ def server(decoder: Decoder, folder: Path) -> Iterator[Setting]:
         assert setting.settled()
 
 
-def alone(decoder: Decoder, prompt: list[int], most: int, **asked: Any) -> Generation:
+def alone(decoder: Decoder, prompt: list[int], max_tokens: int, **fields: Any) -> Generation:
     """The answer of an engine that is called directly and has nothing else to do."""
     engine = Engine(decoder, config())
     generation = make_generation(
-        0, prompt, most, **{"sampling_params": SamplingParams(temperature=0.0), "block_size": BLOCK, **asked}
+        0, prompt, max_tokens, **{"sampling_params": SamplingParams(temperature=0.0), "block_size": BLOCK, **fields}
     )
     engine.submit(generation)
     while engine.step() is not None:

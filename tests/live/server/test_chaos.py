@@ -18,11 +18,11 @@ from tests.live.server.test_life import eventually
 CLIENTS = 200
 
 
-async def client(port: int, asked: dict[str, Any], leave_after: float | None) -> list[int] | None:
+async def client(port: int, fields: dict[str, Any], leave_after: float | None) -> list[int] | None:
     """The token ids of a streamed answer; None for who has left before its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        body = json.dumps(asked).encode()
+        body = json.dumps(fields).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
@@ -50,19 +50,19 @@ def test_nothing_is_lost_and_nothing_answered_twice(ahead: bool, decoder: Decode
         (common * int(i % 3 == 0) + rng.integers(0, 256, int(rng.integers(1, 30))).tolist(), int(rng.integers(1, 24)))
         for i in range(40)
     ]
-    expected = [alone(decoder, prompt, most).output for prompt, most in kinds]
+    expected = [alone(decoder, prompt, max_tokens).output for prompt, max_tokens in kinds]
     leaving = random.Random(9)
     leave = [leaving.uniform(0.0, 1.5) if i % 4 == 0 else None for i in range(CLIENTS)]
 
     async def everybody(port: int) -> list[list[int] | None]:
-        asked = [
+        fields = [
             {
-                "prompt": prompt, "max_tokens": most, "temperature": 0, "stream": True, "ignore_eos": True,
+                "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True,
                 "return_token_ids": True,
             }
-            for prompt, most in kinds
+            for prompt, max_tokens in kinds
         ]  # fmt: skip
-        return await asyncio.gather(*(client(port, asked[i % 40], leave[i]) for i in range(CLIENTS)))
+        return await asyncio.gather(*(client(port, fields[i % 40], leave[i]) for i in range(CLIENTS)))
 
     small = config(num_gpu_blocks=40, max_num_seqs=16, max_num_batched_tokens=64)
     with running(decoder, folder, engine=small, ahead=ahead) as setting:
@@ -81,6 +81,6 @@ def check(setting: Setting, answers: list[list[int] | None], expected: list[list
     assert core.cached_tokens > 0
     assert reasons["abort"] > 5
     assert sum(reasons.values()) <= CLIENTS
-    whole = sum(answer is not None for answer in answers)
-    assert reasons["length"] >= whole >= len(stayed)
+    full = sum(answer is not None for answer in answers)
+    assert reasons["length"] >= full >= len(stayed)
     assert reasons["error"] == 0

@@ -33,11 +33,11 @@ def expected(decoder: Decoder, folder: Path) -> str:
 
 
 def test_a_chat(client: Any, expected: str) -> None:
-    told = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=20, temperature=0)
-    assert told.choices[0].message.content == expected
-    assert told.choices[0].message.role == "assistant"
-    assert told.choices[0].finish_reason == "length"
-    assert (told.usage.prompt_tokens, told.usage.completion_tokens) == (len(RENDERED), 20)
+    result = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=20, temperature=0)
+    assert result.choices[0].message.content == expected
+    assert result.choices[0].message.role == "assistant"
+    assert result.choices[0].finish_reason == "length"
+    assert (result.usage.prompt_tokens, result.usage.completion_tokens) == (len(RENDERED), 20)
 
 
 def test_a_streamed_chat_with_usage(client: Any, expected: str) -> None:
@@ -54,20 +54,20 @@ def test_a_streamed_chat_with_usage(client: Any, expected: str) -> None:
 
 
 def test_logprobs_of_a_chat(client: Any, decoder: Decoder, folder: Path) -> None:
-    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
-    told = client.chat.completions.create(**asked, top_logprobs=3).choices[0].logprobs.content
+    parameters = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    result = client.chat.completions.create(**parameters, top_logprobs=3).choices[0].logprobs.content
     words = Tokenizer(folder)
     direct = alone(decoder, words.encode(RENDERED), 5, logprobs=3)
-    assert [each.logprob for each in told] == pytest.approx(direct.token_logprobs, abs=1e-5)
-    assert [each.token for each in told] == [words.token_text(token) for token in direct.output]
-    assert [bytes(each.bytes) for each in told] == [words.token_bytes(token) for token in direct.output]
-    for each, tops in zip(told, direct.top_logprobs, strict=True):
-        assert [top.logprob for top in each.top_logprobs] == pytest.approx([value for _, value in tops], abs=1e-5)
-    stream = client.chat.completions.create(**asked, stream=True)
-    told = [chunk.choices[0].logprobs for chunk in stream]
-    pieces = [each for logprobs in told if logprobs is not None for each in logprobs.content]
-    assert [each.logprob for each in pieces] == pytest.approx(direct.token_logprobs, abs=1e-5)
-    assert all(each.top_logprobs == [] for each in pieces)
+    assert [row.logprob for row in result] == pytest.approx(direct.token_logprobs, abs=1e-5)
+    assert [row.token for row in result] == [words.token_text(token) for token in direct.output]
+    assert [bytes(row.bytes) for row in result] == [words.token_bytes(token) for token in direct.output]
+    for row, tops in zip(result, direct.top_logprobs, strict=True):
+        assert [top.logprob for top in row.top_logprobs] == pytest.approx([value for _, value in tops], abs=1e-5)
+    stream = client.chat.completions.create(**parameters, stream=True)
+    result = [chunk.choices[0].logprobs for chunk in stream]
+    pieces = [row for logprobs in result if logprobs is not None for row in logprobs.content]
+    assert [row.logprob for row in pieces] == pytest.approx(direct.token_logprobs, abs=1e-5)
+    assert all(row.top_logprobs == [] for row in pieces)
 
 
 def test_content_in_parts_and_several_answers(server: Setting, expected: str) -> None:
@@ -75,21 +75,27 @@ def test_content_in_parts_and_several_answers(server: Setting, expected: str) ->
     joined = server.client.post("/tokenize", messages=[{"role": "user", "content": parts}]).document
     plain = server.client.post("/tokenize", messages=[{"role": "user", "content": "Wh\ny?"}]).document
     assert joined["tokens"] == plain["tokens"]
-    told = server.client.post("/v1/chat/completions", messages=MESSAGES, n=3, max_tokens=20, temperature=0).document
-    assert [choice["message"]["content"] for choice in told["choices"]] == [expected] * 3
-    assert told["usage"]["completion_tokens"] == 60
+    result = server.client.post("/v1/chat/completions", messages=MESSAGES, n=3, max_tokens=20, temperature=0).document
+    assert [choice["message"]["content"] for choice in result["choices"]] == [expected] * 3
+    assert result["usage"]["completion_tokens"] == 60
 
 
 def test_without_a_limit_an_answer_fills_the_context(server: Setting) -> None:
-    asked = {"messages": MESSAGES, "temperature": 0, "ignore_eos": True, "prompt_logprobs": 0, "return_token_ids": True}
-    told = server.client.post("/v1/chat/completions", **asked).document
-    assert told["usage"]["total_tokens"] == 256
-    assert len(told["prompt_logprobs"]) == len(told["prompt_token_ids"]) == len(RENDERED)
+    parameters = {
+        "messages": MESSAGES,
+        "temperature": 0,
+        "ignore_eos": True,
+        "prompt_logprobs": 0,
+        "return_token_ids": True,
+    }
+    result = server.client.post("/v1/chat/completions", **parameters).document
+    assert result["usage"]["total_tokens"] == 256
+    assert len(result["prompt_logprobs"]) == len(result["prompt_token_ids"]) == len(RENDERED)
 
 
 def test_the_clients_own_completions_models_and_embeddings(client: Any) -> None:
-    told = client.completions.create(model="tiny", prompt="go on", max_tokens=3, seed=1)
-    assert told.usage.completion_tokens == 3
+    result = client.completions.create(model="tiny", prompt="go on", max_tokens=3, seed=1)
+    assert result.usage.completion_tokens == 3
     assert [model.id for model in client.models.list()] == ["tiny"]
     (vector,) = client.embeddings.create(model="tiny", input="a text").data  # the client asks for base64
     (floats,) = client.embeddings.create(model="tiny", input="a text", encoding_format="float").data
@@ -158,9 +164,9 @@ def test_arguments_that_no_template_can_print_are_refused(
 
 @pytest.mark.parametrize("arguments", ['{"a": [1]}', "not JSON", "[1, 2]", ""])
 def test_arguments_reach_the_template(server: Setting, folder: Path, arguments: str) -> None:
-    told = server.client.post("/tokenize", messages=called_with(arguments), add_generation_prompt=False).document
+    result = server.client.post("/tokenize", messages=called_with(arguments), add_generation_prompt=False).document
     printed = {"not JSON": '"not JSON"', "[1, 2]": '"[1, 2]"', "": "{}"}.get(arguments, arguments)
-    assert Tokenizer(folder).decode(told["tokens"]) == f"[assistant]{printed}\n"
+    assert Tokenizer(folder).decode(result["tokens"]) == f"[assistant]{printed}\n"
 
 
 LONE = '"\\ud800"'

@@ -59,8 +59,8 @@ class Held:
             assert sequence is not None
             return sequence.request.tenant, sequence.request.service_class
 
-        found: tuple[str, str] = self.setting.on_loop(look)
-        return found
+        values: tuple[str, str] = self.setting.on_loop(look)
+        return values
 
     def join(self) -> None:
         for thread in self._threads:
@@ -69,7 +69,7 @@ class Held:
 
 
 @contextmanager
-def held(decoder: Decoder, **settings: Any) -> Iterator[Held]:
+def standing_still(decoder: Decoder, **settings: Any) -> Iterator[Held]:
     """A server whose engine begins its steps at the end of the block."""
     with running(decoder, None, engine=config(max_num_seqs=1, one_shot=None, **settings), classes=CLASSES) as setting:
         backend = setting.service.backend
@@ -87,7 +87,7 @@ def held(decoder: Decoder, **settings: Any) -> Iterator[Held]:
     [("fcfs", ("a", "batch")), ("priority", ("b", "chat")), ("deadline", ("b", "chat")), ("fair", ("a", "batch"))],
 )
 def test_the_class_decides_who_is_next(decoder: Decoder, policy: str, expected: tuple[str, str]) -> None:
-    with held(decoder, scheduling_policy=policy) as requests:
+    with standing_still(decoder, scheduling_policy=policy) as requests:
         requests.send("a", "batch")
         requests.send("b", "chat")
         assert requests.next_served() == expected
@@ -95,7 +95,7 @@ def test_the_class_decides_who_is_next(decoder: Decoder, policy: str, expected: 
 
 
 def test_the_priority_of_the_body_goes_before_that_of_the_class(decoder: Decoder) -> None:
-    with held(decoder, scheduling_policy="priority") as requests:
+    with standing_still(decoder, scheduling_policy="priority") as requests:
         requests.send("a", "chat")
         requests.send("b", "batch", priority=-1)
         assert requests.next_served() == ("b", "batch")
@@ -103,7 +103,7 @@ def test_the_priority_of_the_body_goes_before_that_of_the_class(decoder: Decoder
 
 def test_a_tenant_with_too_many_requests_gets_429_and_others_do_not(decoder: Decoder) -> None:
     limits = AdmissionLimits(max_waiting_per_tenant=2)
-    with held(decoder, scheduling_policy="fair", admission_control=limits) as requests:
+    with standing_still(decoder, scheduling_policy="fair", admission_control=limits) as requests:
         requests.send("flood", "batch")
         requests.send("flood", "batch")
         shed = requests.setting.client.post_as("flood", "batch", "/v1/completions", **BODY)
@@ -118,7 +118,7 @@ def test_a_tenant_with_too_many_requests_gets_429_and_others_do_not(decoder: Dec
 
 def test_a_full_queue_gives_503_and_a_stream_begins_with_the_error(decoder: Decoder) -> None:
     limits = AdmissionLimits(WaitingLimits(max_waiting=1))
-    with held(decoder, admission_control=limits) as requests:
+    with standing_still(decoder, admission_control=limits) as requests:
         requests.send("a", "chat")
         for stream in (False, True):
             shed = requests.setting.client.post_as("b", "chat", "/v1/completions", stream=stream, **BODY)
@@ -131,7 +131,7 @@ def test_a_full_queue_gives_503_and_a_stream_begins_with_the_error(decoder: Deco
 
 def test_a_limit_of_a_class_leaves_room_for_others(decoder: Decoder) -> None:
     limits = AdmissionLimits(of_class=(("batch", WaitingLimits(max_waiting=1)),))
-    with held(decoder, admission_control=limits) as requests:
+    with standing_still(decoder, admission_control=limits) as requests:
         requests.send("a", "batch")
         assert requests.setting.client.post_as("a", "batch", "/v1/completions", **BODY).status == 503
         requests.send("a", "chat")

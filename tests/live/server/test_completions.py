@@ -27,11 +27,11 @@ def ids(answer: Any) -> list[list[int]]:
 def test_an_answer_is_the_engines_and_so_is_a_streams(server: Setting, decoder: Decoder) -> None:
     expected = alone(decoder, PROMPT, 24).output
     assert len(set(expected)) > 3, "too dull to tell answers apart"
-    whole = server.client.post("/v1/completions", prompt=PROMPT, max_tokens=24, **GREEDY)
-    assert ids(whole) == [expected]
-    choice = whole.document["choices"][0]
+    full = server.client.post("/v1/completions", prompt=PROMPT, max_tokens=24, **GREEDY)
+    assert ids(full) == [expected]
+    choice = full.document["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
-    assert whole.document["usage"] == {"prompt_tokens": 9, "completion_tokens": 24, "total_tokens": 33}
+    assert full.document["usage"] == {"prompt_tokens": 9, "completion_tokens": 24, "total_tokens": 33}
     pieces = list(server.client.events("/v1/completions", prompt=PROMPT, max_tokens=24, **GREEDY))
     assert [token for piece in pieces for token in piece["choices"][0]["token_ids"]] == expected
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == choice["text"]
@@ -41,8 +41,8 @@ def test_an_answer_is_the_engines_and_so_is_a_streams(server: Setting, decoder: 
 
 
 def test_a_stream_counts_tokens_where_asked(server: Setting) -> None:
-    asked = {"prompt": "abc", "max_tokens": 5, **GREEDY, "stream_options": {"include_usage": True}}
-    *pieces, last = server.client.events("/v1/completions", **asked)
+    body = {"prompt": "abc", "max_tokens": 5, **GREEDY, "stream_options": {"include_usage": True}}
+    *pieces, last = server.client.events("/v1/completions", **body)
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
     assert all(piece["usage"] is None and piece["choices"] for piece in pieces)
@@ -66,24 +66,24 @@ def test_batches_of_texts_and_of_ids(server: Setting, decoder: Decoder, folder: 
 
 
 def test_seeds_and_n(server: Setting, decoder: Decoder) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
-    drawn = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 11}
+    body = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    sampling = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 11}
     expected = [
         alone(
             decoder, PROMPT, 12, sampling_params=SamplingParams(1.3, top_k=40, top_p=0.9, min_p=0.01, seed=11 + i)
         ).output
         for i in range(3)
     ]
-    assert ids(server.client.post("/v1/completions", n=3, **asked, **drawn)) == expected
-    pieces = server.client.events("/v1/completions", n=3, **asked, **drawn)
+    assert ids(server.client.post("/v1/completions", n=3, **body, **sampling)) == expected
+    pieces = server.client.events("/v1/completions", n=3, **body, **sampling)
     streamed: list[list[int]] = [[], [], []]
     for piece in pieces:
         for choice in piece["choices"]:
             streamed[choice["index"]] += choice["token_ids"]
     assert streamed == expected
-    unseeded = {tuple(ids(server.client.post("/v1/completions", **asked))[0]) for _ in range(3)}
+    unseeded = {tuple(ids(server.client.post("/v1/completions", **body))[0]) for _ in range(3)}
     assert len(unseeded) > 1
-    negative = server.client.post("/v1/completions", **asked, seed=-5)
+    negative = server.client.post("/v1/completions", **body, seed=-5)
     assert ids(negative) == [alone(decoder, PROMPT, 12, sampling_params=SamplingParams(seed=-5 % 2**64)).output]
 
 
@@ -97,23 +97,23 @@ def stop_in(text: str, tokens: list[int], words: Tokenizer) -> tuple[str, int]:
 
 
 def test_stop_strings_end_an_answer_and_are_not_in_it(server: Setting, folder: Path) -> None:
-    asked = {"prompt": "A tale", "max_tokens": 60, "ignore_eos": True, "seed": 5, "return_token_ids": True}
-    whole = server.client.post("/v1/completions", **asked).document["choices"][0]
-    text = whole["text"]
-    stop, count = stop_in(text, whole["token_ids"], Tokenizer(folder))
+    body = {"prompt": "A tale", "max_tokens": 60, "ignore_eos": True, "seed": 5, "return_token_ids": True}
+    full = server.client.post("/v1/completions", **body).document["choices"][0]
+    text = full["text"]
+    stop, count = stop_in(text, full["token_ids"], Tokenizer(folder))
     end = text.index(stop)
     for stops in (stop, ["\x00never", stop]):
-        answer = server.client.post("/v1/completions", **asked, stop=stops).document
+        answer = server.client.post("/v1/completions", **body, stop=stops).document
         choice = answer["choices"][0]
         assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text[:end], "stop", stop)
         assert answer["usage"]["completion_tokens"] == count
-        pieces = [piece["choices"][0] for piece in server.client.events("/v1/completions", **asked, stop=stops)]
+        pieces = [piece["choices"][0] for piece in server.client.events("/v1/completions", **body, stop=stops)]
         assert "".join(piece["text"] for piece in pieces) == text[:end]
         assert pieces[-1]["stop_reason"] == stop
-    kept = server.client.post("/v1/completions", **asked, stop=stop, include_stop_str_in_output=True).document
-    assert kept["choices"][0]["text"] == text[: end + 2]
+    with_stop = server.client.post("/v1/completions", **body, stop=stop, include_stop_str_in_output=True).document
+    assert with_stop["choices"][0]["text"] == text[: end + 2]
     # One that is whole too early does not count, and is text like any other.
-    patient = server.client.post("/v1/completions", **asked, stop=stop, min_tokens=count + 1).document
+    patient = server.client.post("/v1/completions", **body, stop=stop, min_tokens=count + 1).document
     assert text.startswith(patient["choices"][0]["text"])
     assert len(patient["choices"][0]["text"]) >= end + 2
     assert patient["usage"]["completion_tokens"] > count
@@ -123,12 +123,12 @@ def test_end_tokens_end_an_answer_unless_told_otherwise(server: Setting, decoder
     expected = alone(decoder, PROMPT, 24).output
     end = expected[5]
     first = expected.index(end)
-    asked = {"prompt": PROMPT, "max_tokens": 24, **GREEDY, "stop_token_ids": [end]}
-    answer = server.client.post("/v1/completions", **asked)
+    body = {"prompt": PROMPT, "max_tokens": 24, **GREEDY, "stop_token_ids": [end]}
+    answer = server.client.post("/v1/completions", **body)
     assert ids(answer) == [expected[: first + 1]]
     choice = answer.document["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", end)
-    patient = ids(server.client.post("/v1/completions", **asked, min_tokens=first + 2))[0]
+    patient = ids(server.client.post("/v1/completions", **body, min_tokens=first + 2))[0]
     assert patient == expected[: len(patient)]
     assert len(patient) > first + 1
 
@@ -136,24 +136,24 @@ def test_end_tokens_end_an_answer_unless_told_otherwise(server: Setting, decoder
 def test_the_models_own_end_token(decoder: Decoder, folder: Path, server: Setting) -> None:
     eos = Tokenizer(folder).eos
     assert eos is not None
-    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 2.0, "return_token_ids": True}
-    drawn = [output for first in (0, 100) for output in ids(
-        server.client.post("/v1/completions", **asked, n=100, seed=first, ignore_eos=True)
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 2.0, "return_token_ids": True}
+    sampling = [output for first in (0, 100) for output in ids(
+        server.client.post("/v1/completions", **body, n=100, seed=first, ignore_eos=True)
     )]  # fmt: skip
-    seed = next(i for i, output in enumerate(drawn) if eos in output[:8])
-    output = drawn[seed]
+    seed = next(i for i, output in enumerate(sampling) if eos in output[:8])
+    output = sampling[seed]
     assert output == alone(decoder, PROMPT, 12, sampling_params=SamplingParams(temperature=2.0, seed=seed)).output
-    asked["seed"] = seed
-    answer = server.client.post("/v1/completions", **asked)
+    body["seed"] = seed
+    answer = server.client.post("/v1/completions", **body)
     assert ids(answer) == [output[: output.index(eos) + 1]]
     choice = answer.document["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
     assert "<eos>" not in choice["text"]
     assert (
         "<eos>"
-        in server.client.post("/v1/completions", **asked, skip_special_tokens=False).document["choices"][0]["text"]
+        in server.client.post("/v1/completions", **body, skip_special_tokens=False).document["choices"][0]["text"]
     )
-    assert ids(server.client.post("/v1/completions", **asked, ignore_eos=True)) == [output]
+    assert ids(server.client.post("/v1/completions", **body, ignore_eos=True)) == [output]
 
 
 def direct_logprobs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
@@ -163,47 +163,47 @@ def direct_logprobs(decoder: Decoder, tokens: list[int]) -> torch.Tensor:
     count = len(tokens)
     cache = PagedCache.allocate(decoder.config, count, 1, torch.float32, "cpu")
     places = torch.arange(count)
-    whole = torch.tensor([0, count], dtype=torch.int32)
-    nobody = torch.zeros(0, dtype=torch.int32)
+    full = torch.tensor([0, count], dtype=torch.int32)
+    empty = torch.zeros(0, dtype=torch.int32)
     inputs = Inputs(
-        torch.tensor(tokens), places, places, torch.zeros((0, 0), dtype=torch.int32), nobody,
-        places.int()[None], whole, torch.zeros(1, dtype=torch.int32),
+        torch.tensor(tokens), places, places, torch.zeros((0, 0), dtype=torch.int32), empty,
+        places.int()[None], full, torch.zeros(1, dtype=torch.int32),
     )  # fmt: skip
     with torch.inference_mode():
         return decoder.logits(decoder.normed(decoder.forward(inputs, cache))).log_softmax(dim=-1)
 
 
 def test_logprobs_and_echo_are_those_of_a_forward_pass(server: Setting, decoder: Decoder) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 6, **GREEDY, "logprobs": 3}
+    body = {"prompt": PROMPT, "max_tokens": 6, **GREEDY, "logprobs": 3}
     output = alone(decoder, PROMPT, 6).output
     table = direct_logprobs(decoder, PROMPT + output)
-    chosen = [float(table[i, token]) for i, token in enumerate((PROMPT + output)[1:])]
-    plain = server.client.post("/v1/completions", **asked).document["choices"][0]["logprobs"]
-    assert plain["token_logprobs"] == pytest.approx(chosen[len(PROMPT) - 1 :], abs=1e-4)
-    echoed = server.client.post("/v1/completions", **asked, echo=True).document["choices"][0]
-    told = echoed["logprobs"]
-    assert told["token_logprobs"][0] is None
-    assert told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(chosen, abs=1e-4)
-    assert told["tokens"][-6:] == plain["tokens"]
-    for row, named, token in zip(table, told["top_logprobs"][1:], told["tokens"][1:], strict=False):
-        assert max(named.values()) == pytest.approx(float(row.max()), abs=1e-4)
-        assert token in named
-        assert 1 <= len(named) <= 4
-    assert told["text_offset"][:3] == [0, len(told["tokens"][0]), len(told["tokens"][0] + told["tokens"][1])]
-    pieces = [piece["choices"][0] for piece in server.client.events("/v1/completions", **asked, echo=True)]
+    expected_logprobs = [float(table[i, token]) for i, token in enumerate((PROMPT + output)[1:])]
+    plain = server.client.post("/v1/completions", **body).document["choices"][0]["logprobs"]
+    assert plain["token_logprobs"] == pytest.approx(expected_logprobs[len(PROMPT) - 1 :], abs=1e-4)
+    echoed = server.client.post("/v1/completions", **body, echo=True).document["choices"][0]
+    result = echoed["logprobs"]
+    assert result["token_logprobs"][0] is None
+    assert result["top_logprobs"][0] is None
+    assert result["token_logprobs"][1:] == pytest.approx(expected_logprobs, abs=1e-4)
+    assert result["tokens"][-6:] == plain["tokens"]
+    for row, by_text, token in zip(table, result["top_logprobs"][1:], result["tokens"][1:], strict=False):
+        assert max(by_text.values()) == pytest.approx(float(row.max()), abs=1e-4)
+        assert token in by_text
+        assert 1 <= len(by_text) <= 4
+    assert result["text_offset"][:3] == [0, len(result["tokens"][0]), len(result["tokens"][0] + result["tokens"][1])]
+    pieces = [piece["choices"][0] for piece in server.client.events("/v1/completions", **body, echo=True)]
     assert "".join(piece["text"] for piece in pieces) == echoed["text"]
-    for name in told:
-        assert [each for piece in pieces for each in piece["logprobs"][name]] == told[name], name
+    for name in result:
+        assert [entry for piece in pieces for entry in piece["logprobs"][name]] == result[name], name
 
 
 def test_a_prompt_alone_is_told_its_logprobs(server: Setting, decoder: Decoder) -> None:
     table = direct_logprobs(decoder, PROMPT)
-    chosen = [float(table[i, token]) for i, token in enumerate(PROMPT[1:])]
+    expected_logprobs = [float(table[i, token]) for i, token in enumerate(PROMPT[1:])]
     answer = server.client.post("/v1/completions", prompt=PROMPT, max_tokens=0, echo=True, logprobs=0).document
-    told = answer["choices"][0]["logprobs"]
-    assert told["token_logprobs"][1:] == pytest.approx(chosen, abs=1e-4)
-    assert all(len(each) == 1 for each in told["top_logprobs"][1:])
+    result = answer["choices"][0]["logprobs"]
+    assert result["token_logprobs"][1:] == pytest.approx(expected_logprobs, abs=1e-4)
+    assert all(len(entry) == 1 for entry in result["top_logprobs"][1:])
     assert answer["usage"]["completion_tokens"] == 0
     assert answer["choices"][0]["finish_reason"] == "length"
 
@@ -211,24 +211,24 @@ def test_a_prompt_alone_is_told_its_logprobs(server: Setting, decoder: Decoder) 
 def test_prompt_logprobs_as_vllm_tells_them(server: Setting, decoder: Decoder) -> None:
     table = direct_logprobs(decoder, PROMPT)
     answer = server.client.post("/v1/completions", prompt=PROMPT, max_tokens=2, prompt_logprobs=2).document
-    first, *rest = answer["choices"][0]["prompt_logprobs"]
+    first, *tail = answer["choices"][0]["prompt_logprobs"]
     assert first is None
-    for row, token, told in zip(table, PROMPT[1:], rest, strict=False):
-        assert told[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
+    for row, token, result in zip(table, PROMPT[1:], tail, strict=False):
+        assert result[str(token)]["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
         best = str(int(row.argmax()))
-        assert told[best]["rank"] == 1
-        assert told[best]["decoded_token"]
+        assert result[best]["rank"] == 1
+        assert result[best]["decoded_token"]
 
 
 def test_a_salt_keeps_caches_apart_and_changes_no_answer(server: Setting) -> None:
     core = server.engine.core
-    asked = {"prompt": list(range(90, 130)), "max_tokens": 4, **GREEDY}
-    first = ids(server.client.post("/v1/completions", **asked))
+    body = {"prompt": list(range(90, 130)), "max_tokens": 4, **GREEDY}
+    first = ids(server.client.post("/v1/completions", **body))
     before = core.cached_tokens
-    assert ids(server.client.post("/v1/completions", **asked)) == first
+    assert ids(server.client.post("/v1/completions", **body)) == first
     assert core.cached_tokens > before
     before = core.cached_tokens
-    assert ids(server.client.post("/v1/completions", **asked, cache_salt="mine")) == first
+    assert ids(server.client.post("/v1/completions", **body, cache_salt="mine")) == first
     assert core.cached_tokens == before
 
 
@@ -236,19 +236,19 @@ def test_a_salt_keeps_caches_apart_and_changes_no_answer(server: Setting) -> Non
 def test_stop_tables_are_built_once_for_all_answers(
     server: Setting, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built: list[str] = []
+    tables: list[str] = []
     real = stream._borders
 
     def counted(text: str) -> list[int]:
-        built.append(text)
+        tables.append(text)
         return real(text)
 
     monkeypatch.setattr(stream, "_borders", counted)
     strings = [f"{i:02}" * 512 for i in range(16)]
-    asked = {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
-    answer = server.client.post(path, **asked, max_tokens=2, n=8, stop=strings)
-    assert (answer.status, len(answer.document["choices"])) == (200, 8 * len(asked.get("prompt", "a")))
-    assert built == strings
+    body = {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    answer = server.client.post(path, **body, max_tokens=2, n=8, stop=strings)
+    assert (answer.status, len(answer.document["choices"])) == (200, 8 * len(body.get("prompt", "a")))
+    assert tables == strings
 
 
 def test_without_a_tokenizer_ids_go_in_and_come_out(decoder: Decoder) -> None:
@@ -324,5 +324,5 @@ def test_neutral_values_of_what_is_not_served_are_taken(server: Setting) -> None
         "logit_bias": {},
         "best_of": 1,
     }
-    asked = {"prompt": [1], "max_tokens": 1, "suffix": None, "guided_json": None, "never_heard_of": [1], "user": "me"}
-    assert server.client.post("/v1/completions", **asked, **neutral).status == 200
+    body = {"prompt": [1], "max_tokens": 1, "suffix": None, "guided_json": None, "never_heard_of": [1], "user": "me"}
+    assert server.client.post("/v1/completions", **body, **neutral).status == 200

@@ -38,14 +38,14 @@ class Held:
     def __init__(self, real: Any) -> None:
         self.real, self.begun, self.go = real, threading.Event(), threading.Event()
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         self.begun.set()
         assert self.go.wait(10)
-        return self.real(*args, **named)
+        return self.real(*args, **keywords)
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "held"),
+    ("path", "fields", "method"),
     [
         ("/tokenize", {"prompt": LONG, "return_token_strs": True}, "encode"),
         ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "encode"),
@@ -61,10 +61,10 @@ class Held:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_others_are_served_while_a_large_request_is_encoded(
-    server: Setting, path: str, fields: dict[str, Any], held: str, monkeypatch: pytest.MonkeyPatch
+    server: Setting, path: str, fields: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holding = Held(getattr(server.service.inputs.tokenizer, held))
-    monkeypatch.setattr(server.service.inputs.tokenizer, held, holding)
+    holding = Held(getattr(server.service.inputs.tokenizer, method))
+    monkeypatch.setattr(server.service.inputs.tokenizer, method, holding)
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(server.client.post(path, **fields)))
     asking.start()
@@ -130,8 +130,12 @@ def test_a_text_of_too_many_tokens(server: Setting) -> None:
         name = next(iter(fields))
         expected = f"{name}: expected at most {MAX_TOKENS} tokens, found {MAX_TOKENS + 1}"
         assert (answer.status, answer.error["message"]) == (400, expected)
-    told = server.client.post("/tokenize", prompt="a" * MAX_TOKENS, return_token_strs=True)
-    assert (told.status, told.document["count"], len(told.document["token_strs"])) == (200, MAX_TOKENS, MAX_TOKENS)
+    result = server.client.post("/tokenize", prompt="a" * MAX_TOKENS, return_token_strs=True)
+    assert (result.status, result.document["count"], len(result.document["token_strs"])) == (
+        200,
+        MAX_TOKENS,
+        MAX_TOKENS,
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def open_stream(port: int, **fields: Any) -> Iterator[http.client.HTTPResponse]:
 def test_a_client_that_leaves_frees_its_blocks(decoder: Decoder, folder: Path) -> None:
     with running(decoder, folder) as setting:
         core = setting.engine.core
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             for _ in range(3):
-                held.enter_context(open_stream(setting.client.port))
+                stack.enter_context(open_stream(setting.client.port))
             assert core.kv_cache.num_free_blocks < core.kv_cache.num_blocks
         assert eventually(lambda: not core.sequences)
         assert setting.settled()
@@ -65,12 +65,12 @@ def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder:
         body = json.dumps({**LONG, "stream": False, "n": 4}).encode()
         with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
             head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            whole = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-            connection.sendall(whole)
+            request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+            connection.sendall(request)
             assert eventually(lambda: len(setting.engine.core.sequences) == 4)
         assert eventually(lambda: not setting.engine.core.sequences)
         with socket.create_connection(("127.0.0.1", setting.client.port)) as connection:
-            connection.sendall(whole[:-10])
+            connection.sendall(request[:-10])
         assert eventually(lambda: setting.settled())
         assert setting.service.stats.reasons == {"abort": 4}
 
@@ -78,8 +78,8 @@ def test_a_client_that_leaves_before_the_answer_begins(decoder: Decoder, folder:
 def test_an_engine_that_fails_is_told_to_everybody(
     decoder: Decoder, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(decoder, folder) as setting, contextlib.ExitStack() as held:
-        streams = [held.enter_context(open_stream(setting.client.port)) for _ in range(2)]
+    with running(decoder, folder) as setting, contextlib.ExitStack() as stack:
+        streams = [stack.enter_context(open_stream(setting.client.port)) for _ in range(2)]
         answers: list[Any] = []
         plain = threading.Thread(
             target=lambda: answers.append(setting.client.post("/v1/completions", prompt=[4], max_tokens=250, n=2))
@@ -114,9 +114,9 @@ def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder,
         for answer in (setting.client.post("/v1/completions", prompt=[1]), setting.client.get("/health")):
             assert answer.status == 503
             assert "shutting down" in answer.error["message"]
-        rest = [token for piece in read_events(response) for token in piece["choices"][0]["token_ids"]]
-        assert rest == first[len(first) - len(rest) :]
-        assert len(rest) >= 240
+        tail = [token for piece in read_events(response) for token in piece["choices"][0]["token_ids"]]
+        assert tail == first[len(first) - len(tail) :]
+        assert len(tail) >= 240
         setting.thread.join(10)
         assert setting.ended == [0]
 
@@ -193,7 +193,7 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--model", "/nowhere"], "expected a readable file"),
         (["--kv-cache-memory-bytes", "0"], "--kv-cache-memory-bytes"),
@@ -213,13 +213,13 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_started_is_said_in_one_line(
-    folder: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from twin.cli import run
 
     base = ["--random-weights", *([] if "--model" in flags else ["--model", str(folder / "config.json")])]
     assert run(["serve-live", *base, *flags]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.err.count("\n") == 1
-    assert told.out == ""
+    result = capsys.readouterr()
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""

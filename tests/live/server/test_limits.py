@@ -26,12 +26,12 @@ def test_a_large_body_is_refused_announced_or_not(decoder: Decoder, folder: Path
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
 
 
-def hold(setting: Setting, count: int, **asked: object) -> list[threading.Thread]:
+def hold(setting: Setting, count: int, **parameters: object) -> list[threading.Thread]:
     """So many streams of the longest answer, under way."""
     started = [threading.Event() for _ in range(count)]
 
     def stream(event: threading.Event) -> None:
-        fields = {"prompt": [1], "max_tokens": 250, "ignore_eos": True, **asked}
+        fields = {"prompt": [1], "max_tokens": 250, "ignore_eos": True, **parameters}
         for _ in setting.client.events("/v1/completions", **fields):
             event.set()
 
@@ -43,8 +43,8 @@ def hold(setting: Setting, count: int, **asked: object) -> list[threading.Thread
 
 
 def test_too_many_at_once_and_too_long_a_queue(decoder: Decoder, folder: Path) -> None:
-    few = config(max_num_seqs=2)
-    with running(decoder, folder, engine=few, limits=Limits(requests=3, queue=1)) as setting:
+    small = config(max_num_seqs=2)
+    with running(decoder, folder, engine=small, limits=Limits(requests=3, queue=1)) as setting:
         post = setting.client.post
         assert post("/v1/completions", prompt=[1], n=4).status == 400
         threads = hold(setting, 2)
@@ -70,8 +70,8 @@ def test_a_key_is_wanted(decoder: Decoder, folder: Path) -> None:
         client.headers["authorization"] = "Bearer sésame".encode().decode("latin-1")
         assert client.post("/tokenize", prompt="a").status == 200
         assert client.get("/v1/models").status == 200
-        for shown in ({}, {"authorization": "Bearer other"}, {"authorization": "sésame"}):
-            headers = {"content-type": "application/json", **shown}
+        for headers_sent in ({}, {"authorization": "Bearer other"}, {"authorization": "sésame"}):
+            headers = {"content-type": "application/json", **headers_sent}
             for method, path in (("POST", "/tokenize"), ("GET", "/v1/models")):
                 answer = client.send(method, path, b'{"prompt": "a"}' if method == "POST" else None, headers)
                 assert (answer.status, answer.error["type"]) == (401, "authentication_error")
@@ -112,10 +112,10 @@ def test_errors_have_a_status_and_openais_shape(
 
 
 def test_tokens_and_back(server: Setting) -> None:
-    told = server.client.post("/tokenize", prompt="hé", return_token_strs=True).document
-    assert (told["count"], told["max_model_len"]) == (3, 256)
-    assert len(told["token_strs"]) == 3
-    assert server.client.post("/detokenize", tokens=told["tokens"]).document == {"prompt": "hé"}
+    result = server.client.post("/tokenize", prompt="hé", return_token_strs=True).document
+    assert (result["count"], result["max_model_len"]) == (3, 256)
+    assert len(result["token_strs"]) == 3
+    assert server.client.post("/detokenize", tokens=result["tokens"]).document == {"prompt": "hé"}
     (model,) = server.client.get("/v1/models").document["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 256)
     assert re.fullmatch(r"\d+\.\d+\.\d+", server.client.get("/version").document["version"])
@@ -125,23 +125,23 @@ def samples(setting: Setting) -> dict[str, float]:
     """The metrics page, by sample and what tells it from its like."""
     page = setting.client.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain")
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(page.body.decode()):
         for sample in family.samples:
             assert sample.labels["model_name"] == "tiny"
             extra = sample.labels.get("finished_reason", sample.labels.get("le", ""))
-            found[f"{sample.name}{'/' if extra else ''}{extra}"] = sample.value
-    return found
+            values[f"{sample.name}{'/' if extra else ''}{extra}"] = sample.value
+    return values
 
 
 def test_metrics_under_vllms_names(decoder: Decoder, folder: Path) -> None:
     with running(decoder, folder) as setting:
-        asked = {"max_tokens": 7, "ignore_eos": True}
+        parameters = {"max_tokens": 7, "ignore_eos": True}
         prompt = list(range(40))
         for _ in range(2):
-            assert setting.client.post("/v1/completions", prompt=prompt, **asked).status == 200
+            assert setting.client.post("/v1/completions", prompt=prompt, **parameters).status == 200
         setting.client.post("/v1/embeddings", input=[1, 2, 3])
-        told = samples(setting)
+        result = samples(setting)
         expected = {
             "vllm:generation_tokens_total": 14,
             "vllm:prompt_tokens_total": 83,
@@ -159,9 +159,9 @@ def test_metrics_under_vllms_names(decoder: Decoder, folder: Path) -> None:
             "vllm:num_requests_waiting": 0,
             "vllm:kv_cache_usage_perc": 0,
         }
-        assert {name: told[name] for name in expected} == expected
-        assert told["vllm:time_to_first_token_seconds_bucket/+Inf"] == 2
-        assert 0 < told["vllm:inter_token_latency_seconds_sum"] < told["vllm:e2e_request_latency_seconds_sum"]
+        assert {name: result[name] for name in expected} == expected
+        assert result["vllm:time_to_first_token_seconds_bucket/+Inf"] == 2
+        assert 0 < result["vllm:inter_token_latency_seconds_sum"] < result["vllm:e2e_request_latency_seconds_sum"]
         threads = hold(setting, 2)
         busy = samples(setting)
         assert busy["vllm:num_requests_running"] == 2

@@ -52,20 +52,20 @@ def test_each_name_has_its_own_answers(parts: tuple[Path, list[str]]) -> None:
         while engine.step() is not None:
             pass
         expected[model] = generation.output
-    assert len({tuple(each) for each in expected.values()}) == 3
+    assert len({tuple(row) for row in expected.values()}) == 3
     backend = build(parts, 2)
     engine = backend.engine
     torch.set_num_threads(1)
     with running(engine.executor.decoder, None, backend=backend) as server:
         for model in ("one", "tiny", "two", "one", None):  # the second time, one finds its own prompt in the cache
-            named = {} if model is None else {"model": model}
-            answer = server.client.post("/v1/completions", **GREEDY, **named)
+            fields = {} if model is None else {"model": model}
+            answer = server.client.post("/v1/completions", **GREEDY, **fields)
             assert answer.status == 200, answer.body
             assert answer.document["choices"][0]["token_ids"] == expected[model or "tiny"]
         assert engine.core.model_loads == 2
         assert engine.core.cached_tokens == 32  # a block of one's, and one of the base model's
         listed = server.client.get("/v1/models").document["data"]
-        assert [each["id"] for each in listed] == ["tiny", "one", "two"]
+        assert [row["id"] for row in listed] == ["tiny", "one", "two"]
         assert server.client.post("/v1/completions", **GREEDY, model="three").status == 404
 
 

@@ -46,8 +46,8 @@ def test_observe_replay_refine(server: Setting, tmp_path: Path, capsys: pytest.C
     paths = ["--run", str(tmp_path / "replayed"), "-o", str(tmp_path / "refined.yaml")]
     assert cli.run(["calibrate", "refine", str(tmp_path / "scenario.yaml"), *paths, "--first", "12", "--json"]) == 0
     # Of the requests that it learned from: another process may slow the rest down, or stop doing so.
-    found = json.loads(capsys.readouterr().out)["fit"]["tpot.mean"]
-    before, after = (abs(math.log(found[name] / found["measured"])) for name in ("before", "after"))
+    values = json.loads(capsys.readouterr().out)["fit"]["tpot.mean"]
+    before, after = (abs(math.log(values[name] / values["measured"])) for name in ("before", "after"))
     assert after < 0.2 * before
 
 
@@ -60,14 +60,14 @@ def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys:
         (pages / f"metrics-{at:.3f}.prom").write_bytes(server.client.get("/metrics").body)
 
     scrape(1e9)
-    asked = {"max_tokens": 12, "ignore_eos": True}
+    fields = {"max_tokens": 12, "ignore_eos": True}
     for _ in range(10):
-        assert server.client.post("/v1/completions", prompt=list(range(30)), **asked).status == 200
+        assert server.client.post("/v1/completions", prompt=list(range(30)), **fields).status == 200
     scrape(1e9 + 5)
     first, last = read_scrapes(pages)
-    found = between(first, last)
-    assert (found.finished, found.counts["ttft"], found.counts["itl"]) == (10, 10, 110)
-    assert (found.means["prompt_tokens"], found.means["output_tokens"]) == (30.0, 12.0)
+    values = between(first, last)
+    assert (values.finished, values.counts["ttft"], values.counts["itl"]) == (10, 10, 110)
+    assert (values.means["prompt_tokens"], values.means["output_tokens"]) == (30.0, 12.0)
     blocks = cache_settings(last.text)["num_gpu_blocks"]
     scenario = {
         "schema": "twin.scenario/1",
@@ -89,5 +89,5 @@ def test_metrics_pages_teach_one_factor(server: Setting, tmp_path: Path, capsys:
     printed = capsys.readouterr()
     assert f"engine.num_gpu_blocks: {blocks}, as the metrics page says" in printed.err
     fit = json.loads(printed.out)["fit"]["itl.mean"]
-    assert fit["measured"] == pytest.approx(found.means["itl.mean"])
+    assert fit["measured"] == pytest.approx(values.means["itl.mean"])
     assert abs(fit["after_error"]) < 0.05 < abs(fit["before_error"])

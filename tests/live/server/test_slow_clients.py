@@ -29,14 +29,14 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @contextlib.contextmanager
-def connected(setting: Setting, sent: bytes = b"", receive_buffer: int = 0) -> Iterator[socket.socket]:
+def connected(setting: Setting, data: bytes = b"", receive_buffer: int = 0) -> Iterator[socket.socket]:
     """A connection over which something has been sent."""
     with contextlib.closing(socket.socket()) as connection:
         if receive_buffer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.settimeout(10)
         connection.connect(("127.0.0.1", setting.client.port))
-        connection.sendall(sent)
+        connection.sendall(data)
         yield connection
 
 
@@ -52,7 +52,7 @@ def to_the_end(connection: socket.socket) -> bytes:
 def dribble(connection: socket.socket, byte: bytes) -> bytes:
     """The same, while one byte after the other is sent."""
     connection.settimeout(0.02)
-    told = b""
+    result = b""
     for _ in range(500):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(byte)
@@ -63,8 +63,8 @@ def dribble(connection: socket.socket, byte: bytes) -> bytes:
         except ConnectionResetError:
             part = b""
         if not part:
-            return told
-        told += part
+            return result
+        result += part
     raise AssertionError("the server did not close the connection")
 
 
@@ -77,9 +77,9 @@ def strict(decoder: Decoder, folder: Path) -> Iterator[Setting]:
         assert setting.settled()
 
 
-@pytest.mark.parametrize("sent", [b"P", HEAD], ids=["a first byte", "all but the last"])
-def test_a_head_that_does_not_come_in_time_is_answered_408(strict: Setting, sent: bytes) -> None:
-    with connected(strict, sent) as connection:
+@pytest.mark.parametrize("data", [b"P", HEAD], ids=["a first byte", "all but the last"])
+def test_a_head_that_does_not_come_in_time_is_answered_408(strict: Setting, data: bytes) -> None:
+    with connected(strict, data) as connection:
         head, _, body = to_the_end(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert json.loads(body)["error"] == {
@@ -99,8 +99,8 @@ def test_a_head_that_comes_byte_by_byte_ends_too(strict: Setting) -> None:
 )
 def test_a_connection_without_a_request_is_closed(strict: Setting, first: bytes, byte: bytes) -> None:
     with connected(strict, first) as connection:
-        told = dribble(connection, byte) if byte else to_the_end(connection)
-    assert told.startswith(b"HTTP/1.1 200") if first else told == b""
+        result = dribble(connection, byte) if byte else to_the_end(connection)
+    assert result.startswith(b"HTTP/1.1 200") if first else result == b""
 
 
 def test_a_head_without_end_is_refused(strict: Setting) -> None:
@@ -112,23 +112,23 @@ def test_a_head_without_end_is_refused(strict: Setting) -> None:
     with connected(strict, HEAD + b"x: " + b"a" * 1000) as connection:
         time.sleep(0.05)
         connection.sendall(b"a" * (MAX_HEAD + 1))
-        told = to_the_end(connection)
-    assert told.startswith(b"HTTP/1.1 431") or told == b""
+        result = to_the_end(connection)
+    assert result.startswith(b"HTTP/1.1 431") or result == b""
 
 
 def test_stalled_bodies_hold_no_slots_and_are_answered_408(decoder: Decoder, folder: Path) -> None:
     with (
         running(decoder, folder, limits=Limits(requests=2, body_seconds=1.0)) as setting,
-        contextlib.ExitStack() as held,
+        contextlib.ExitStack() as stack,
     ):
-        stalled = [held.enter_context(connected(setting, STALLED)) for _ in range(5)]
+        stalled = [stack.enter_context(connected(setting, STALLED)) for _ in range(5)]
         assert eventually(lambda: len(connections(setting)) == 5)
         assert setting.client.post("/tokenize", prompt="a").status == 200
         assert eventually(lambda: setting.stopping.app.in_flight == 0)
         for connection in stalled:
-            told = to_the_end(connection)
-            assert told.startswith(b"HTTP/1.1 408"), told
-            assert b"expected the body within 1 seconds" in told
+            result = to_the_end(connection)
+            assert result.startswith(b"HTTP/1.1 408"), result
+            assert b"expected the body within 1 seconds" in result
 
 
 def test_a_body_that_nobody_wants_does_not_keep_the_connection(strict: Setting) -> None:
@@ -138,7 +138,7 @@ def test_a_body_that_nobody_wants_does_not_keep_the_connection(strict: Setting) 
 
 def connections(setting: Setting) -> list[Any]:
     """Requests that are not answered to their end."""
-    return [each for each in setting.stopping.server.server_state.connections if each.answering]  # type: ignore[union-attr]
+    return [row for row in setting.stopping.server.server_state.connections if row.answering]  # type: ignore[union-attr]
 
 
 def unread_stream(setting: Setting) -> contextlib.AbstractContextManager[socket.socket]:
@@ -148,8 +148,8 @@ def unread_stream(setting: Setting) -> contextlib.AbstractContextManager[socket.
     executor = setting.engine.executor
     launch = executor.launch
     executor.launch = lambda batch: (time.sleep(0.01), launch(batch))[1]  # type: ignore[method-assign]
-    asked = {"prompt": [1], "max_tokens": 250, "ignore_eos": True, "stream": True, "n": 4, "logprobs": 20}
-    body = json.dumps(asked).encode()
+    fields = {"prompt": [1], "max_tokens": 250, "ignore_eos": True, "stream": True, "n": 4, "logprobs": 20}
+    body = json.dumps(fields).encode()
     head = HEAD.replace(b"/tokenize", b"/v1/completions") + b"content-length: %d\r\n\r\n" % len(body)
     return connected(setting, head + body, receive_buffer=4096)
 
@@ -174,7 +174,7 @@ def test_a_drain_ends_quietly(
         with unread_stream(setting) if unread else connected(setting, STALLED):
             assert eventually(lambda: len(connections(setting)) == 1)
             if unread:
-                assert eventually(lambda: all(each.flow.write_paused for each in connections(setting)), 20)
+                assert eventually(lambda: all(row.flow.write_paused for row in connections(setting)), 20)
             with caplog.at_level(logging.INFO, logger="uvicorn.error"):
                 setting.on_loop(setting.stopping.stop)
                 setting.thread.join(10)

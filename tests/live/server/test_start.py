@@ -24,17 +24,17 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
     def refused(*flags: str | Path) -> str:
         assert run(["serve-live", *map(str, flags)]) == 2
-        told = capsys.readouterr()
-        assert told.err.count("\n") == 1
-        assert len(told.err) < 500
-        assert told.out == ""
-        return told.err
+        result = capsys.readouterr()
+        assert result.err.count("\n") == 1
+        assert len(result.err) < 500
+        assert result.out == ""
+        return result.err
 
     return refused
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             "--num-gpu-blocks 1000000000000",
@@ -55,9 +55,9 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=lambda value: value[:30],
 )
-def test_settings_beyond_the_machine(flags: str, said: str, folder: Path, refuse: Refuse) -> None:
+def test_settings_beyond_the_machine(flags: str, message: str, folder: Path, refuse: Refuse) -> None:
     line = refuse("--model", folder / "config.json", "--random-weights", *flags.split())
-    assert said in line
+    assert message in line
     assert flags.split()[0] in line
 
 
@@ -71,7 +71,7 @@ def test_files_that_are_nested_too_deeply(name: str, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("index", "said"),
+    ("index", "message"),
     [
         (DEEP, "expected JSON nested at most 64 deep"),
         ('{"weight_map": ["model.safetensors"]}', "weight_map: got ['model.safetensors'], expected an object"),
@@ -82,14 +82,16 @@ def test_files_that_are_nested_too_deeply(name: str, folder: Path, tmp_path: Pat
         ('{"weight_map": {"a": "x.safetensors"}}', "x.safetensors: expected this shard, which the index lists"),
     ],
 )
-def test_an_index_of_shards_that_is_none(index: str, said: str, folder: Path, tmp_path: Path, refuse: Refuse) -> None:
+def test_an_index_of_shards_that_is_none(
+    index: str, message: str, folder: Path, tmp_path: Path, refuse: Refuse
+) -> None:
     shutil.copy(folder / "config.json", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert said in refuse("--model", tmp_path)
+    assert message in refuse("--model", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"rope_theta": 10**400}, "rope_theta: got 1000"),
         ({"hidden_size": 10**9}, "expected less: weights in float32 take "),
@@ -99,11 +101,11 @@ def test_an_index_of_shards_that_is_none(index: str, said: str, folder: Path, tm
     ],
 )
 def test_models_beyond_the_machine(
-    change: dict[str, int], said: str, folder: Path, tmp_path: Path, refuse: Refuse
+    change: dict[str, int], message: str, folder: Path, tmp_path: Path, refuse: Refuse
 ) -> None:
     document = json.loads((folder / "config.json").read_text()) | change
     file = tmp_path / "config.json"
     file.write_text(json.dumps(document))
     line = refuse("--model", file, "--random-weights")
-    assert said in line
+    assert message in line
     assert str(file) in line

@@ -29,13 +29,13 @@ MODEL = ROOT / "examples" / "models" / "tiny-llama.json"
 
 def workers_of(pid: int) -> list[int]:
     """The processes that a process has started."""
-    found = []
+    values = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                    found.append(int(entry.name))
-    return sorted(found)
+                    values.append(int(entry.name))
+    return sorted(values)
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -84,9 +84,9 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
 
     short = json.loads(post(max_tokens=5).read())
     assert len(short["choices"][0]["token_ids"]) == 5
-    told = json.loads(post(max_tokens=5, logprobs=1).read())["choices"][0]
-    assert told["token_ids"] == short["choices"][0]["token_ids"]
-    assert [max(each.values()) for each in told["logprobs"]["top_logprobs"]] == told["logprobs"]["token_logprobs"]
+    result = json.loads(post(max_tokens=5, logprobs=1).read())["choices"][0]
+    assert result["token_ids"] == short["choices"][0]["token_ids"]
+    assert [max(row.values()) for row in result["logprobs"]["top_logprobs"]] == result["logprobs"]["token_logprobs"]
     refused = post(max_tokens=5, prompt_logprobs=1)
     assert (refused.status, b"expected output tokens to be wanted" in refused.read()) == (400, True)
     stream = post(max_tokens=4000, stream=True)
@@ -95,10 +95,10 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
     assert first == short["choices"][0]["token_ids"][: len(first)]  # one event may have several tokens
     begin = time.monotonic()
     os.kill(workers_of(process.pid)[-1], signal.SIGKILL)
-    rest = stream.read().decode()
+    tail = stream.read().decode()
     connection.close()
-    assert "rank 2 (ffn 0) has ended" in rest
-    assert "engine_failed" in rest
+    assert "rank 2 (ffn 0) has ended" in tail
+    assert "engine_failed" in tail
     assert process.wait(10) == 1
     assert time.monotonic() - begin < 10
     lines = (tmp_path / "stderr").read_text().splitlines()
@@ -106,7 +106,7 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
 
 
 @pytest.mark.parametrize(
-    ("scenario", "flags", "said"),
+    ("scenario", "flags", "message"),
     [
         (BUNDLE, ["--set", "ratio=1:4"], "ratio: got '1:4', expected one ratio to serve with"),
         (BUNDLE, ["--max-num-seqs", "4"], "--max-num-seqs: got 4, expected none beside a scenario of a bundle"),
@@ -137,13 +137,13 @@ def test_a_client_gets_an_error_when_a_worker_is_killed(
     ],
 )
 def test_what_a_topology_cannot_be_started_with(
-    scenario: Path | None, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    scenario: Path | None, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    beside = [] if scenario is None else ["--scenario", str(scenario)]
-    assert run(["serve-live", "--model", str(MODEL), "--random-weights", *beside, *flags]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    flags_before = [] if scenario is None else ["--scenario", str(scenario)]
+    assert run(["serve-live", "--model", str(MODEL), "--random-weights", *flags_before, *flags]) == 2
+    result = capsys.readouterr().err
+    assert message in result
+    assert result.count("\n") == 1
 
 
 def test_a_model_without_weights_needs_modules_for_its_models(tmp_path: Path) -> None:

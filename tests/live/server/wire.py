@@ -43,8 +43,8 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, body, self.headers if headers is None else headers)
-            told = connection.getresponse()
-            return Answer(told.status, {key.lower(): value for key, value in told.getheaders()}, told.read())
+            result = connection.getresponse()
+            return Answer(result.status, {key.lower(): value for key, value in result.getheaders()}, result.read())
         finally:
             connection.close()
 
@@ -66,17 +66,17 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request("POST", path, json.dumps({**fields, "stream": True}).encode(), self.headers)
-            told = connection.getresponse()
-            assert told.status == 200, told.read()
-            assert told.getheader("content-type", "").startswith("text/event-stream")
-            yield from read_events(told)
+            result = connection.getresponse()
+            assert result.status == 200, result.read()
+            assert result.getheader("content-type", "").startswith("text/event-stream")
+            yield from read_events(result)
         finally:
             connection.close()
 
 
-def read_events(told: http.client.HTTPResponse) -> Iterator[Any]:
+def read_events(result: http.client.HTTPResponse) -> Iterator[Any]:
     """Documents until [DONE]."""
-    for line in told:
+    for line in result:
         if not line.strip():
             continue
         assert line.startswith(b"data: "), line

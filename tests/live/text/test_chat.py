@@ -133,9 +133,9 @@ def test_the_same_text_as_transformers(tokenizer_folder: Path, tmp_path: Path, n
     for messages in (TALK, TALK[:2], TALK[1:2], TALK[:-1]):
         for tools in (None, [TOOL]):
             for extra in ({}, {"enable_thinking": False, "add_generation_prompt": False}, {"enable_thinking": False}):
-                asked = {"add_generation_prompt": True, **extra}
-                expected = peer.apply_chat_template(messages, tools=tools, tokenize=False, **asked)
-                assert ours.render(messages, tools=tools, **asked) == expected
+                fields = {"add_generation_prompt": True, **extra}
+                expected = peer.apply_chat_template(messages, tools=tools, tokenize=False, **fields)
+                assert ours.render(messages, tools=tools, **fields) == expected
     assert "Zürich" in ours.render(TALK)
     if name != "llama":
         assert "'<é>'" in ours.render(TALK, tools=[TOOL])
@@ -157,10 +157,10 @@ def test_content_in_parts_is_joined(tokenizer_folder: Path, tmp_path: Path) -> N
 
 def test_a_tool_call_as_clients_send_it(tokenizer_folder: Path, tmp_path: Path) -> None:
     template = read(folder(LLAMA, tokenizer_folder, tmp_path))
-    sent = {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}
-    talk = [TALK[1], {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": sent}]}]
+    function = {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}
+    talk = [TALK[1], {"role": "assistant", "content": None, "tool_calls": [{**CALL, "function": function}]}]
     assert template.render(talk) == template.render([TALK[1], {**talk[1], "content": "", "tool_calls": [CALL]}])
-    assert isinstance(sent["arguments"], str)  # the caller's messages are left as they are
+    assert isinstance(function["arguments"], str)  # the caller's messages are left as they are
 
 
 def test_no_template_and_no_default(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_conversation(tokenizer_folder: Path, tmp_path: Path, case: str) -> None:
     messages, expected = REFUSED[case]
-    with pytest.raises(BadInput, match=expected) as told:
+    with pytest.raises(BadInput, match=expected) as result:
         read(folder(LLAMA, tokenizer_folder, tmp_path)).render(messages)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(result.value)
 
 
 @pytest.mark.parametrize(

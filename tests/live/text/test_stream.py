@@ -15,7 +15,7 @@ from workloads.errors import BadInput
 
 
 @pytest.fixture(scope="module")
-def known(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def tokenizers(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     directory = tmp_path_factory.mktemp("fallback")
     write_byte_fallback(directory)
     return {"byte-level": Tokenizer(tokenizer_folder), "byte-fallback": Tokenizer(directory)}
@@ -24,9 +24,9 @@ def known(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     """The definition: the shortest beginning of the text that ends with a stop, and of several the longest stop."""
     for end in range(len(text) + 1):
-        met = [stop for stop in stops if text[:end].endswith(stop)]
-        if met:
-            stop = max(met, key=len)
+        matches = [stop for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            stop = max(matches, key=len)
             return (text[:end] if include else text[: end - len(stop)]), stop
     return text, None
 
@@ -34,22 +34,22 @@ def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
 @given(data=st.data(), include=st.booleans(), skip=st.booleans())
 def test_pushes_add_up_to_the_whole_answer_cut_at_its_first_stop(
-    known: dict[str, Tokenizer], kind: str, data: st.DataObject, include: bool, skip: bool
+    tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject, include: bool, skip: bool
 ) -> None:
-    tokenizer = known[kind]
+    tokenizer = tokenizers[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.size + 2), max_size=60))
-    whole = tokenizer.decode(ids, skip_special=skip)
-    parts = st.integers(0, max(len(whole) - 1, 0)).flatmap(
-        lambda start: st.integers(start + 1, start + 6).map(lambda end: whole[start:end])
+    full = tokenizer.decode(ids, skip_special=skip)
+    parts = st.integers(0, max(len(full) - 1, 0)).flatmap(
+        lambda start: st.integers(start + 1, start + 6).map(lambda end: full[start:end])
     )
     stops = data.draw(st.lists((st.text("ab é", max_size=3) | parts).filter(bool), max_size=3))
     stream = TextStream(tokenizer, StopStrings(stops) if stops else None, include, skip)
-    expected, stop = cut(whole, stops, include)
-    sent = ""
+    expected, stop = cut(full, stops, include)
+    text_so_far = ""
     for token in ids:
-        sent += stream.push(token)
-        assert expected.startswith(sent)
-    assert sent + stream.finish() == expected
+        text_so_far += stream.push(token)
+        assert expected.startswith(text_so_far)
+    assert text_so_far + stream.finish() == expected
     assert stream.stopped == stop
     if stop is not None:
         assert (stream.push(ids[0]), stream.finish()) == ("", "")
@@ -73,8 +73,8 @@ def test_exactly_what_may_become_a_stop_is_held(text: str, stops: list[str]) -> 
 def test_a_stop_does_not_depend_on_how_the_text_comes(text: str, stops: list[str], part: int) -> None:
     search = StopStrings(stops).search()
     for start in range(0, len(text), part):
-        if (met := search.feed(text[start : start + part])) is not None:
-            assert (text[: start + met[0]], met[1]) == cut(text, stops, include=True)
+        if (match := search.feed(text[start : start + part])) is not None:
+            assert (text[: start + match[0]], match[1]) == cut(text, stops, include=True)
             return
     assert cut(text, stops, include=True) == (text, None)
 
@@ -88,19 +88,19 @@ def test_what_is_whole_where_it_does_not_count_is_passed_over(parts: list[tuple[
     for part, counts in parts:
         ends = range(len(text) + 1, len(text) + len(part) + 1)
         text += part
-        met = search.feed(part, counts)
+        match = search.feed(part, counts)
         expected = [end for end in ends if counts and any(text[:end].endswith(stop) for stop in stops)]
-        assert (met is None) == (not expected)
-        if met is not None:
+        assert (match is None) == (not expected)
+        if match is not None:
             end = expected[0]
-            assert len(text) - len(part) + met[0] == end
-            assert met[1] == max((stop for stop in stops if text[:end].endswith(stop)), key=len)
+            assert len(text) - len(part) + match[0] == end
+            assert match[1] == max((stop for stop in stops if text[:end].endswith(stop)), key=len)
             return
         assert search.pending == max(size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size]))
 
 
-def test_a_stop_counts_from_the_min_tokens_on(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-level"]
+def test_a_stop_counts_from_the_min_tokens_on(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "ENDxENDy"]
     for min_tokens, text in ((0, ""), (3, ""), (4, "ENDx"), (7, "ENDx"), (8, "ENDxENDy")):
         stream = TextStream(tokenizer, StopStrings(["END"]), min_tokens=min_tokens)
@@ -110,8 +110,8 @@ def test_a_stop_counts_from_the_min_tokens_on(known: dict[str, Tokenizer]) -> No
     assert ["".join(map(stream.push, ids)), stream.stopped] == ["", "END"]
 
 
-def test_a_character_waits_for_its_last_byte(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-level"]
+def test_a_character_waits_for_its_last_byte(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-level"]
     ids = tokenizer.encode("a今b")
     stream = TextStream(tokenizer)
     assert [stream.push(token) for token in ids] == ["a", "", "", "今", "b"]
@@ -120,8 +120,8 @@ def test_a_character_waits_for_its_last_byte(known: dict[str, Tokenizer]) -> Non
     assert stream.finish() == "�"
 
 
-def test_a_run_of_bytes_waits_for_what_ends_it(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-fallback"]
+def test_a_run_of_bytes_waits_for_what_ends_it(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-fallback"]
     run = [3 + byte for byte in "é水".encode()]
     after = tokenizer.encode("a", special=False)[-1]
     stream = TextStream(tokenizer)
@@ -131,16 +131,16 @@ def test_a_run_of_bytes_waits_for_what_ends_it(known: dict[str, Tokenizer]) -> N
     assert "".join(map(stream.push, broken)) == tokenizer.decode(broken) == "������a"
 
 
-def test_one_space_at_the_beginning_is_left_out(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-fallback"]
+def test_one_space_at_the_beginning_is_left_out(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-fallback"]
     space, letter = 3 + 0x20, tokenizer.encode("a", special=False)[-1]
     for ids in ([space, letter], [space, space, letter], [letter, space, letter], [1, space, space]):
         stream = TextStream(tokenizer)
         assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
 
 
-def test_a_stop_over_token_boundaries(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-level"]
+def test_a_stop_over_token_boundaries(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-level"]
     ids = [tokenizer.encode(character)[0] for character in "xENE ENDy"]
     stream = TextStream(tokenizer, StopStrings(["END"]))
     assert [stream.push(token) for token in ids] == ["x", "", "", "EN", "E ", "", "", "", ""]
@@ -149,21 +149,21 @@ def test_a_stop_over_token_boundaries(known: dict[str, Tokenizer]) -> None:
     assert "".join(map(stream.push, ids)) == "xENE END"
 
 
-def test_what_was_held_for_a_stop_comes_at_the_end(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-level"]
+def test_what_was_held_for_a_stop_comes_at_the_end(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-level"]
     stream = TextStream(tokenizer, StopStrings(["\n\nUser"]))
-    sent = [stream.push(tokenizer.encode(character)[0]) for character in "a\n\nU"]
-    assert (sent, stream.finish(), stream.stopped) == (["a", "", "", ""], "\n\nU", None)
+    text_so_far = [stream.push(tokenizer.encode(character)[0]) for character in "a\n\nU"]
+    assert (text_so_far, stream.finish(), stream.stopped) == (["a", "", "", ""], "\n\nU", None)
 
 
-def test_special_tokens_are_text_only_if_asked_for(known: dict[str, Tokenizer]) -> None:
-    tokenizer = known["byte-level"]
+def test_special_tokens_are_text_only_if_asked_for(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte-level"]
     ids = tokenizer.encode("a<|im_end|><think>")
     assert "".join(map(TextStream(tokenizer).push, ids)) == "a<think>"
     stream = TextStream(tokenizer, StopStrings(["_end|>"]), skip_special=False)
     assert "".join(map(stream.push, ids)) == "a<|im"
 
 
-def test_an_empty_stop_is_refused(known: dict[str, Tokenizer]) -> None:
+def test_an_empty_stop_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(BadInput, match=r"stop: got .* expected strings of at least one character"):
         StopStrings(["a", ""])

@@ -36,8 +36,8 @@ def fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def copied(folder: Path, to: Path, file: str = "tokenizer.json", **changes: object) -> Path:
     """A tokenizer's directory, with top-level fields of one file changed."""
-    for each in folder.iterdir():
-        (to / each.name).write_bytes(each.read_bytes())
+    for row in folder.iterdir():
+        (to / row.name).write_bytes(row.read_bytes())
     document = json.loads((to / file).read_text()) if (to / file).exists() else {}
     (to / file).write_text(json.dumps(document | changes))
     return to
@@ -171,8 +171,10 @@ def test_pieces_are_bytes_of_characters_too(byte_level: Tokenizer, fallback: Tok
 def test_what_tokens_write_is_the_text(byte_level: Tokenizer, fallback: Tokenizer, kind: str, text: str) -> None:
     tokenizer = byte_level if kind == "byte_level" else fallback
     ids = tokenizer.encode(text, special=False)
-    written = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
-    assert tokenizer.decode(ids, skip_special=False) == (written.removeprefix(" ") if kind == "fallback" else written)
+    file_text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
+    assert tokenizer.decode(ids, skip_special=False) == (
+        file_text.removeprefix(" ") if kind == "fallback" else file_text
+    )
 
 
 def test_an_added_token_may_have_letters_that_also_mean_bytes(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -204,10 +206,10 @@ BROKEN: dict[str, tuple[str, dict[str, object], str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_cannot_be_used_is_said_in_one_line(tokenizer_folder: Path, tmp_path: Path, case: str) -> None:
     file, changes, expected = BROKEN[case]
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as result:
         Tokenizer(copied(tokenizer_folder, tmp_path, file, **changes))
-    assert expected in str(told.value)
-    assert "\n" not in str(told.value)
+    assert expected in str(result.value)
+    assert "\n" not in str(result.value)
 
 
 def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
