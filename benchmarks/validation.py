@@ -2,9 +2,8 @@
 
     python -m benchmarks.validation [--runs 2] [--scenario examples/validate-cpu.yaml] [--backend cpu] [--out FILE]
 
-Each run profiles, predicts and replays anew, and its folder stays under runs/. The errors are those of the forecast;
-where the scenario reads the machine's speed, the errors at measured speed, which are no predictions, follow in a second
-table. Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). With the wall clock keep the
+Each run profiles, predicts and replays anew, and its folder stays under runs/. The errors are those of the forecast.
+Exit code 4 when the forecast misses a goal (`twin.validation.compare.GOALS`). With the wall clock keep the
 machine idle meanwhile; with `clock: direct` leave the run one core of its own.
 """
 
@@ -41,7 +40,6 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
         | {
             "metrics": {name: entry for name, entry in load["metrics"].items() if entry["goal"] is not None},
             "steps": _shortened_steps(load["steps"]),
-            "machine_speed": _shortened_machine_speed(load["machine_speed"]),
         }
         for load in document["loads"]
     ]
@@ -49,43 +47,37 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
         "clock": document["clock"],
         "capacity": document["capacity"],
         "calibration": _shortened_calibration(document["calibration"]),
-        "calibration_at_measured_speed": _shortened_calibration(document["calibration_at_measured_speed"]),
         "loads": loads,
         "missed": document["missed"],
     }
 
 
-def _shortened_calibration(calibration: dict[str, Any] | None) -> dict[str, Any] | None:
+def _shortened_calibration(calibration: dict[str, Any]) -> dict[str, Any]:
     errors = ("heldout_median_error", "heldout_p90_error", "repeat_spread", "round_spread")
-    names = (*errors, "clock", "speed_probes", "points")
-    return calibration and {name: calibration[name] for name in names}
+    names = (*errors, "clock", "points")
+    return {name: calibration[name] for name in names}
 
 
 def _shortened_steps(steps: dict[str, Any]) -> dict[str, Any]:
     return {name: steps[name] for name in ("all", "by_kind", "total_error")}
 
 
-def _shortened_machine_speed(section: dict[str, Any] | None) -> dict[str, Any] | None:
-    return section and {"slowdown": section["slowdown"], "steps": _shortened_steps(section["steps"])}
-
-
-def rows(number: int, document: dict[str, Any], key: str) -> list[str]:
-    """A line for each load, with the errors of the forecast (`error`) or those at measured speed."""
+def rows(number: int, document: dict[str, Any]) -> list[str]:
+    """A line for each load, with the errors of the forecast."""
     lines = []
     for load in document["loads"]:
-        section = load if key == "error" else load["machine_speed"]
-        errors = [f"{100 * load['metrics'][name][key]:+{len(name)}.1f}" for name in GOALS]
-        median = 100 * section["steps"]["all"]["median"]
+        errors = [f"{100 * load['metrics'][name]['error']:+{len(name)}.1f}" for name in GOALS]
+        median = 100 * load["steps"]["all"]["median"]
         lines.append("  ".join([f"{number:>3}", f"{load['load']:>4g}", *errors, f"{median:>5.1f}"]))
     return lines
 
 
-def print_errors(title: str, documents: Sequence[dict[str, Any]], key: str) -> None:
+def print_errors(title: str, documents: Sequence[dict[str, Any]]) -> None:
     """A table with a line for each run and load."""
     print(title)
     print("  ".join(["run", "load", *GOALS, "steps"]))
     for number, document in enumerate(documents, 1):
-        print("\n".join(rows(number, document, key)))
+        print("\n".join(rows(number, document)))
 
 
 def main() -> int:
@@ -99,9 +91,7 @@ def main() -> int:
     if arguments.runs < 1:
         parser.error(f"--runs: expected at least 1, found {arguments.runs}")
     documents = [validate(arguments.scenario, arguments.backend) for _ in range(arguments.runs)]
-    print_errors("errors of the forecast in %; of steps the median without its sign", documents, "error")
-    if documents[0]["calibration_at_measured_speed"]:
-        print_errors("errors at measured speed in %, which are no predictions", documents, "error_at_measured_speed")
+    print_errors("errors of the forecast in %; of steps the median without its sign", documents)
     missed = [line for document in documents for line in document["missed"]]
     goals = (len(GOALS) + 1) * sum(len(document["loads"]) for document in documents)
     undecided = any(document["verdict"] == "undecided" for document in documents)

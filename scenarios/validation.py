@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from latency_models.io.builtin_files import FilePath
 from latency_models.io.config_io import Strict
@@ -91,16 +91,6 @@ class ProfilingSpec(Strict):
     in_turns: bool = False
 
 
-class MachineSpeedSpec(Strict):
-    """The readings of the machine's speed.
-
-    Attributes:
-        share: largest share of the time that speed probes take; there is at most one reading a step.
-    """
-
-    share: float = Field(default=0.2, gt=0, le=0.5)
-
-
 class ValidationScenario(ScenarioFile):
     """A workload and one or several engines, which are run live and simulated.
 
@@ -114,7 +104,6 @@ class ValidationScenario(ScenarioFile):
         repeats: of each load, with other requests each time.
         clock: of the live runs: `wall` time, or `direct`: the CPU time of the run's own computation, which arrivals do
             not wait for; None: as `on_device` says.
-        machine_speed: reads the machine's speed between steps, for errors corrected by it; `off`: it is not read.
         calibration: a file of engine steps of an earlier validation; without one the engine is profiled.
     """
 
@@ -129,15 +118,8 @@ class ValidationScenario(ScenarioFile):
     repeats: Repeats = Field(default=3, ge=2)
     profiling: ProfilingSpec
     clock: ClockName | None = None
-    machine_speed: MachineSpeedSpec | None = None
     calibration: FilePath | None = None
     slo: dict[Literal["ttft", "tpot", "e2e"], PositiveFloat] = Field(default_factory=dict)
-
-    @field_validator("machine_speed", mode="before")
-    @classmethod
-    def _switch(cls, value: object) -> object:
-        """Read `on` as the defaults, and `off` as nothing."""
-        return ({} if value else None) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _can_run_live(self) -> ValidationScenario:
@@ -160,8 +142,6 @@ class ValidationScenario(ScenarioFile):
             (drafts and apart, field, None, several),
             (engine.pipeline_parallel_size > 1, "engine.pipeline_parallel_size", engine.pipeline_parallel_size,
              ONE_STAGE),
-            (engine.async_scheduling and self.machine_speed, "machine_speed", None,
-             "expected off with engine.async_scheduling: no time is left between steps"),
         ])  # fmt: skip
         return self
 
@@ -174,7 +154,6 @@ class ValidationScenario(ScenarioFile):
         if isinstance(system, DisaggregatedSpec):
             several = "expected none with layout: disaggregated"
             refuse_first([
-                (self.machine_speed is not None, "machine_speed", None, several),
                 (system.decode_step_time is not None, "system.decode_step_time", None, several),
                 (system.link.shared, "system.link.shared", None, several),
             ])  # fmt: skip
@@ -202,22 +181,15 @@ class ValidationScenario(ScenarioFile):
         return self.engine.max_num_seqs * engines
 
     def on_device(self, device: Literal["cpu", "cuda"]) -> ValidationScenario:
-        """This scenario with its clock chosen: unless it says so, `direct` on one CPU thread, else `wall`.
-
-        Reading the machine's speed takes the wall clock, since its probes are timed by it.
-        """
+        """This scenario with its clock chosen: unless it says so, `direct` on one CPU thread, else `wall`."""
         single = device == "cpu" and self.model.threads == 1
-        clock = self.clock or ("direct" if single and self.machine_speed is None else "wall")
+        clock = self.clock or ("direct" if single else "wall")
         in_pools = isinstance(self.system, DisaggregatedSpec)
         refuse_first([
-            (self.machine_speed and device != "cpu", "machine_speed", None,
-             "expected off with --backend cuda: the speed of a GPU is not read"),
             (in_pools and (not single or self.clock == "wall"), "system.layout", "disaggregated",
              "expected clock: direct, model.threads: 1 and --backend cpu"),
             (clock == "direct" and not single, "clock", clock,
              "expected wall with --backend cuda or several model.threads: the CPU time of one thread is not all"),
-            (clock == "direct" and self.machine_speed, "machine_speed", None,
-             "expected off with clock: direct, or clock: wall"),
         ])  # fmt: skip
         return self.model_copy(update={"clock": clock})
 

@@ -20,11 +20,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
-from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AliasChoices, Field, NonNegativeFloat, PositiveInt
 
 from latency_models.calibration.file_format import Provenance
 from latency_models.fitting.broken_line import BrokenLine, basis, choose_knots, from_basis
@@ -105,7 +104,7 @@ SCHEMA = "twin.engine-steps/2"
 class EngineRegressionFile(Strict):
     """The file `twin.engine-steps/2`. Times are in seconds.
 
-    `page_tokens` and `yardsticks`, earlier names of `block_size` and `speed_probes`, are read as well.
+    `page_tokens`, an earlier name of `block_size`, is read as well.
 
     Attributes:
         block_size: tokens of a KV block.
@@ -116,8 +115,6 @@ class EngineRegressionFile(Strict):
         repeat_spread: relative deviation among equal steps, which no model can explain.
         round_spread: relative deviation among rounds of the profile; 0 in files of earlier versions.
         clock: of the timing (`wall`, or `direct`: CPU time of one thread).
-        speed_probes: seconds of the speed probes, by their rows, at the machine speed that the model describes; empty
-            where the speed was not read.
         frontend: work between steps, where several engines were measured: fields of `system.frontend`, seconds.
     """
 
@@ -133,9 +130,6 @@ class EngineRegressionFile(Strict):
     repeat_spread: NonNegativeFloat
     round_spread: NonNegativeFloat = 0.0
     clock: Literal["wall", "direct"] = "wall"
-    speed_probes: dict[PositiveInt, PositiveFloat] = Field(
-        default_factory=dict, validation_alias=AliasChoices("speed_probes", "yardsticks")
-    )
     frontend: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     provenance: Provenance
 
@@ -299,14 +293,13 @@ class EngineRegression(Estimator, StepTime):
         round_spread: float = 0.0,
         provenance: dict[str, Any],
         clock: Literal["wall", "direct"] = "wall",
-        speed_probes: Mapping[int, float] = MappingProxyType({}),
         frontend: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
         """Content of the file, for `config_io.write_yaml`. `read_engine_regression` reads it as an equal model.
 
         Args:
             errors: predicted / measured − 1 of held-out steps, shape (n,).
-            repeat_spread, round_spread, clock, speed_probes, frontend: as in the file.
+            repeat_spread, round_spread, clock, frontend: as in the file.
         """
         self._require_fit()
         size = np.abs(errors)
@@ -323,7 +316,6 @@ class EngineRegression(Estimator, StepTime):
             "repeat_spread": repeat_spread,
             "round_spread": round_spread,
             "clock": clock,
-            "speed_probes": dict(speed_probes),
             **({"frontend": dict(frontend)} if frontend else {}),
             "provenance": provenance,
         }

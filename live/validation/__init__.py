@@ -3,7 +3,6 @@
 prompts          token ids for requests that have only lengths and shared prefixes
 replay           requests at their arrival times, and the times of every token and step
 profiling        timed steps of random requests, for fitting a step-time model
-machine_speed    optional: speed probes between steps
 role_steps       steps of a topology's engines, and the work between them
 pools_profiling  the same as profiling, in a topology of prefill and decode engines
 backend          one model and its engines, with all of the above

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from live.clock import CLOCKS, Clock, ClockName
+from live.clock import CLOCKS, ClockName
 from live.device import device_name, versions
 from live.engine import Engine
 from live.generation import Generation
 from live.loaded_model import LoadedModel
 from live.validation.clients import Sessions
 from live.validation.draft_outcomes import measure_drafts
-from live.validation.machine_speed import MachineSpeedReader, SpeedReadings
 from live.validation.profiling import ProfilingLimits, ProfilingResult, profile
 from live.validation.prompts import materialise
 from live.validation.replay import ReplayResult, replay
@@ -37,7 +36,6 @@ class LiveBackend(LoadedModel):
         quantise: fields of `Rounding`, to round linear layers; None: no rounding.
         async_scheduling: engines schedule a step while the step before it still runs.
         clock: the clock of timed runs (`live.clock`).
-        machine_speed_share: share of the time for reading the machine's speed between steps; None: it is not read.
 
     Raises:
         BadInput: a model that cannot be read or does not fit, a device that does not exist, or too many threads.
@@ -46,7 +44,7 @@ class LiveBackend(LoadedModel):
     def __init__(
         self, path: Path, *, random: bool, dtype: str, device: str, threads: int, seed: int,
         quantise: Mapping[str, Any] | None = None, async_scheduling: bool = False,
-        clock: ClockName = "wall", machine_speed_share: float | None = None,
+        clock: ClockName = "wall",
     ) -> None:  # fmt: skip
         super().__init__(
             path, random=random, dtype=dtype, device=device, threads=threads, seed=seed, quantise=quantise,
@@ -54,7 +52,6 @@ class LiveBackend(LoadedModel):
         )  # fmt: skip
         assert clock == "wall" or (device == "cpu" and threads == 1), "CPU time is elapsed time on one thread only"
         self._clock = CLOCKS[clock]
-        self._speed = MachineSpeedReader(self.decoder, machine_speed_share) if machine_speed_share else None
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests (`live.validation.profiling`). On a GPU the same steps run untimed first.
@@ -72,7 +69,7 @@ class LiveBackend(LoadedModel):
         )
         if self.uses_graphs:
             profile(lambda: self.planned_engine(scheduler), limits, self.vocabulary, seed)
-        return profile(lambda: self._settled(scheduler), limits, self.vocabulary, seed, *self._timing())
+        return profile(lambda: self._settled(scheduler), limits, self.vocabulary, seed, self._clock())
 
     def measure_drafts(
         self, scheduler: SchedulerPlan, requests: Sequence[tuple[Request, int]]
@@ -117,23 +114,13 @@ class LiveBackend(LoadedModel):
             if sessions
             else [materialise(request, answer, self.vocabulary, size) for request, answer in listed]
         )
-        return replay(self._settled(scheduler), clients, *self._timing())
+        return replay(self._settled(scheduler), clients, self._clock())
 
     def _settled(self, scheduler: SchedulerPlan) -> Engine:
         """An engine to be timed: it captures no more graphs, which would pause it."""
         engine = self.planned_engine(scheduler)
         engine.executor.freeze_graphs()
         return engine
-
-    def _timing(self) -> tuple[Clock, SpeedReadings | None]:
-        """A new clock, and readings of the machine's speed by it if they are wanted."""
-        clock = self._clock()
-        return clock, self._speed.during(clock) if self._speed else None
-
-    @property
-    def speed_probe_rows(self) -> Sequence[int]:
-        """Rows of each speed probe; empty where the machine's speed is not read."""
-        return self._speed.rows if self._speed else ()
 
     def describe(self) -> dict[str, Any]:
         """The device, the dtype and the versions of the packages."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from latency_models.message_link import MessageLink
-from latency_models.speed_probes import Reading
 from live.engine import Progress
 from live.generation import Generation
 from live.loaded_model import LoadedModel
@@ -44,7 +43,7 @@ class ReplayedPools:
     """A replayed workload. Times are seconds since the start, of each role's own clock.
 
     Attributes:
-        spans: every step of every engine, engine by engine: see `live.validation.role_steps`. readings: none.
+        spans: every step of every engine, engine by engine: see `live.validation.role_steps`.
         profiled: what was profiled in turns with it; None if nothing was.
         speculation: None: these engines do not speculate.
     """
@@ -53,7 +52,6 @@ class ReplayedPools:
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self.spans: list[Span] = []
-        self.readings: list[Reading] = []
         self.profiled: ProfilingResult | None = None
         self._generations = generations
         self._times: dict[int, list[float]] = {each.request.id: [] for each in generations}
@@ -132,11 +130,6 @@ class PoolsBackend:
             )  # fmt: skip
             decoders[name] = loaded.decoder
         return decoders.__getitem__
-
-    @property
-    def speed_probe_rows(self) -> Sequence[int]:
-        """None: the machine's speed is not read."""
-        return ()
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfilingResult:
         """Time steps of random requests in this topology: see `live.validation.pools_profiling`.

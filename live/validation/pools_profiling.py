@@ -172,7 +172,7 @@ class PoolsProfile:
             [each for one in done for each in one.deliveries],
             [each for one in done for each in one.hand_overs],
         )
-        return ProfilingResult([each.steps for each in done], [], frontend)
+        return ProfilingResult([each.steps for each in done], frontend)
 
     def _run(self) -> Iterator[None]:
         limits, profiler = self._limits, self._profiler

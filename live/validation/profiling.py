@@ -22,13 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from latency_models.sources.engine_regression import Step, describe
-from latency_models.speed_probes import Reading
 from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import make_generation
 from live.memory import no_garbage_collection
 from live.speculation import SpeculativeEngine
-from live.validation.machine_speed import SpeedReadings
 from live.validation.prompts import GREEDY
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence
@@ -67,12 +65,10 @@ class ProfilingResult:
 
     Attributes:
         rounds: of each round, its steps in order, each with the time at which it began.
-        readings: of the speed probes, in order.
         frontend: of several engines, the work between their steps: fields of `system.frontend`, seconds.
     """
 
     rounds: list[list[tuple[float, Step]]]
-    readings: list[Reading]
     frontend: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -94,14 +90,12 @@ def profile(
     vocabulary: int,
     seed: int,
     clock: Clock | None = None,
-    speed: SpeedReadings | None = None,
 ) -> ProfilingResult:
     """Run all rounds. A step lasts from its begin to the begin of the next step.
 
     Args:
         make_engine: makes an empty engine with the scenario's settings.
         clock: started before the first step; None: wall time.
-        speed: reads the machine's speed between steps; None: it is not read.
     """
     rng = np.random.default_rng([seed, 23])
     num_seqs = stratified_sizes(rng, limits.rounds, limits.max_num_seqs, power=2)
@@ -109,7 +103,7 @@ def profile(
     outputs = stratified_sizes(rng, limits.rounds, limits.max_output_tokens, power=2)
     engine = make_engine()
     engine.clock = clock = clock or WallClock()
-    profiler = _Profiler(engine, clock, speed, vocabulary, rng, limits.resent)
+    profiler = _Profiler(engine, clock, vocabulary, rng, limits.resent)
     warm_up = Round(min(limits.max_num_seqs, 4), limits.max_prompt_tokens, limits.max_output_tokens)
     clock.start()
     profiler.run(warm_up, WARM_UP_STEPS)
@@ -118,7 +112,7 @@ def profile(
         drafted = ((rng.permutation(limits.rounds) + rng.random(limits.rounds)) / limits.rounds).tolist()
     sizes = map(Round, num_seqs, prompts, outputs, drafted)
     rounds = [profiler.run(each, limits.max_steps) for each in sizes]
-    return ProfilingResult(rounds, speed.readings if speed else [])
+    return ProfilingResult(rounds)
 
 
 def stratified_sizes(rng: np.random.Generator, rounds: int, largest: int, power: int = 1) -> list[int]:
@@ -145,15 +139,15 @@ class _Profiler:
     """Runs rounds on one engine.
 
     Args:
-        clock, speed: as in `profile`. The clock stops while a request is made up.
+        clock: as in `profile`. The clock stops while a request is made up.
         rng: draws token ids and lengths.
     """
 
     def __init__(
-        self, engine: Engine, clock: Clock, speed: SpeedReadings | None, vocabulary: int, rng: np.random.Generator,
+        self, engine: Engine, clock: Clock, vocabulary: int, rng: np.random.Generator,
         resent: float = 0.0,
     ) -> None:  # fmt: skip
-        self._engine, self._clock, self._speed = engine, clock, speed
+        self._engine, self._clock = engine, clock
         self._vocabulary, self._rng = vocabulary, rng
         self._ids = itertools.count()
         self._resent, self._earlier = resent, deque[Tokens](maxlen=EARLIER_PROMPTS)
@@ -177,8 +171,6 @@ class _Profiler:
                 result = engine.step()
                 if result is None:
                     break
-                if self._speed is not None:
-                    self._speed.after_step(spans[-1][0].tokens)
                 left = sequences_left(size.num_seqs, i, max_steps)
                 for _ in result.finished:
                     if len(sequences) < left:

@@ -9,13 +9,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from latency_models.speed_probes import Reading
 from live.clock import Clock, WallClock
 from live.engine import Engine
 from live.generation import Generation
 from live.memory import no_garbage_collection
 from live.validation.clients import Clients, OpenLoop
-from live.validation.machine_speed import SpeedReadings
 from schedulers.batches import Batch
 from schedulers.sequence import Sequence as Sequenced
 from schedulers.speculation import SpeculationStats, SpeculativeEngineCore
@@ -39,7 +37,6 @@ class ReplayResult:
         noticed: when the engine took in each of `sent`: after its arrival, if a step was running.
         steps: in order.
         followed: of each step, whether the engine began the next one without waiting for an arrival.
-        readings: of the speed probes, in order.
         more: further columns of the requests.
         speculation: counters of drafts; None without speculative decoding.
         profiled: nothing is profiled in turns with a replay.
@@ -52,7 +49,6 @@ class ReplayResult:
     noticed: list[float]
     steps: list[TimedStep]
     followed: list[bool]
-    readings: list[Reading]
     more: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     speculation: SpeculationStats | None = None
 
@@ -88,7 +84,6 @@ def replay(
     engine: Engine,
     requests: Sequence[Generation] | Clients,
     clock: Clock | None = None,
-    speed: SpeedReadings | None = None,
 ) -> ReplayResult:
     """Send each request when it arrives, and step the engine until all are finished.
 
@@ -98,7 +93,6 @@ def replay(
     Args:
         requests: in any order, or the clients that send them. The clock stops while clients make up a request.
         clock: started when the replay begins; None: wall time.
-        speed: reads the machine's speed between steps; None: it is not read.
 
     Raises:
         ValueError: a request that does not fit even alone.
@@ -129,8 +123,6 @@ def replay(
                 for generation in result.finished:
                     clients.finished(generation)
                 followed.append(True)
-                if speed is not None:
-                    speed.after_step(steps[-1].batch.tokens)
             else:
                 if followed:
                     followed[-1] = False
@@ -145,5 +137,4 @@ def replay(
     if more:
         found = [float(cached[each.request.id].num_cached_tokens) for each in generations]
         more["cached_tokens"] = np.array(found)
-    readings = speed.readings if speed else []
-    return ReplayResult(generations, sent, noticed, steps, followed, readings, more, stats)
+    return ReplayResult(generations, sent, noticed, steps, followed, more, stats)

@@ -10,7 +10,7 @@ from reports.validation.table import arriving, clock_of
 
 Document = dict[str, Any]
 
-PREDICTED, MEASURED, SLOWDOWN = "#1f5fa8", "#d1762b", "#8a8a8a"
+PREDICTED, MEASURED = "#1f5fa8", "#d1762b"
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 LINES = {"live": ("measured", "-", MEASURED), "twin": ("forecast", "--", PREDICTED)}
 """Label, line style and colour of each side."""
@@ -45,15 +45,5 @@ def _over_time(axes: list[Any], document: Document) -> None:
             panel.step(line["time"], line[side], style, color=colour, linewidth=1.4, label=text)
         panel.set_title(f"load {load['load']:g}; clock: {clock_of(document)}", loc="left", fontsize=10)
         panel.set_xlabel("seconds")
-        if load["machine_speed"]:
-            _slowdown(panel.twinx(), line["time"], load["machine_speed"]["slowdown_over_time"])
     axes[0].set_ylabel("requests in the system")
     axes[0].legend(fontsize=8, frameon=False)
-
-
-def _slowdown(panel: Any, times: list[float], slowdown: dict[str, list[float]]) -> None:
-    for factors in slowdown.values():
-        panel.plot(times, factors, color=SLOWDOWN, linewidth=0.6)
-    panel.set_ylim(0, 3 * max(map(max, slowdown.values())))
-    panel.set_ylabel("slowdown of the machine", color=SLOWDOWN, fontsize=8)
-    panel.tick_params(colors=SLOWDOWN, labelsize=7)

@@ -21,7 +21,7 @@ SIDES = {"live": ("measured", MEASURED), "twin": ("forecast", PREDICTED)}
 
 
 def validation_charts(document: Document) -> list[Part]:
-    """The verdict; latency distributions of each load, requests in the system, the machine's slowdown over time."""
+    """The verdict; latency distributions of each load, requests in the system."""
     parts = verdict_parts(document)
     for load in document["loads"]:
         rate = f"{load['rate']:.1f} {arriving(document)}/s"
@@ -70,12 +70,7 @@ def _latencies(load: Document) -> list[Any]:
 def _over_time(load: Document) -> list[Any]:
     line = load["timeline"]
     found = [Curve(label, line["time"], line[side], colour) for side, (label, colour) in SIDES.items()]
-    charts = [curves("Requests in the system", found, "time, s", "requests")]
-    if load["machine_speed"]:
-        slowdown = load["machine_speed"]["slowdown_over_time"]
-        each = [Curve(f"{rows} rows", line["time"], factors) for rows, factors in slowdown.items()]
-        charts.append(curves("Slowdown of the machine", each, "time, s", "times its median", x_range=charts[0].x_range))
-    return charts
+    return [curves("Requests in the system", found, "time, s", "requests")]
 
 
 def _sides(entries: Sequence[Document], name: str, factor: float = 1.0) -> list[Curve]:

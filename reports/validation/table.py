@@ -23,12 +23,6 @@ CLOCKS = {
     "direct": "direct (CPU time of the engine's own computation; waits for arrivals are skipped)",
 }
 
-CORRECTED = {
-    "error_at_measured_speed": "error at measured speed",
-    "error_at_measured_steps": "error at measured step times",
-}
-"""Columns of the corrected errors, which exist only where the machine's speed was read."""
-
 
 def validation_table(document: Document) -> Group:
     """Metrics of each load, steps by kind of batch, the worst steps, and the goals that were missed."""
@@ -73,24 +67,15 @@ def headline(document: Document) -> list[str]:
         f" equal steps differ by {spread}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
         f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
         f"clock: {CLOCKS[clock_of(document)]}",
-        *_machine_speed(document),
+        *_profiled(document),
         *contention_line(document),
     ]
 
 
-def _machine_speed(document: Document) -> list[str]:
-    sections = [load["machine_speed"] for load in document["loads"] if load["machine_speed"]]
-    if not sections:
-        if document.get("profiled") == "in turns":
-            return ["forecast by a profile of other requests, in turns with the replays"]
-        return ["machine speed: not read; all errors are those of the forecast"]
-    factors = [factor for section in sections for means in section["slowdown"] for factor in means.values()]
-    return [
-        f"machine speed: speed probes took {min(factors):.2f} to {max(factors):.2f} times as long during the repeats as"
-        " during profiling",
-        "errors are those of the forecast, made before the first repeat; the errors at measured speed and at measured"
-        " step times are no predictions, since they use what was measured during the repeats",
-    ]
+def _profiled(document: Document) -> list[str]:
+    if document.get("profiled") == "in turns":
+        return ["forecast by a profile of other requests, in turns with the replays"]
+    return []
 
 
 def coverage(document: Document) -> str:
@@ -104,11 +89,10 @@ def coverage(document: Document) -> str:
 
 
 def _metrics(load: Document) -> Any:
-    corrected = CORRECTED if load["machine_speed"] else {}
     drafts = _has_drafts(load)
     expected = ("forecast interval", "sampling", "model", *drafts, "inside") if _has_intervals(load) else ()
     titles = ("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal")
-    shown = table(*titles, *expected, *corrected.values())
+    shown = table(*titles, *expected)
     for name in SHOWN:
         entry = load["metrics"].get(name)
         if entry is None:
@@ -123,7 +107,6 @@ def _metrics(load: Document) -> Any:
             f"{percent(low)} … {percent(high)}",
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
             *(_expected(name, entry, len(load["measured"]), drafts) if expected else ()),
-            *(percent(entry[key]) for key in corrected),
         )
     return shown
 
@@ -191,17 +174,12 @@ def _value(name: str, value: float) -> str:
 
 
 def _steps(document: Document) -> Any:
-    corrected = any(load["machine_speed"] for load in document["loads"])
-    columns = ["median at measured speed", "bias at measured speed"] if corrected else []
-    shown = table("load", "kind", "steps", "seconds", "median", "P90", "bias", *columns)
+    shown = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
     for load in document["loads"]:
-        at_speed = _kinds(load["machine_speed"]["steps"]) if corrected else {}
         for kind, entry in _kinds(load["steps"]).items():
-            other = at_speed.get(kind)
             shown.add_row(
                 f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
                 f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
-                *([f"{100 * other['median']:.1f} %", percent(other["bias"])] if other else []),
             )  # fmt: skip
     return shown
 

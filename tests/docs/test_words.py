@@ -34,7 +34,7 @@ FILE_NAMES = {
     "measured_calibration", "measured_steps", "pace", "pieces", "plant", "play", "probe", "probes", "regimes",
     "resident", "running", "seats", "series", "strict", "takes", "tickets", "wishes", "yardsticks",
 }  # fmt: skip
-"""Retired names of modules and folders. Longer names that contain one, such as `speed_probes`, are others."""
+"""Retired names of modules and folders; longer names that contain one are others."""
 
 NAMES = {
     "BETWEEN", "Coming", "FIRST", "Holding", "Known", "Remains", "Spoken", "Take", "WHOLE", "engine_steps",

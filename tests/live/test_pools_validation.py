@@ -97,7 +97,6 @@ def test_engines_take_requests_at_their_arrivals(scenario: Path) -> None:
     [
         (["--backend", "cuda"], "system.layout", "expected clock: direct"),
         (["--clock", "wall"], "system.layout", "expected clock: direct"),
-        (["--set", "machine_speed=on"], "machine_speed", "expected none with layout: disaggregated"),
         (["--set", "system.link.shared=true"], "system.link.shared", "expected none with layout: disaggregated"),
         (["--set", "system.link.bytes_per_token=100"], "system.link.bytes_per_token", "expected 256"),
         (

@@ -31,7 +31,7 @@ engine: {num_gpu_blocks: 64, max_num_seqs: 4, max_num_batched_tokens: 32}
 loads: [0.5, 0.8]
 repeats: 2
 profiling: {rounds: 10, max_steps: 30, max_prompt_tokens: 24, max_output_tokens: 8}
-machine_speed: {share: 0.1}
+clock: wall
 """
 
 
@@ -45,16 +45,15 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
     document = json.loads(capsys.readouterr().out)
     assert code == {"met": 0, "missed": 4, "undecided": 5}[document["verdict"]]
     folder = Path(document["run"]["directory"])
-    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps", "machine-speed")]
+    kept = [f"live/load-0.8-repeat-2/{name}.parquet" for name in ("requests", "steps")]
     for name in ("summary.json", "engine-steps.yaml", "report.html", "figures/over-time.svg", *kept):
         assert (folder / name).exists()
-    assert sorted(document["calibration"]["speed_probes"]) == ["1", "64", "8"]
-    assert document["clock"] == document["calibration"]["clock"] == "wall"  # since the machine's speed is read
+    assert document["clock"] == document["calibration"]["clock"] == "wall"
     # Of twelve at a load of 1, so that all loads take equally long.
     assert [(load["load"], load["requests"]) for load in document["loads"]] == [(0.5, 6), (0.8, 10)]
     for load in document["loads"]:
         assert load["rate"] == pytest.approx(load["load"] * document["capacity"])
-        assert len(load["measured"]) == len(load["predicted"]) == len(load["machine_speed"]["slowdown"]) == 2
+        assert len(load["measured"]) == len(load["predicted"]) == 2
         for live, twin in zip(load["measured"], load["predicted"], strict=True):
             tokens = live["output_throughput"] / live["request_throughput"]
             assert tokens == pytest.approx(twin["output_tokens"] / twin["requests"]) == pytest.approx(6)
@@ -63,13 +62,11 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         assert load["timeline"]["live"][-1] == load["timeline"]["twin"][-1] == 0
     # The fitted model serves again without profiling, also with asynchronous scheduling.
     again = ["--calibration", str(folder / "engine-steps.yaml"), "--tolerance", "1000", "--set", "loads=[0.5]"]
-    again += ["--set", "engine.async_scheduling=true", "--set", "machine_speed=off", "--clock", "wall"]
+    again += ["--set", "engine.async_scheduling=true", "--clock", "wall"]
     assert run(["validate", str(scenario), "--runs", str(tmp_path / "runs"), *again]) == 0
     printed = capsys.readouterr()
     assert "profiling" not in printed.err
     assert "Load 0.5" in printed.out
-    assert "machine speed: not read" in printed.out
-    assert "at measured" not in printed.out
 
 
 @pytest.mark.parametrize(
@@ -83,15 +80,13 @@ def test_a_whole_validation(scenario: Path, tmp_path: Path, capsys: pytest.Captu
         ("loads: [0.5, 0.8]", "loads: [1.5]", "loads[0]"),
         ("max_prompt_tokens: 24", "max_prompt_tokens: 600", "profiling: request"),
         ("weights: random", "weights: random, quantise: {bits: 5}", "model.quantise.bits"),
-        ("max_num_seqs: 4", "max_num_seqs: 4, async_scheduling: true", "machine_speed: expected off with"),
-        ("repeats: 2", "repeats: 2\nclock: direct", "machine_speed: expected off with clock: direct"),
         ("engine: {", "engine: {speculative_config: {method: draft_model, num_speculative_tokens: 2}, ", "method: got"),
         (
             "engine: {",
             "engine: {speculative_config: {method: ngram, num_speculative_tokens: 2, acceptance: 0.5}, ",
             "engine.speculative_config: expected no acceptance and no proposed: they are measured",
         ),
-        ("repeats: 2", "repeats: 2\nclock: cpu", "clock: got 'cpu', expected 'wall' or 'direct'"),
+        ("clock: wall", "clock: cpu", "clock: got 'cpu', expected 'wall' or 'direct'"),
     ],
 )
 def test_a_bad_scenario_is_one_line(
@@ -104,18 +99,7 @@ def test_a_bad_scenario_is_one_line(
     assert len([line for line in lines if not line.startswith("twin: profiling the engine")]) == 1
 
 
-def test_a_calibration_without_speed_probes_is_refused_where_they_are_read(
-    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    again = ["validate", str(scenario), "--runs", str(tmp_path / "runs"), "--set", "loads=[0.5]", "--tolerance", "1000"]
-    assert run([*again, "--set", "machine_speed=off", "--clock", "wall"]) == 0
-    file = next((tmp_path / "runs").glob("*/engine-steps.yaml"))
-    assert "speed_probes: {}" in file.read_text()
-    assert run([*again, "--calibration", str(file)]) == 2
-    assert "engine-steps.yaml: speed_probes: expected" in capsys.readouterr().err.splitlines()[-1]
-
-
-UNREAD = SCENARIO.replace("machine_speed: {share: 0.1}\n", "")
+UNREAD = SCENARIO.replace("clock: wall\n", "")
 
 
 def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
@@ -147,7 +131,6 @@ def test_a_validation_on_one_cpu_thread_takes_the_direct_clock(
         ("", "cpu", "direct"),
         ("clock: wall", "cpu", "wall"),
         ("model.threads: 2", "cpu", "wall"),
-        ("machine_speed: on", "cpu", "wall"),
         ("", "cuda", "wall"),
         ("clock: direct, model.threads: 2", "cpu", None),
         ("clock: direct", "cuda", None),
@@ -274,16 +257,6 @@ def test_a_workload_beyond_the_models_context_is_one_line(
     assert line.startswith("twin: workload: request 0: expected at most the model's 128 positions, 306")
 
 
-def test_machine_speed_may_be_switched_on(scenario: Path) -> None:
-    assert check_validation(read_yaml_text(SCENARIO), {"machine_speed": True}, scenario).machine_speed is not None
-
-
-def test_the_speed_of_a_gpu_is_not_read(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["validate", str(scenario), "--backend", "cuda", "--runs", str(tmp_path / "runs")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "machine_speed: expected off with --backend cuda" in line
-
-
 def test_errors_are_taken_repeat_by_repeat() -> None:
     def one(scale: float) -> dict[str, object]:
         arrival = np.arange(10.0)
@@ -296,9 +269,9 @@ def test_errors_are_taken_repeat_by_repeat() -> None:
         }
         return summary(columns)
 
-    others = {"error_at_measured_speed": [one(1.01), one(2.02)]}
+    others = {"error_beforehand": [one(1.01), one(2.02)]}
     metrics = compare_load([one(1.0), one(2.0)], [one(1.09), one(2.18)], others)
-    assert metrics["ttft.mean"]["error_at_measured_speed"] == pytest.approx(0.01)
+    assert metrics["ttft.mean"]["error_beforehand"] == pytest.approx(0.01)
     assert metrics["ttft.mean"]["error"] == pytest.approx(0.09)
     assert metrics["ttft.mean"]["interval"] == pytest.approx([0.09, 0.09])
     assert metrics["tpot.mean"]["measured"] == pytest.approx(0.15)

@@ -9,16 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import answers, records, reported, run, scenario
-from twin.serving.machine_speed import MachineSpeed, SpeedLine
 
-UNSTEADY = MachineSpeed(
-    {1: SpeedLine([0.0, 0.4, 0.41, 2.0], [0.7, 1.9, 0.5, 1.2]), 8: SpeedLine([0.3, 0.9], [1.3, 0.8])},
-)
 LINK = {"bandwidth": 2e9, "latency": 1e-3, "bytes_per_token": 131072}
 
 
-def both(document: dict[str, Any], speed: MachineSpeed | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    fast, slow = (run({**document, "fast_forward": mode}, machine_speed=speed) for mode in (True, False))
+def both(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    fast, slow = (run({**document, "fast_forward": mode}) for mode in (True, False))
     assert sum(log.events for log in fast.logs) <= sum(log.events for log in slow.logs)
     return records(fast) | {"document": reported(fast, document)}, records(slow) | {
         "document": reported(slow, document)
@@ -44,10 +40,9 @@ def shared_prefixes(rate: float, limit: int | None) -> dict[str, Any]:
     seats=st.sampled_from([2, 16, 64]),
     caching=st.booleans(),
     seed=st.integers(0, 10**6),
-    speed=st.sampled_from([None, UNSTEADY]),
 )
-@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924, speed=None)
-@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919, speed=None)
+@example(rate=200.0, asynchronous=True, limit=200, blocks=20, seats=16, caching=False, seed=780924)
+@example(rate=40.0, asynchronous=True, limit=200, blocks=20, seats=64, caching=True, seed=512919)
 def test_one_engine(
     rate: float,
     asynchronous: bool,
@@ -56,7 +51,6 @@ def test_one_engine(
     seats: int,
     caching: bool,
     seed: int,
-    speed: MachineSpeed | None,
 ) -> None:
     document = scenario(
         seed=seed,
@@ -66,7 +60,7 @@ def test_one_engine(
             "enable_prefix_caching": caching,
         },
     )  # fmt: skip
-    fast, slow = both(document, speed)
+    fast, slow = both(document)
     assert fast == slow
     assert sum(fast["output_tokens"]) == sum(answers(document))
 
@@ -188,7 +182,6 @@ def test_failures(asynchronous: bool) -> None:
     tiers=st.booleans(),
     reservation=st.sampled_from(["chunk", "max_tokens"]),
     seed=st.integers(0, 10**6),
-    speed=st.sampled_from([None, UNSTEADY]),
     outages=st.lists(st.tuples(st.sampled_from(["engine-0", "engine-1"]), st.floats(0.0, 3.0)), max_size=2),
 )
 def test_speculation(
@@ -203,7 +196,6 @@ def test_speculation(
     tiers: bool,
     reservation: str,
     seed: int,
-    speed: MachineSpeed | None,
     outages: list[tuple[str, float]],
 ) -> None:
     """Steps whose drafts are drawn before they have begun: cut by arrivals and failures, short of blocks, stopped."""
@@ -225,7 +217,7 @@ def test_speculation(
         document["engine"]["kv_offloading"] = {
             "bytes_per_token": 100.0, "host": {"capacity": 2e4, "bandwidth": 1e6}, "write_policy": "write_back",
         }  # fmt: skip
-    fast, slow = both(document, speed)
+    fast, slow = both(document)
     assert fast == slow
     assert sum(fast["output_tokens"]) == sum(answers(document))
 

@@ -63,7 +63,7 @@ def validate(
         scenario's, or else profile the engine.
     clock
         `wall` time, or `direct`: the CPU time of one thread, with jumps to the next arrival. Default: the scenario's,
-        or else direct on a CPU with one thread, where the machine's speed is not read.
+        or else direct on a CPU with one thread.
     repeats
         Repeats of each load or ratio, in place of the scenario's.
     ratio
@@ -71,7 +71,7 @@ def validate(
     tolerance
         A factor on all goals.
     set_
-        A field of the scenario, key=value; `machine_speed=on` or `machine_speed=off`, for instance.
+        A field of the scenario, key=value.
     fresh
         Start anew even if an unfinished validation of the same scenario exists.
     json
@@ -225,7 +225,6 @@ def _live_backend(scenario: ValidationScenario, base: Path, device: str) -> Live
         base / spec.path, random=spec.weights == "random", dtype=spec.dtype, device=device, threads=spec.threads,
         seed=scenario.seed, quantise=spec.quantise.model_dump() if spec.quantise else None,
         async_scheduling=scenario.engine.async_scheduling, clock=scenario.clock or "wall",
-        machine_speed_share=scenario.machine_speed.share if scenario.machine_speed else None,
     )  # fmt: skip
 
 

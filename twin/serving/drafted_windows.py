@@ -20,7 +20,6 @@ from schedulers.sequence import Sequence
 from schedulers.speculation import SpeculativeEngineCore
 from twin.serving.answer_ends import AnswerEnds
 from twin.serving.fast_forward import FastForward, RunningStep, Window
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.records import EngineLog, RequestRecord
 from twin.serving.speculation import PROPOSALS, SimulatedSpeculation
 from twin.serving.splitmix import uniform
@@ -135,7 +134,7 @@ class DraftedWindows(FastForward):
     """Opens and closes the windows of an engine that speculates.
 
     Args:
-        log, running, answer_ends, step_time, machine_speed: as in `FastForward`.
+        log, running, answer_ends, step_time: as in `FastForward`.
         speculation: the outcomes of the engine's drafts.
     """
 
@@ -145,10 +144,9 @@ class DraftedWindows(FastForward):
         running: deque[RunningStep],
         answer_ends: AnswerEnds,
         step_time: StepTime,
-        machine_speed: MachineSpeed | None,
         speculation: SimulatedSpeculation,
     ) -> None:
-        super().__init__(log, running, answer_ends, step_time, machine_speed)
+        super().__init__(log, running, answer_ends, step_time)
         self._speculation = speculation
 
     def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
@@ -162,17 +160,9 @@ class DraftedWindows(FastForward):
         if not steps:
             return None
         core.foreseen = foreseen
-        ends = self._ends(now, foreseen.rows, self._step_time.drafted_seconds(foreseen))
+        end = now
+        ends = [end := end + seconds for seconds in self._step_time.drafted_seconds(foreseen)]
         return Window(now, ends, steps, foreseen.finishes)
-
-    def _ends(self, now: float, rows: list[int], seconds: list[float]) -> list[float]:
-        """The ends of steps of which the first begins now, given their rows and durations."""
-        speed, end = self._machine_speed, now
-        ends: list[float] = []
-        for i, lasts in enumerate(seconds):
-            end = end + lasts if speed is None else speed.of_rows(rows[i]).end(end, lasts)
-            ends.append(end)
-        return ends
 
     def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
         """See `FastForward._run`."""

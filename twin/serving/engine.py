@@ -27,7 +27,6 @@ from twin.serving.answer_ends import AnswerEnds
 from twin.serving.drafted_windows import DraftedWindows
 from twin.serving.fast_forward import FastForward, RunningStep, Window, cores_of
 from twin.serving.foresight import Foresight
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.records import DECODE_STEP, MIXED_STEP, ONE_SHOT_STEP, UNSET, Counters, EngineLog, RequestRecord
 from twin.serving.speculation import SimulatedSpeculation
@@ -65,7 +64,6 @@ class Engine:
         fast_forward: whether to pass over steps that change nothing.
         detail: whether the log keeps more than the summary needs.
         watch: called for each step that begins.
-        machine_speed: of the machine over time; None: constant.
         speculation: which draft tokens are right; None for a scheduler that does not speculate.
         view: what routers know of its prefix cache; None: the cache itself.
         tier_links: to the tiers below its device, if its scheduler has some.
@@ -98,7 +96,6 @@ class Engine:
         fast_forward: bool = True,
         detail: bool = True,
         watch: Watch | None = None,
-        machine_speed: MachineSpeed | None = None,
         speculation: SimulatedSpeculation | None = None,
         view: CacheView | None = None,
         tier_links: TierLinks | None = None,
@@ -121,7 +118,7 @@ class Engine:
         self.in_service = True
         self.backlog = Backlog()
         self._env, self._step_time = env, step_time
-        self._depth, self._watch, self._machine_speed = depth, watch, machine_speed
+        self._depth, self._watch = depth, watch
         self._deliver = deliver
         self._free_at = 0.0
         self._alarm = Alarm(Priority.STEP_END + index, self._wake_up)
@@ -136,7 +133,7 @@ class Engine:
         self._window: Window | None = None
         self._fast_forward: FastForward | None = None
         if fast_forward:
-            parts = self.log, self._running, self._answer_ends, step_time, machine_speed
+            parts = self.log, self._running, self._answer_ends, step_time
             if speculation is not None and speculation.acceptance.measured is None:
                 self._fast_forward = DraftedWindows(*parts, speculation)
             else:  # measured outcomes are looked up step by step
@@ -638,8 +635,7 @@ class Engine:
             if batch is None:
                 return
             start = running[-1][2] if running else now
-            lasts, speed = seconds(batch), self._machine_speed
-            end = start + lasts if speed is None else speed.of_rows(batch.tokens).end(start, lasts)
+            end = start + seconds(batch)
             running.append((batch, start, end))
             if self._watch is not None:
                 self._watch(self, batch, start, end)

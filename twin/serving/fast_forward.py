@@ -20,7 +20,6 @@ from schedulers.engine_core import EngineCore
 from schedulers.lockstep import LockstepGroup
 from schedulers.sequence import Sequence
 from twin.serving.answer_ends import AnswerEnds
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.records import DECODE_STEP, EngineLog
 
 SHORT_WINDOW = 32
@@ -75,7 +74,7 @@ class FastForward:
 
     Args:
         log, running, answer_ends: the engine's own, shared with it.
-        step_time, machine_speed: for the durations of steps.
+        step_time: for the durations of steps.
     """
 
     def __init__(
@@ -84,10 +83,9 @@ class FastForward:
         running: deque[RunningStep],
         answer_ends: AnswerEnds,
         step_time: StepTime,
-        machine_speed: MachineSpeed | None,
     ) -> None:
         self._log, self._running, self._answer_ends = log, running, answer_ends
-        self._step_time, self._machine_speed = step_time, machine_speed
+        self._step_time = step_time
         self._decode_line = decode_line(step_time)
         self._longest = SHORT_WINDOW  # steps that the next window may have
 
@@ -118,11 +116,6 @@ class FastForward:
 
     def _step_ends(self, core: EngineCore | LockstepGroup, start: float, steps: int) -> list[float]:
         """Ends of the next `steps` steps, if the first begins at `start` and all of them decode the same sequences."""
-        if self._machine_speed is not None:
-            speed = self._machine_speed.of_rows(core.num_decodes).end
-            ends = list(accumulate(steady_step_seconds(core, self._step_time, steps), speed, initial=start))
-            del ends[0]
-            return ends
         if self._decode_line is not None and isinstance(core, EngineCore) and core.model_slots is None:
             decodes = core.decode_set.size
             fixed, slope = self._decode_line(decodes)

@@ -18,7 +18,6 @@ from twin.process import paused_garbage_collection
 from twin.serving.clients import ClosedLoop, OpenLoop
 from twin.serving.engine import Engine, Watch
 from twin.serving.link import Link
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.overload import Backlog
 from twin.serving.plan import ServingPlan, make_plan
 from twin.serving.prefix_reuse import PrefixReuse
@@ -130,7 +129,6 @@ class Simulation:
         draw: of what is not known; None: all at the estimates.
         watch: called for each step that begins: for every step with `fast_forward: false`, else for those that are not
             passed over.
-        machine_speed: of the machine over time, unknown to the scheduler; None: constant.
         drafts: which luck the drafts have, in the same replication; where their outcomes were measured, other numbers
             than 0 also draw which ones might have been.
         sink: gets the finished requests in parts, which then leave memory but for what the summary needs.
@@ -147,7 +145,6 @@ class Simulation:
         replication: int = 0,
         draw: Draw = None,
         watch: Watch | None = None,
-        machine_speed: MachineSpeed | None = None,
         sink: Sink | None = None,
         drafts: int = 0,
     ) -> None:
@@ -166,7 +163,7 @@ class Simulation:
         seed = (scenario.seed << 20) + replication
         luck = seed + (drafts << 52)
         parts = Parts(
-            plan, env, for_routing, draw, watch, machine_speed, speculation_seed=luck, drafts=drafts
+            plan, env, for_routing, draw, watch, speculation_seed=luck, drafts=drafts
         )  # fmt: skip
         self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
         if scenario.measure.prefix_cache:

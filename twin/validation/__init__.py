@@ -5,6 +5,5 @@ fitting        a step-time model from profiled steps
 recordings     measured requests and steps, kept in the run folder
 run            the whole validation, from the first profiling round to the document
 compare        errors of metrics and of step times
-machine_speed  optional: errors at the speed that the machine had during the run
 timeline       requests in the system over time
 """

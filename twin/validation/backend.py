@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step
-from latency_models.speed_probes import Reading
 from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec
 from schedulers.batches import Batch
@@ -24,16 +23,8 @@ Requests: TypeAlias = Sequence[tuple[Request, int]] | Sequence[Session]
 """Requests, each paired with its number of output tokens, or sessions, whose rounds have not begun."""
 
 
-class Timed(Protocol):
-    """A timed run. Times are seconds since its start."""
-
-    @property
-    def readings(self) -> Sequence[Reading]:
-        """Readings of the speed probes, in order; empty where the machine's speed was not read."""
-
-
-class ProfiledRounds(Timed, Protocol):
-    """Timed steps of several profiling rounds."""
+class ProfiledRounds(Protocol):
+    """Timed steps of several profiling rounds. Times are seconds since the start."""
 
     @property
     def rounds(self) -> Sequence[Sequence[tuple[float, Step]]]:
@@ -44,8 +35,8 @@ class ProfiledRounds(Timed, Protocol):
         """The work between steps of several engines: fields of `system.frontend`, seconds."""
 
 
-class ReplayedRun(Timed, Protocol):
-    """A workload that was replayed."""
+class ReplayedRun(Protocol):
+    """A workload that was replayed. Times are seconds since the start."""
 
     @property
     def speculation(self) -> SpeculationStats | None:
@@ -72,10 +63,6 @@ class ReplayedRun(Timed, Protocol):
 
 class Backend(Protocol):
     """A model on a machine."""
-
-    @property
-    def speed_probe_rows(self) -> Sequence[int]:
-        """Rows of each speed probe; empty where the machine's speed is not read."""
 
     def profile(self, scheduler: SchedulerPlan, spec: ProfilingSpec, seed: int) -> ProfiledRounds:
         """Time the steps of requests of random lengths.

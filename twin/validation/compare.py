@@ -14,7 +14,6 @@ from latency_models.sources.engine_regression import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.speculation import describe_speculation
 from twin.serving.timeseries import curve
 from twin.serving.uncertainty import flatten
@@ -60,27 +59,14 @@ class StepTimes:
     batches: list[str]
 
     @classmethod
-    def of(cls, steps: Sequence[TimedBatch], model: EngineRegression, speed: MachineSpeed | None = None) -> StepTimes:
-        """Predict the duration of each measured step.
-
-        Args:
-            speed: the machine's speed during the run; None: the speed that the model describes.
-        """
-        predicted = model.predict([each.step for each in steps])
-        if speed is not None:
-            pairs = zip(steps, predicted, strict=True)
-            predicted = predicted * np.array([speed.of_rows(each.step.rows).over(each.begin, t) for each, t in pairs])
+    def of(cls, steps: Sequence[TimedBatch], model: EngineRegression) -> StepTimes:
+        """Predict the duration of each measured step."""
         return cls(
-            [each.kind for each in steps],
-            np.array([each.step.seconds for each in steps]),
-            predicted,
-            [each.batch for each in steps],
+            [row.kind for row in steps],
+            np.array([row.step.seconds for row in steps]),
+            model.predict([row.step for row in steps]),
+            [row.batch for row in steps],
         )
-
-    @property
-    def slowness(self) -> float:
-        """Measured over predicted seconds of all steps together."""
-        return float(self.measured.sum() / self.predicted.sum())
 
 
 def metrics(columns: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -1,7 +1,6 @@
 """Fits a step-time model to profiled steps of an engine.
 
-Profiling sends requests of random lengths; the workload that is to be predicted is not used. Where the machine's speed
-is read, profiling alternates with the replays, and step times are normalised to the machine's median speed.
+Profiling sends requests of random lengths; the workload that is to be predicted is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
 from twin.validation.backend import Backend, ProfiledRounds
 from twin.validation.contention import ContentionMeter
-from twin.validation.machine_speed import normalised_steps, reference_seconds
 from twin.validation.recordings import ProfilingRecording
 
 PROFILING_SEED = 1
@@ -33,14 +31,11 @@ HELD_OUT_EVERY = 5
 
 
 class ProfiledStepModel:
-    """A step-time model that is fitted to the engine's own steps, which are profiled in parts.
-
-    Without readings of the machine's speed there is one part, before the first repeat; with them there is a part before
-    each repeat, so that profiling and replay meet the same minutes of a drifting machine.
+    """A step-time model that is fitted to the engine's own steps, which are profiled before the first repeat.
 
     Args:
         base: folder that paths in the scenario start from.
-        run: keeps each part as soon as it has been profiled; a part that it holds is not profiled again.
+        run: keeps the profile, which is not made again if it holds one.
 
     Raises:
         BadInput: invalid settings of the engine.
@@ -51,36 +46,29 @@ class ProfiledStepModel:
     ) -> None:
         self._backend, self._scenario, self._run, self._note = backend, scenario, run, note
         self._scheduler = scenario.engine.build(base)
-        parts = 1 if scenario.machine_speed is None else scenario.repeats
-        self._rounds = rounds_per_part(scenario.profiling.rounds, parts)
         self._parts: list[ProfilingRecording] = []
         self._beside: list[ProfilingRecording] = []
 
-    def profile_next_part(self) -> None:
-        """Profile the next part, if one is left.
+    def profile(self) -> None:
+        """Profile the engine, unless the run folder has its profile.
 
         Raises:
             ValueError: lengths that the engine refuses.
-            OSError: a part that cannot be written, or a kept one that cannot be read.
+            OSError: a profile that cannot be written, or a kept one that cannot be read.
         """
-        number = len(self._parts) + 1
-        if number > len(self._rounds):
-            return
-        name = f"profiling-{number}"
-        folder = self._run.path / "profiling" / f"part-{number}"
+        name, folder = "profiling-1", self._run.path / "profiling" / "part-1"
         kept = self._run.points().get(name)
         if kept is not None:
             self._parts.append(ProfilingRecording.read(folder, kept.get("frontend", {})))
             return
-        rounds = self._rounds[number - 1]
-        self._note(f"profiling the engine, part {number} of {len(self._rounds)}: {rounds} rounds")
-        spec = self._scenario.profiling.model_copy(update={"rounds": rounds})
+        spec = self._scenario.profiling
+        self._note(f"profiling the engine: {spec.rounds} rounds")
         with ContentionMeter() as meter:
-            profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED + number - 1)
-        part = ProfilingRecording(profiled.rounds, profiled.readings, profiled.frontend)
+            profiled = self._backend.profile(self._scheduler, spec, PROFILING_SEED)
+        part = ProfilingRecording(profiled.rounds, profiled.frontend)
         part.write(folder)
         steps = sum(map(len, part.rounds))
-        point = {"rounds": rounds, "steps": steps, "frontend": dict(part.frontend), "contention": meter.document}
+        point = {"rounds": spec.rounds, "steps": steps, "frontend": dict(part.frontend), "contention": meter.document}
         self._run.add_point(name, point)
         self._parts.append(part)
 
@@ -95,7 +83,7 @@ class ProfiledStepModel:
         if kept is not None:
             self._beside.append(ProfilingRecording.read(folder, kept["frontend"]))
         elif profiled is not None and any(profiled.rounds):
-            part = ProfilingRecording(profiled.rounds, (), profiled.frontend)
+            part = ProfilingRecording(profiled.rounds, profiled.frontend)
             part.write(folder)
             self._run.add_point(name, {"steps": sum(map(len, part.rounds)), "frontend": dict(part.frontend)})
             self._beside.append(part)
@@ -106,7 +94,7 @@ class ProfiledStepModel:
         return sum(len(part.rounds) for part in self._beside) >= 2 * HELD_OUT_EVERY
 
     def fitted_file(self, name: str, *, beside: bool = False) -> Path:
-        """Fit the model to the parts so far, and write it into the run folder: `twin.engine-steps/2`.
+        """Fit the model to the profile, and write it into the run folder: `twin.engine-steps/2`.
 
         `beside`: to what was profiled in turns with the repeats.
 
@@ -136,7 +124,7 @@ class FixedStepModel:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def profile_next_part(self) -> None:
+    def profile(self) -> None:
         """Do nothing: the model is complete."""
 
     def keep_beside(self, repeat: str, profiled: ProfiledRounds | None) -> None:
@@ -149,12 +137,6 @@ class FixedStepModel:
         return self._file
 
 
-def rounds_per_part(rounds: int, parts: int) -> list[int]:
-    """Profiling rounds of each part: as even as possible, with at least one held-out round in each part."""
-    parts = min(parts, rounds // HELD_OUT_EVERY)
-    return [len(range(part, rounds, parts)) for part in range(parts)]
-
-
 def fitted_document(
     parts: Sequence[ProfilingRecording], block_size: int, clock: ClockName, provenance: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -164,8 +146,7 @@ def fitted_document(
         clock: that the steps were timed with.
         provenance: added to the method, the source and the date.
     """
-    speed_probes = reference_seconds([reading for part in parts for reading in part.readings])
-    rounds = [steps for part in parts for steps in normalised_steps(part, speed_probes)]
+    rounds = [[step for _, step in steps] for part in parts for steps in part.rounds]
     training = [step for i, steps in enumerate(rounds) if i % HELD_OUT_EVERY for step in steps]
     held_out = [step for i, steps in enumerate(rounds) if not i % HELD_OUT_EVERY for step in steps]
     model = EngineRegression(block_size).fit(training)
@@ -174,7 +155,6 @@ def fitted_document(
         repeat_spread=repeat_spread(rounds),
         round_spread=round_spread(rounds, block_size),
         clock=clock,
-        speed_probes=speed_probes,
         frontend=mean_times([part.frontend for part in parts]),
         provenance={
             "method": "measured",

@@ -1,13 +1,9 @@
 """Measured requests and steps, kept in the run folder, so that a killed validation repeats nothing.
 
-profiling/part-2/steps.parquet              one row a step: its round, its features, its begin and its duration
-profiling/part-2/machine-speed.parquet      one row a reading of a speed probe
+profiling/part-1/steps.parquet              one row a step: its round, its features, its begin and its duration
 live/load-0.7-repeat-2/requests.parquet     one row a request: its times, and the times of its output tokens
 live/load-0.7-repeat-2/steps.parquet        one row a step: its batch, its features, its begin and its duration
-live/load-0.7-repeat-2/machine-speed.parquet
-live/load-0.7-repeat-2/speculation.parquet  one row: counters of drafts
-
-Files of readings exist only where the machine's speed was read, and counters of drafts with speculative decoding.
+live/load-0.7-repeat-2/speculation.parquet  one row: counters of drafts, with speculative decoding
 """
 
 from __future__ import annotations
@@ -22,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latency_models.sources.engine_regression import Step, describe
-from latency_models.speed_probes import Reading
 from reports.records.columns import read_columns, write_columns
 from schedulers.batches import Batch, DecodeBatch, OneShotBatch
 from schedulers.speculation import SpeculationStats
 from twin.validation.backend import ReplayedRun
 
 Floats = NDArray[np.float64]
-
-SPEED_FILE = "machine-speed.parquet"
 
 SPECULATION_FILE = "speculation.parquet"
 
@@ -65,21 +58,19 @@ class Recording:
         requests: one entry a request: arrival, noticed (the engine took it in), first_token, last_token, output_tokens.
         token_times: of each request, the times of its output tokens.
         steps: in order.
-        readings: of the speed probes, in order.
         speculation: counters of drafts; None without speculative decoding.
     """
 
     requests: Mapping[str, Floats]
     token_times: Sequence[Sequence[float]]
     steps: Sequence[TimedBatch]
-    readings: Sequence[Reading]
     speculation: SpeculationStats | None = None
 
     @classmethod
     def of(cls, replayed: ReplayedRun, block_size: int) -> Self:
         """Keep the parts of a replayed run that a validation needs."""
         steps = [TimedBatch.of(batch, begin, end, block_size) for batch, begin, end in replayed.spans]
-        return cls(replayed.columns(), replayed.token_times, steps, replayed.readings, replayed.speculation)
+        return cls(replayed.columns(), replayed.token_times, steps, replayed.speculation)
 
     def columns(self) -> dict[str, Floats]:
         """`requests`, and `gaps`: seconds between successive outputs of a request, for all requests together.
@@ -105,7 +96,6 @@ class Recording:
             {"kind": each.kind, "batch": each.batch, "begin": each.begin, **asdict(each.step)} for each in self.steps
         ]
         _write_steps(folder, rows)
-        _write_readings(folder, self.readings)
         if self.speculation is not None:
             write_columns(folder / SPECULATION_FILE, {k: [v] for k, v in self.speculation.counters().items()})
 
@@ -124,7 +114,6 @@ class Recording:
             {name: np.array(values, dtype=np.float64) for name, values in requests.items()},
             token_times,
             [TimedBatch(*batch, step) for batch, step in zip(batches, _steps(columns), strict=True)],
-            _read_readings(folder),
             _read_speculation(folder),
         )
 
@@ -135,12 +124,10 @@ class ProfilingRecording:
 
     Attributes:
         rounds: of each round, its steps in order, each with the time at which it began.
-        readings: of the speed probes, in order.
         frontend: of several engines, the work between their steps; the run folder keeps it with its points.
     """
 
     rounds: Sequence[Sequence[tuple[float, Step]]]
-    readings: Sequence[Reading]
     frontend: Mapping[str, float] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
@@ -153,7 +140,6 @@ class ProfilingRecording:
             {"round": i, "begin": begin, **asdict(step)} for i, steps in enumerate(self.rounds) for begin, step in steps
         ]
         _write_steps(folder, rows)
-        _write_readings(folder, self.readings)
 
     @classmethod
     def read(cls, folder: Path, frontend: Mapping[str, float] = MappingProxyType({})) -> Self:
@@ -167,7 +153,7 @@ class ProfilingRecording:
         rounds: list[list[tuple[float, Step]]] = [[] for _ in range(max(numbers) + 1)]
         for number, begin, step in zip(numbers, begins, _steps(columns), strict=True):
             rounds[number].append((begin, step))
-        return cls(rounds, _read_readings(folder), frontend)
+        return cls(rounds, frontend)
 
 
 def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:
@@ -177,19 +163,6 @@ def _write_steps(folder: Path, steps: Sequence[Mapping[str, Any]]) -> None:
 
 def _steps(columns: Mapping[str, Sequence[Any]]) -> list[Step]:
     return [Step(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-
-
-def _write_readings(folder: Path, readings: Sequence[Reading]) -> None:
-    if readings:
-        columns = zip(Reading._fields, map(list, zip(*readings, strict=True)), strict=True)
-        write_columns(folder / SPEED_FILE, dict(columns))
-
-
-def _read_readings(folder: Path) -> list[Reading]:
-    if not (folder / SPEED_FILE).exists():
-        return []
-    columns = read_columns(folder / SPEED_FILE)
-    return [Reading(*row) for row in zip(*(columns[name] for name in Reading._fields), strict=True)]
 
 
 def _read_speculation(folder: Path) -> SpeculationStats | None:

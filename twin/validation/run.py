@@ -29,7 +29,6 @@ from twin.validation.contention import ContentionMeter
 from twin.validation.coverage import coverage, drawn_summaries, forecast_intervals, summaries_of_drafts
 from twin.validation.drafting import measured_drafts
 from twin.validation.fitting import FixedStepModel, ProfiledStepModel
-from twin.validation.machine_speed import Correction, require_speed_probes
 from twin.validation.recordings import Recording
 from twin.validation.timeline import timeline
 from workloads.errors import BadInput
@@ -61,11 +60,8 @@ def run_validation(
         ProfiledStepModel(backend, scenario, base, run, note) if calibration is None else FixedStepModel(calibration)
     )
     with blamed_on("profiling"):
-        model.profile_next_part()
-    speed_is_read = scenario.machine_speed is not None
-    again = speed_is_read or scenario.profiling.in_turns
-    beforehand = model.fitted_file(FITTED_BEFOREHAND if again else FITTED)
-    require_speed_probes(beforehand, backend)
+        model.profile()
+    beforehand = model.fitted_file(FITTED_BEFOREHAND if scenario.profiling.in_turns else FITTED)
     clock = scenario.clock or "wall"
     _require_clock(beforehand, clock)
     drafts = None
@@ -78,23 +74,18 @@ def run_validation(
 
     plans = _plans(scenario, base, beforehand, drafts, capacity)
     recordings = _replay_all(backend, scenario, plans, run, model, note)
-    corrections: dict[float, Correction] = {}
-    fitted = beforehand
     forecast = plans
     if model.profiled_beside:
-        fitted = beforehand = model.fitted_file(FITTED, beside=True)
-        plans = _plans(scenario, base, fitted, drafts, capacity)
+        beforehand = model.fitted_file(FITTED, beside=True)
+        plans = _plans(scenario, base, beforehand, drafts, capacity)
     elif scenario.profiling.in_turns:
         note("too few rounds were profiled in turns with the replays: predicted by those before them")
-    if speed_is_read:
-        fitted = model.fitted_file(FITTED)
-        corrections = _corrections(_plans(scenario, base, fitted, drafts, capacity), recordings, fitted)
     file, in_turns = read_engine_regression_file(beforehand), model.profiled_beside
     loads = [
         {
             "load": load,
             "rate": load * capacity,
-            **_load(plan, recordings[load], file, corrections.get(load), forecast[load] if in_turns else None),
+            **_load(plan, recordings[load], file, forecast[load] if in_turns else None),
         }
         for load, plan in plans.items()
     ]
@@ -107,7 +98,6 @@ def run_validation(
         "scenario": scenario.model_dump(mode="json", by_alias=True),
         "backend": backend.describe(),
         "calibration": read_yaml(beforehand),
-        "calibration_at_measured_speed": read_yaml(fitted) if speed_is_read else None,
         "capacity": capacity,
         "arriving": arriving,
         "errors": {
@@ -206,9 +196,6 @@ def _replay_all(
             if warmed:
                 note(f"load {load:g}: warmed up with as many requests")
     for repeat in range(scenario.repeats):
-        if repeat:
-            with blamed_on("profiling"):
-                model.profile_next_part()
         for load, plan in plans.items():
             name = _name(load, repeat)
             if name in done:
@@ -240,18 +227,10 @@ def _replay(
     return recording
 
 
-def _corrections(
-    plans: Mapping[float, ServingPlan], recordings: Mapping[float, Sequence[Recording]], fitted: Path
-) -> dict[float, Correction]:
-    file = read_engine_regression_file(fitted)
-    return {load: Correction.of(plan, recordings[load], file) for load, plan in plans.items()}
-
-
 def _load(
     plan: ServingPlan,
     recordings: Sequence[Recording],
     file: EngineRegressionFile,
-    correction: Correction | None,
     beforehand: ServingPlan | None,
 ) -> dict[str, Any]:
     """The document's section of one load: metrics and steps over its repeats, curves, and a timeline of the first.
@@ -267,7 +246,7 @@ def _load(
     predicted = [summarise(run, measure) for run in simulated]
     intervals = forecast_intervals(measured, predicted, drawn_summaries(plan), summaries_of_drafts(plan))
     over_time = timeline(columns[0], simulated[0].columns)
-    others = dict(correction.errors()) if correction else {}
+    others: dict[str, Sequence[Mapping[str, Any]]] = {}
     if beforehand is not None:
         runs = [Simulation(beforehand, i).run() for i in range(len(recordings))]
         others["error_beforehand"] = [summarise(run, measure) for run in runs]
@@ -279,7 +258,6 @@ def _load(
         "measured": measured,
         "predicted": predicted,
         "steps": compare_steps([StepTimes.of(each.steps, model) for each in recordings]),
-        "machine_speed": correction.section(over_time) if correction else None,
         "curves": {"live": curves(columns), "twin": _simulated_curves(plan, simulated)},
         "timeline": over_time,
         "late": float(np.mean([recording.late for recording in recordings])),

@@ -15,22 +15,18 @@ def load(**changes: Any) -> dict[str, Any]:
         "rate": 4.0,
         "curves": {"live": {"ttft": [0.1, 0.2, 0.4]}, "twin": {"ttft": [0.1, 0.3, 0.5]}},
         "timeline": {"time": [0.0, 1.0, 2.0], "live": [0, 3, 1], "twin": [0, 2, 1]},
-        "machine_speed": {"slowdown_over_time": {"8 rows": [1.0, 1.2, 1.1]}},
         **changes,
     }
 
 
 def test_both_sides_of_each_load_are_drawn() -> None:
-    page = whole_page(
-        "validation", validation_charts({"missed": ["TTFT"], "loads": [load(), load(machine_speed=None)]}), {}
-    )
+    page = whole_page("validation", validation_charts({"missed": ["TTFT"], "loads": [load(), load()]}), {})
     assert page.index("<li>TTFT</li>") < page.index("<h2>Load")
     drawn = columns(page)
     pairs = [(each["x"], each["y"]) for each in drawn if "y" in each]
     assert pairs.count(([0.1, 0.2, 0.4], [0, 50, 100])) == 2
     assert pairs.count(([0.1, 0.3, 0.5], [0, 50, 100])) == 2
     assert pairs.count(([0.0, 1.0, 2.0], [0, 3, 1])) == 2
-    assert pairs.count(([0.0, 1.0, 2.0], [1.0, 1.2, 1.1])) == 1
     assert titles(page).count("Requests in the system") == 2
     assert len(models(page, "Legend")) == 4
 

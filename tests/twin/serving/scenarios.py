@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.simulation import Run, Simulation, realisation
 from twin.serving.timeseries import timeseries
 from twin.sweeps.serving_sweep import prepare, report_run
@@ -34,10 +33,10 @@ def scenario(**sections: Any) -> dict[str, Any]:
     return document
 
 
-def run(document: dict[str, Any], replication: int = 0, machine_speed: MachineSpeed | None = None) -> Run:
+def run(document: dict[str, Any], replication: int = 0) -> Run:
     """Simulate once."""
     plan = prepare(document, Path("scenario.yaml")).cases[0].plan
-    return Simulation(plan, replication, machine_speed=machine_speed).run()
+    return Simulation(plan, replication).run()
 
 
 def reported(result: Run, document: dict[str, Any]) -> dict[str, Any]:

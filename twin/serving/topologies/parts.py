@@ -13,7 +13,6 @@ from scenarios.serving import ServingScenario
 from schedulers.kv_events import CacheView
 from twin.environment import Environment
 from twin.serving.engine import Engine, Watch
-from twin.serving.machine_speed import MachineSpeed
 from twin.serving.pipelined_engine import PipelinedEngine
 from twin.serving.plan import ServingPlan
 from twin.serving.pools import EnginesByModel, PlannedPool
@@ -49,14 +48,13 @@ class EngineParts:
         self,
         env: Environment,
         watch: Watch | None = None,
-        machine_speed: MachineSpeed | None = None,
         *,
         view: CacheView | None = None,
         tier_links: TierLinks | None = None,
         speculation: SimulatedSpeculation | None = None,
     ) -> Engine:
         """The engine, in an environment."""
-        engine = self._made(env, watch, machine_speed, view, tier_links, speculation)
+        engine = self._made(env, watch, view, tier_links, speculation)
         engine.find_speed = self._speed
         return engine
 
@@ -67,7 +65,6 @@ class EngineParts:
         self,
         env: Environment,
         watch: Watch | None,
-        machine_speed: MachineSpeed | None,
         view: CacheView | None,
         tier_links: TierLinks | None,
         speculation: SimulatedSpeculation | None,
@@ -81,7 +78,7 @@ class EngineParts:
         return Engine(
             env, self.pool.make_core, self.step_time, name=self.name, index=self.index,
             depth=self.pool.scheduler.depth, fast_forward=self.scenario.fast_forward,
-            detail=self.scenario.detail is True, watch=watch, machine_speed=machine_speed, view=view,
+            detail=self.scenario.detail is True, watch=watch, view=view,
             tier_links=tier_links, speculation=speculation, deliver=self.scenario.system.frontend.deliver,
         )  # fmt: skip
 
@@ -105,7 +102,7 @@ class Parts:
 
     Attributes:
         plan: of the simulation. env: its environment. rng: for routers that draw.
-        draw, watch, machine_speed: as in `Simulation`. speculation_seed: for the outcomes of drafts.
+        draw, watch: as in `Simulation`. speculation_seed: for the outcomes of drafts.
         drafts: as in `Simulation`.
         engines: those made so far, by name.
     """
@@ -115,7 +112,6 @@ class Parts:
     rng: np.random.Generator
     draw: Draw = None
     watch: Watch | None = None
-    machine_speed: MachineSpeed | None = None
     engines: dict[str, Engine] = field(default_factory=dict)
     speculation_seed: int = 0
     drafts: int = 0
@@ -126,7 +122,7 @@ class Parts:
         for parts in engine_parts(self.plan, self.draw):
             pool = parts.pool
             self.engines[parts.name] = parts.make(
-                self.env, self.watch, self.machine_speed, view=self._view(pool),
+                self.env, self.watch, view=self._view(pool),
                 tier_links=self._tier_links(pool, parts.number),
                 speculation=pool.make_speculation(self.speculation_seed, self.drafts),
             )  # fmt: skip

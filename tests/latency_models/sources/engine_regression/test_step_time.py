@@ -161,7 +161,7 @@ def test_a_file_brings_the_same_model_back(tmp_path: Path) -> None:
     file.write_text(write_yaml(document))
     again = read_engine_regression(file)
     assert again.predict(held_out).tolist() == model.predict(held_out).tolist()
-    file.write_text(file.read_text().replace("block_size:", "page_tokens:").replace("speed_probes:", "yardsticks:"))
+    file.write_text(file.read_text().replace("block_size:", "page_tokens:"))
     assert read_engine_regression(file).document(errors=np.zeros(1), repeat_spread=0.0, provenance={}) == (
         model.document(errors=np.zeros(1), repeat_spread=0.0, provenance={})
     )
@@ -186,7 +186,7 @@ def test_a_line_that_is_none_is_refused(tmp_path: Path, wrong: dict[str, list[fl
 
 
 def test_a_file_of_an_earlier_kind_is_refused(tmp_path: Path) -> None:
-    # Its rows were grouped by four, and its speed probes were different.
+    # Its rows were grouped by four.
     model = EngineRegression().fit(drawn(500, 6, 0.05))
     document = model.document(errors=np.zeros(1), repeat_spread=0.05, provenance=PROVENANCE)
     file = tmp_path / "steps.yaml"
