@@ -104,6 +104,25 @@ def test_an_engine_that_fails_is_told_to_everybody(
     assert "out of memory" in caplog.text
 
 
+def test_a_defect_is_an_error_of_its_own_request(
+    decoder: Decoder, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("a defect")
+
+    with running(decoder, folder) as setting:
+        with open_stream(setting.client.port) as response:
+            monkeypatch.setattr("live.server.completions.CompletionResponse.deltas", broken)
+            *_, last = read_events(response)
+            assert last["error"]["message"] == "RuntimeError in the server; its log says more"
+        monkeypatch.setattr(setting.service.inputs, "encode", broken)
+        answer = setting.client.post("/tokenize", prompt="a")
+        assert (answer.status, answer.error["type"]) == (500, "server_error")
+        assert eventually(setting.settled)
+        assert setting.client.get("/health").status == 200
+    assert caplog.text.count("RuntimeError: a defect") == 2
+
+
 def test_what_is_under_way_is_finished_and_what_is_new_refused(decoder: Decoder, folder: Path) -> None:
     first = alone(decoder, LONG["prompt"], 250).output
     with (
@@ -190,36 +209,3 @@ def test_sudden_death_is_an_error_to_clients_and_the_port_serves_again(folder: P
     with started(folder, server.port) as again:
         assert again.port == server.port
         assert Client(again.port).post("/v1/completions", prompt=[1], max_tokens=3).status == 200
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "/nowhere"], "expected a readable file"),
-        (["--kv-cache-memory-bytes", "0"], "--kv-cache-memory-bytes"),
-        (["--num-gpu-blocks", "0"], "--num-gpu-blocks"),
-        (["--num-gpu-blocks", "5", "--kv-cache-memory-bytes", "1G"], "found both"),
-        (["--max-num-seqs", "0"], "--max-num-seqs"),
-        (["--max-queue", "0"], "--max-queue"),
-        (["--drain-seconds", "0"], "--drain-seconds"),
-        (["--header-seconds", "0"], "--header-seconds"),
-        (["--body-seconds", "inf"], "--body-seconds"),
-        (["--write-seconds", "-1"], "--write-seconds"),
-        (["--tokenizer", "/nowhere"], "tokenizer.json"),
-        (["--host", "192.0.2.1"], "--host, --port"),
-        (["--port", "99999"], "--host, --port"),
-        (["--host", ""], "--host: "),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_started_is_said_in_one_line(
-    folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from twin.cli import run
-
-    base = ["--random-weights", *([] if "--model" in flags else ["--model", str(folder / "config.json")])]
-    assert run(["serve-live", *base, *flags]) == 2
-    result = capsys.readouterr()
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert result.out == ""

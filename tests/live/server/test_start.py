@@ -50,15 +50,41 @@ def refuse(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         ("--threads 100000", "got 100000, expected 1 to "),
         ("--threads 0", "got 0, expected 1 to "),
         (f"--max-num-seqs {10**12} --max-num-batched-tokens {10**12}", "block tables of so many sequences take"),
+        ("--num-gpu-blocks 0", "expected a whole number from 1 up"),
+        ("--num-gpu-blocks 5 --kv-cache-memory-bytes 1G", "found both"),
+        ("--kv-cache-memory-bytes 0", "expected memory for a block at least"),
+        ("--max-num-seqs 0", "expected a whole number from 1 up"),
+        ("--max-queue 0", "expected a whole number from 1 up"),
+        ("--max-concurrency 0", "expected a whole number from 1 up"),
+        ("--drain-seconds 0", "expected a number above 0"),
+        ("--header-seconds 0", "expected a number above 0"),
+        ("--body-seconds inf", "expected a number above 0"),
+        ("--write-seconds -1", "expected a number above 0"),
         ("--max-body-mib 1e308", f"got 1e+308, expected a number above 0, of at most {MAX_SETTING:g}"),
         ("--drain-seconds inf", "got inf, expected a number above 0"),
     ],
     ids=lambda value: value[:30],
 )
-def test_settings_beyond_the_machine(flags: str, message: str, folder: Path, refuse: Refuse) -> None:
+def test_settings_beyond_the_machine_or_the_range(flags: str, message: str, folder: Path, refuse: Refuse) -> None:
     line = refuse("--model", folder / "config.json", "--random-weights", *flags.split())
     assert message in line
-    assert flags.split()[0] in line
+    assert flags.split()[0] in line or "found both" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "/nowhere"], "expected a readable file"),
+        (["--tokenizer", "/nowhere"], "tokenizer.json"),
+        (["--host", "192.0.2.1"], "--host, --port"),
+        (["--port", "99999"], "--host, --port"),
+        (["--host", ""], "--host: "),
+    ],
+    ids=" ".join,
+)
+def test_places_that_do_not_exist(flags: list[str], message: str, folder: Path, refuse: Refuse) -> None:
+    model = [] if "--model" in flags else ["--model", folder / "config.json"]
+    assert message in refuse("--random-weights", *model, *flags)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
