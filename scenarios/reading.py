@@ -35,7 +35,7 @@ def read_scenario(path: Path, kind: str, *more_kinds: str) -> dict[str, Any]:
     """Read a scenario file of one of these kinds; nothing else in it is checked.
 
     Args:
-        kind, others: what the calling command takes, keys of `COMMANDS`.
+        kind, more_kinds: what the calling command takes, keys of `COMMANDS`.
     """
     return of_kind(read_yaml(path), path, kind, *more_kinds)
 

@@ -129,7 +129,7 @@ class Independent:
         return lambda size: (self.prefill.sample(prompts, size), self.decode.sample(answers, size))
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """See `LengthPairs.sample_resident`. Inverts the decode length's table, for a correct far tail."""
+        """Inverts the decode length's table, for a correct far tail."""
         mass = self.decode.pmf()
         reached = np.cumsum(mass * np.arange(len(mass)))
         decode: IntArray = np.searchsorted(reached, rng.random(size) * reached[-1], side="right")
@@ -144,7 +144,7 @@ class Independent:
         return float(later @ (self.prefill.mean + age + np.arange(len(later))))
 
     def slot_load_pmf(self) -> FloatArray:
-        """See `LengthPairs.slot_load_pmf`: the prefill's mass convolved with that of the age."""
+        """The prefill's mass convolved with that of the age."""
         prefill, age = self.prefill.pmf(), _age_pmf(self.decode.pmf())
         if self.prefill.is_constant:
             load = np.concatenate((np.zeros(len(prefill) - 1), age))
@@ -221,7 +221,7 @@ class JointEmpirical:
         return partial(self.sample, rng)
 
     def sample_resident(self, rng: np.random.Generator, size: int) -> tuple[IntArray, IntArray]:
-        """See `LengthPairs.sample_resident`: row i has the probability D_i / Σ D."""
+        """Row i has the probability D_i / Σ D."""
         reached = np.cumsum(self.decode_values)
         rows = np.searchsorted(reached, rng.integers(0, reached[-1], size), side="right")
         return self.prefill_values[rows], self.decode_values[rows]
@@ -259,7 +259,7 @@ class JointEmpirical:
         return float(loads.mean()) / self.mean_decode
 
     def slot_load_pmf(self) -> FloatArray:
-        """See `LengthPairs.slot_load_pmf`. Exact: a pair adds one to each load P ... P + D - 1."""
+        """Exact: a pair adds one to each load P ... P + D - 1."""
         if max(self.prefill_values.max(), self.decode_values.max()) >= PMF_ENTRIES:
             raise _too_long("measured values")
         ends = self.prefill_values + self.decode_values
