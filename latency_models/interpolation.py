@@ -92,9 +92,9 @@ class Curve:
 
 def weighted_sum(parts: Iterable[tuple[float, Curve]]) -> Curve:
     """The curve that is everywhere the sum of some curves, each times its weight (0 or more)."""
-    known = list(parts)
-    sizes = sorted({size for _, curve in known for size in curve.x})
-    return Curve((size, sum(weight * curve.at(size) for weight, curve in known)) for size in sizes)
+    terms = list(parts)
+    sizes = sorted({size for _, curve in terms for size in curve.x})
+    return Curve((size, sum(weight * curve.at(size) for weight, curve in terms)) for size in sizes)
 
 
 class Surface:

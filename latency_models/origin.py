@@ -31,13 +31,13 @@ class Origin:
 
     def completed(self, stated: Origin) -> Origin:
         """This origin, with unknown fields from `stated`."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, value in asdict(stated).items():
-            if known[name] and value and plain_name(str(known[name])) != plain_name(str(value)):
+            if values[name] and value and plain_name(str(values[name])) != plain_name(str(value)):
                 flag = "--" + name.replace("_", "-")
-                raise BadInput(f"expected {known[name]}, as the tables say", field=flag, value=value)
-            known[name] = known[name] or value
-        return replace(self, **known)
+                raise BadInput(f"expected {values[name]}, as the tables say", field=flag, value=value)
+            values[name] = values[name] or value
+        return replace(self, **values)
 
     @property
     def unknown(self) -> list[str]:
@@ -88,7 +88,7 @@ def plain_name(text: str) -> str:
     return "".join(character for character in text.rsplit("/", 1)[-1].lower() if character.isalnum())
 
 
-def same_model(one: str, other: str) -> bool:
+def same_model(first: str, second: str) -> bool:
     """True if two names may be of one model: one is the other with a word more (Llama-2-70b-hf), or empty."""
-    one, other = plain_name(one), plain_name(other)
-    return one.startswith(other) or other.startswith(one)
+    first, second = plain_name(first), plain_name(second)
+    return first.startswith(second) or second.startswith(first)

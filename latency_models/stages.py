@@ -15,10 +15,10 @@ def stage_layers(layers: int, stages: int) -> list[int]:
     Each has as many; of those that remain, the last stage gets none, since it has the output head, and the others one
     each, from the last but one backwards.
     """
-    found = [layers // stages] * stages
+    counts = [layers // stages] * stages
     for i in range(2, layers % stages + 2):
-        found[-i] += 1
-    return found
+        counts[-i] += 1
+    return counts
 
 
 @dataclass(frozen=True)

@@ -46,18 +46,18 @@ def to_line(fitted: LinearLatency, component: Component, time_unit: str) -> Line
 
 def to_estimator(line: Line) -> LinearLatency:
     """A line as an estimator for arrays. A line with a fit report has its intervals."""
-    known = LinearLatency.from_coefficients(line.alpha, line.beta)
+    estimator = LinearLatency.from_coefficients(line.alpha, line.beta)
     report = line.fit
     if report is None:
-        return known
-    known.set_params(relative=report.relative, confidence=report.confidence)
-    known.covariance_, known.noise_variance_ = np.array(report.covariance), report.noise_variance
-    known.degrees_, known.through_origin_ = report.degrees, report.degrees == report.points - 1
-    known.alpha_interval_, known.beta_interval_ = report.alpha_interval, report.beta_interval
-    known.range_, known.points_, known.r_squared_ = report.range, report.points, report.r_squared
+        return estimator
+    estimator.set_params(relative=report.relative, confidence=report.confidence)
+    estimator.covariance_, estimator.noise_variance_ = np.array(report.covariance), report.noise_variance
+    estimator.degrees_, estimator.through_origin_ = report.degrees, report.degrees == report.points - 1
+    estimator.alpha_interval_, estimator.beta_interval_ = report.alpha_interval, report.beta_interval
+    estimator.range_, estimator.points_, estimator.r_squared_ = report.range, report.points, report.r_squared
     error = report.heldout_median_error
-    known.heldout_median_error_ = math.nan if error is None else error
-    return known
+    estimator.heldout_median_error_ = math.nan if error is None else error
+    return estimator
 
 
 COLUMNS = ("component", "size", "time")

@@ -110,19 +110,19 @@ def _latent(fields: ConfigFields) -> dict[str, Any]:
 
 def _experts(fields: ConfigFields) -> dict[str, Any]:
     """The experts of a layer; the families name them differently, and some have dense layers before them."""
-    known = fields.document
-    experts = next((name for name in ("num_local_experts", "n_routed_experts") if known.get(name)), "num_experts")
-    size = "moe_intermediate_size" if known.get("moe_intermediate_size") else "intermediate_size"
+    config = fields.document
+    experts = next((name for name in ("num_local_experts", "n_routed_experts") if config.get(name)), "num_experts")
+    size = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
     fields.refuse_unless("mlp_only_layers", ([],), "dense layers among mixtures of experts are not described")
     fields.refuse_unless("decoder_sparse_step", (1,), "dense layers among mixtures of experts are not described")
-    shared, dense = (known.get(name) or 0 for name in ("n_shared_experts", "first_k_dense_replace"))
+    shared, dense = (config.get(name) or 0 for name in ("n_shared_experts", "first_k_dense_replace"))
     return {
         "kind": "moe",
         "intermediate_size": fields.count(size),
         "experts": fields.count(experts),
         "experts_per_token": fields.count("num_experts_per_tok"),
         "shared_experts": shared,
-        "router_bias": known["model_type"] in ("deepseek_v3", "minimax_m2"),
+        "router_bias": config["model_type"] in ("deepseek_v3", "minimax_m2"),
         "dense_layers": dense,
         "dense_intermediate_size": fields.count("intermediate_size") if dense else 0,
     }
@@ -173,10 +173,12 @@ def stated_formats(fields: ConfigFields, *, sparse: bool) -> Formats:
 def _section(fields: ConfigFields) -> ConfigFields | None:
     """The section, or the content of ModelOpt's own file beside the config.json."""
     section = fields.section("quantization_config")
-    own = fields.file.with_name("hf_quant_config.json")
-    if section is None and own.is_file():
-        inner = ConfigFields(read_json_object(own), own).section("quantization")
-        return None if inner is None else ConfigFields({"quant_method": "modelopt", **inner.document}, own, inner.under)
+    path = fields.file.with_name("hf_quant_config.json")
+    if section is None and path.is_file():
+        inner = ConfigFields(read_json_object(path), path).section("quantization")
+        return (
+            None if inner is None else ConfigFields({"quant_method": "modelopt", **inner.document}, path, inner.under)
+        )
     return section
 
 
@@ -186,13 +188,13 @@ def _weights(section: ConfigFields) -> Weights:
     if method == "compressed-tensors":
         return _compressed(section)
     if method in ("modelopt", "modelopt_fp4"):
-        name, value, known = "quant_algo", algorithm, MODELOPT
+        name, value, formats = "quant_algo", algorithm, MODELOPT
     else:
-        name, value, known = "quant_method", method, METHODS
-    weights = known.get(value) if isinstance(value, str) else None
+        name, value, formats = "quant_method", method, METHODS
+    weights = formats.get(value) if isinstance(value, str) else None
     if weights is None:
-        others = ", modelopt, compressed-tensors" if known is METHODS else ""
-        raise section.fault(name, value, f"expected one of {', '.join(known)}{others}: others have no step times")
+        further = ", modelopt, compressed-tensors" if formats is METHODS else ""
+        raise section.fault(name, value, f"expected one of {', '.join(formats)}{further}: others have no step times")
     return weights
 
 
@@ -216,7 +218,7 @@ def _compressed(section: ConfigFields) -> Weights:
 def _exclusions(section: ConfigFields) -> list[str]:
     """Modules that are left in bf16; tools call the list differently."""
     lists = (section.document.get(name) or [] for name in ("ignore", "modules_to_not_convert", "exclude_modules"))
-    return [text for each in lists if isinstance(each, list) for text in each if isinstance(text, str)]
+    return [text for names in lists if isinstance(names, list) for text in names if isinstance(text, str)]
 
 
 def _excluded(modules: Sequence[str], patterns: Sequence[str], layers: int) -> bool:

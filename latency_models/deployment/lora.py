@@ -39,6 +39,6 @@ def adapter_bytes(model: Model, rank: int, targets: Iterable[str], tensor_parall
     widths = 0.0
     for name in set(targets):
         inputs, outputs = shapes[name]
-        split, whole = (inputs, outputs) if name in ROW_PARALLEL else (outputs, inputs)
-        widths += split / tensor_parallel + whole
+        split, full = (inputs, outputs) if name in ROW_PARALLEL else (outputs, inputs)
+        widths += split / tensor_parallel + full
     return model.layers * rank * widths * WEIGHT_BYTES

@@ -138,7 +138,7 @@ class ConfigFields:
     def refuse_unless(self, name: str, values: tuple[object, ...], why: str) -> None:
         """Refuse every value except null and `values`."""
         value = self.document.get(name)
-        if value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
+        if value is None or any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in values):
             return
         raise self.fault(name, value, f"expected {json.dumps(values[0] if values else None)}: {why}")
 

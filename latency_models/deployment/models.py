@@ -254,10 +254,10 @@ class Model(Strict):
     def checkpoint(self, formats: Formats) -> Checkpoint | None:
         """The first published weights of these formats."""
         sparse = isinstance(self.ffn, ExpertFFN)
-        for each in self.checkpoints:
-            same = each.formats == formats if sparse else each.weights == formats.linear
-            if same and each.repository is not None:
-                return each
+        for published in self.checkpoints:
+            same = published.formats == formats if sparse else published.weights == formats.linear
+            if same and published.repository is not None:
+                return published
         return None
 
     def weight_bytes(self, formats: Formats) -> float:
@@ -270,16 +270,16 @@ class Model(Strict):
             linear += sparse * ffn.shared_experts * expert + ffn.dense_layers * 3 * hidden * ffn.dense_intermediate_size
         else:
             linear += self.layers * ffn.weights(hidden)
-        rest = self.parameters - linear - routed
-        return linear * WEIGHT_BYTES[formats.linear] + routed * WEIGHT_BYTES[formats.experts] + rest * 2.0
+        remainder = self.parameters - linear - routed
+        return linear * WEIGHT_BYTES[formats.linear] + routed * WEIGHT_BYTES[formats.experts] + remainder * 2.0
 
     def named(self, name: str) -> Model:
         """The model whose first checkpoint is the one that a name means: a repository, or a format behind the name."""
         plain = name.lower()
-        for each in self.checkpoints:
-            repository = (each.repository or "").lower()
+        for published in self.checkpoints:
+            repository = (published.repository or "").lower()
             if plain in (repository, repository.rpartition("/")[2]):
-                return self.published_as(each)
+                return self.published_as(published)
         match = FORMAT.search(plain)
         if match is None:
             return self
@@ -291,8 +291,8 @@ class Model(Strict):
 
     def published_as(self, checkpoint: Checkpoint) -> Model:
         """The model whose first checkpoint is this one."""
-        others = [each for each in self.checkpoints if each != checkpoint]
-        return self.model_copy(update={"checkpoints": [checkpoint, *others]})
+        following = [candidate for candidate in self.checkpoints if candidate != checkpoint]
+        return self.model_copy(update={"checkpoints": [checkpoint, *following]})
 
     def without_formats(self, error: BadInput) -> Model:
         """The model of weights in a format that is not known here; `formats` raises the error."""

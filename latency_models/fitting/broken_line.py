@@ -66,7 +66,7 @@ def choose_knots(column: Floats, support: int, dense: int) -> list[int]:
     largest, covered = int(above[-1]), 0
     octaves = (1 << i for i in range(largest.bit_length()))
     knots: list[int] = []
-    for knot in sorted({*range(1, dense + 1), *(each for octave in octaves for each in (octave, octave * 3 // 2))}):
+    for knot in sorted({*range(1, dense + 1), *(size for octave in octaves for size in (octave, octave * 3 // 2))}):
         below = int(np.searchsorted(above, knot, side="right"))
         if knot < largest and below - covered >= support:
             knots.append(knot)
@@ -84,7 +84,7 @@ def basis(column: Floats, knots: Sequence[int], dense: int) -> list[Floats]:
     further than 1.
     """
     levels = [knot for knot in knots if knot <= dense]
-    columns: list[Floats] = [np.interp(column, [0, *levels], each) for each in np.eye(len(levels) + 1)[1:]]
+    columns: list[Floats] = [np.interp(column, [0, *levels], unit) for unit in np.eye(len(levels) + 1)[1:]]
     for before, knot in itertools.pairwise([*(levels[-1:] or [0]), *knots[len(levels) :]]):
         share = (column - before) / (knot - before)
         columns.append(np.maximum(share, 0.0) if knot == knots[-1] else np.clip(share, 0.0, 1.0))

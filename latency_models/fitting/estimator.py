@@ -37,10 +37,10 @@ class Estimator:
 
     def set_params(self, **params: Any) -> Self:
         """Change some of the constructor's arguments. Fitted attributes stay until the next `fit`."""
-        known = self._param_names()
+        names = self._param_names()
         for name in params:
-            if name not in known:
-                raise BadInput(f"expected one of {', '.join(known)}", field=type(self).__name__, value=name)
+            if name not in names:
+                raise BadInput(f"expected one of {', '.join(names)}", field=type(self).__name__, value=name)
         for name, value in params.items():
             setattr(self, name, value)
         return self

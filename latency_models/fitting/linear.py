@@ -240,10 +240,10 @@ def _explained(x: Floats, t: Floats, line: _Line, relative: bool) -> float:
     """The share R² of explained variance; 1 for times that are all equal and predicted exactly."""
     weight = _relative_weights(x, t, line) if relative else np.ones_like(t)
     residual, spread = t - line.alpha * x - line.beta, t - np.average(t, weights=weight)
-    left, total = float(weight @ residual**2), float(weight @ spread**2)
+    unexplained, total = float(weight @ residual**2), float(weight @ spread**2)
     if total <= 1e-24 * float(weight @ t**2):
         return 1.0
-    return 1 - left / total
+    return 1 - unexplained / total
 
 
 MIN_POINTS = 3
@@ -294,19 +294,19 @@ def fit_piecewise(sizes: Numbers, times: Numbers, max_pieces: int = 4) -> list[L
 
 
 def _split(x: Floats, t: Floats, max_pieces: int) -> list[LinePiece]:
-    whole = _line(x, t)
-    if max_pieces < 2 or whole.median_residual <= TOLERANCE:
-        return [whole]
+    single = _line(x, t)
+    if max_pieces < 2 or single.median_residual <= TOLERANCE:
+        return [single]
     different = np.unique(x)
-    best, where = _squares(whole, x, t) / MIN_GAIN, 0.0
+    best, where = _squares(single, x, t) / MIN_GAIN, 0.0
     for size in different[MIN_POINTS : len(different) - MIN_POINTS + 1]:
         below = x < size
-        left = _squares(_line(x[below], t[below]), x[below], t[below])
-        left += _squares(_line(x[~below], t[~below]), x[~below], t[~below])
-        if left < best:
-            best, where = left, float(size)
+        squares = _squares(_line(x[below], t[below]), x[below], t[below])
+        squares += _squares(_line(x[~below], t[~below]), x[~below], t[~below])
+        if squares < best:
+            best, where = squares, float(size)
     if not where:
-        return [whole]
+        return [single]
     below = x < where
     first = _split(x[below], t[below], max_pieces - 1)
     return first + _split(x[~below], t[~below], max_pieces - len(first))

@@ -64,10 +64,11 @@ def builtin_name(kind: Kind, name: str) -> str | None:
     if name in names or text in names:
         return name if name in names else text
     if kind == "models":
-        return _repositories().get(text) or next((known for known in names if known == FORMAT.sub("", text)), None)
+        plain = FORMAT.sub("", text)
+        return _repositories().get(text) or (plain if plain in names else None)
     if kind == "hardware":
         text = text.replace("_", "-")
-        matches = [known for known in names if f"{known}-".startswith(f"{text}-")]
+        matches = [device for device in names if f"{device}-".startswith(f"{text}-")]
         return matches[0] if len(matches) == 1 else None
     return None
 
@@ -85,9 +86,9 @@ def find_data(kind: Kind, name: str | Path, base: Path = Path()) -> Path:
         return FOLDER / kind / f"{builtin}.yaml"
     import difflib
 
-    known = {each: each for each in _names(kind)} | (_repositories() if kind == "models" else {})
-    close = difflib.get_close_matches(name.lower().rpartition("/")[2], known, n=1, cutoff=SIMILAR)
-    hint = f" (did you mean {known[close[0]]}?)" if close else ""
+    names = {candidate: candidate for candidate in _names(kind)} | (_repositories() if kind == "models" else {})
+    close = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=1, cutoff=SIMILAR)
+    hint = f" (did you mean {names[close[0]]}?)" if close else ""
     expected = f"expected a path or one of {', '.join(_names(kind))}{hint}"
     raise BadInput(expected, field=kind.removesuffix("s"), value=name)
 
@@ -122,9 +123,9 @@ def from_command_line(value: Any) -> Any:
     if isinstance(value, str):
         return CommandLineText(value)
     if isinstance(value, list):
-        return [from_command_line(each) for each in value]
+        return [from_command_line(item) for item in value]
     if isinstance(value, dict):
-        return {key: from_command_line(each) for key, each in value.items()}
+        return {key: from_command_line(item) for key, item in value.items()}
     return value
 
 

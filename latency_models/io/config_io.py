@@ -116,14 +116,14 @@ class _Loader(_FastestLoader):
         super().flatten_mapping(node)
 
     def _refuse_repetition(self, node: yaml.MappingNode) -> None:
-        given: set[Hashable] = set()
+        keys: set[Hashable] = set()
         for key_node, _ in node.value:
             key = _MERGE if key_node.tag == _MERGE else self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable):  # the other kind is refused by the loader itself
-                if key in given:
+                if key in keys:
                     name = "<<" if key == _MERGE else key
                     raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key_node.start_mark)
-                given.add(key)
+                keys.add(key)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -151,16 +151,16 @@ def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 def _use_plain_numbers() -> None:
     """Recognise the numbers of YAML 1.2 in place of those of YAML 1.1."""
     _Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in known if tag not in (_INT, _FLOAT)]
-        for first, known in _Loader.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
+        for first, resolvers in _Loader.yaml_implicit_resolvers.items()
     }
-    whole = r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
+    integer = r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"
     exponent = "[eE][-+]?[0-9]+"
     finite = rf"[0-9][0-9_]*(?:\.[0-9_]*(?:{exponent})?|{exponent})|\.[0-9][0-9_]*(?:{exponent})?"
     real = rf"^(?:[-+]?(?:{finite}|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
     for user in (_Loader, _Dumper):
         user.add_implicit_resolver(_FLOAT, re.compile(real), list("-+.0123456789"))
-        user.add_implicit_resolver(_INT, re.compile(whole), list("-+0123456789"))
+        user.add_implicit_resolver(_INT, re.compile(integer), list("-+0123456789"))
 
 
 _use_plain_numbers()

@@ -46,9 +46,9 @@ class Columns:
 
     def wholes(self, name: str, *, low: int, blank: int | None = None) -> list[int]:
         """A column of whole numbers of at least `low`; 8.0 is one. An empty cell is `blank`, where that is given."""
-        whole = _all_wholes(self.text(name))
-        if whole is not None and min(whole) >= low:
-            return whole
+        counts = _all_wholes(self.text(name))
+        if counts is not None and min(counts) >= low:
+            return counts
         numbers = self.numbers(name, blank=None if blank is None else float(blank))
         if min(numbers) >= low and all(map(float.is_integer, numbers)):
             return list(map(int, numbers))
@@ -61,8 +61,8 @@ class Columns:
 
     def where(self, keep: Sequence[bool]) -> Columns:
         """The rows that are kept."""
-        rows = [row for row, kept in zip(zip(*self._columns.values(), strict=True), keep, strict=True) if kept]
-        lines = [line for line, kept in zip(self._lines, keep, strict=True) if kept]
+        rows = [row for row, selected in zip(zip(*self._columns.values(), strict=True), keep, strict=True) if selected]
+        lines = [line for line, selected in zip(self._lines, keep, strict=True) if selected]
         return Columns(self.path, self.names, rows, lines)
 
     def fault(self, expected: str, row: int, name: str) -> BadInput:

@@ -79,8 +79,8 @@ def explain_validation(
     faults = _closest_only([_placed(details, model) for details in error.errors(include_url=False)])
     messages = [_describe(fault, section) for fault in sorted(faults, key=_rank)]
     field, value, expected = messages[0]
-    for other in dict.fromkeys(other for name, _, other in messages if name == field and other != expected):
-        expected += f" or {other.removeprefix('expected ')}"
+    for text in dict.fromkeys(text for name, _, text in messages if name == field and text != expected):
+        expected += f" or {text.removeprefix('expected ')}"
     more = {name for name, _, _ in messages} - {field}
     if more:
         expected += f" (and {len(more)} more)"
@@ -101,20 +101,20 @@ def _closest_only(faults: list[_Fault]) -> list[_Fault]:
     for fault in faults:
         for place, member in fault.choices:
             tried[place][member].append(fault)
-    unheard: set[tuple[_Loc, str]] = set()
+    farther: set[tuple[_Loc, str]] = set()
     for place, members in tried.items():
-        distances = {member: _distance(place, found) for member, found in members.items()}
+        distances = {member: _distance(place, member_faults) for member, member_faults in members.items()}
         nearest = min(distances.values())
-        heard = [member for member, distance in distances.items() if distance == nearest]
-        keep = heard if nearest[0] else heard[:1]
-        unheard |= {(place, member) for member in members if member not in keep}
-    return [fault for fault in faults if unheard.isdisjoint(fault.choices)]
+        closest = [member for member, distance in distances.items() if distance == nearest]
+        keep = closest if nearest[0] else closest[:1]
+        farther |= {(place, member) for member in members if member not in keep}
+    return [fault for fault in faults if farther.isdisjoint(fault.choices)]
 
 
-def _distance(place: _Loc, found: list[_Fault]) -> tuple[bool, int]:
+def _distance(place: _Loc, faults: list[_Fault]) -> tuple[bool, int]:
     """Distance of a union member: whether the value is of another kind, and the number of errors."""
-    of_the_whole = (fault.details["type"] for fault in found if len(fault.details["loc"]) == len(place) + 1)
-    return any(kind == "literal_error" or kind.endswith("_type") for kind in of_the_whole), len(found)
+    of_the_whole = (fault.details["type"] for fault in faults if len(fault.details["loc"]) == len(place) + 1)
+    return any(kind == "literal_error" or kind.endswith("_type") for kind in of_the_whole), len(faults)
 
 
 def _describe(fault: _Fault, section: str) -> tuple[str, Any, str]:
@@ -148,20 +148,20 @@ def _expectation(fault: ErrorDetails, siblings: list[str]) -> str:
     if kind == "string_type" and fault["loc"][-1:] == ("[key]",):
         return _EXPECTED["invalid_key"]
     if kind in _EXPECTED:
-        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
-        expected = _EXPECTED[kind].format(**shown)
+        values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+        expected = _EXPECTED[kind].format(**values)
     else:
         expected = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     return f"{expected}, found nothing" if fault["input"] is None and kind != "missing" else expected
 
 
-def _suggestion(name: str, known: list[str]) -> str:
+def _suggestion(name: str, names: list[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]}?"
-    return f", expected one of {', '.join(known)}" if known else ""
+    return f", expected one of {', '.join(names)}" if names else ""
 
 
 def _dotted(section: str, names: list[str]) -> str:
@@ -173,22 +173,22 @@ def _placed(details: ErrorDetails, model: type[BaseModel] | None) -> _Fault:
 
     Where these types have a union, the next part of the location is pydantic's name for a member, not a user's field.
     """
-    here = [] if model is None else [_plain(model)]
+    kinds = [] if model is None else [_plain(model)]
     names: list[str] = []
     siblings: list[str] = []
     choices: list[tuple[_Loc, str]] = []
     for at, part in enumerate(details["loc"]):
-        members = [member for kind in here for member in _members(kind)]
+        members = [member for kind in kinds for member in _members(kind)]
         if members:
             choices.append((details["loc"][:at], str(part)))
-            here = [_plain(member) for member in _called(members, str(part))]
+            kinds = [_plain(member) for member in _called(members, str(part))]
             continue
         if part == "[key]":
             continue
-        in_list = isinstance(part, int) and not any(get_origin(kind) is dict for kind in here)
+        in_list = isinstance(part, int) and not any(get_origin(kind) is dict for kind in kinds)
         names.append(f"[{part}]" if in_list else str(part))
-        siblings = [name for kind in here for name in _fields(kind)]
-        here = [_plain(inner) for kind in here for inner in _inside(kind, part)]
+        siblings = [name for kind in kinds for name in _fields(kind)]
+        kinds = [_plain(inner) for kind in kinds for inner in _inside(kind, part)]
     return _Fault(details, tuple(names), siblings, tuple(choices))
 
 
@@ -213,9 +213,9 @@ def _called(members: list[Any], name: str) -> list[Any]:
     if tagged:
         return tagged
     words = set(re.findall(r"\w+", name))
-    known = [(member, _words(member)) for member in members]
-    longest = max((len(own) for _, own in known if own <= words), default=-1)
-    return [member for member, own in known if own <= words and len(own) == longest] or members
+    candidates = [(member, _words(member)) for member in members]
+    longest = max((len(types) for _, types in candidates if types <= words), default=-1)
+    return [member for member, types in candidates if types <= words and len(types) == longest] or members
 
 
 def _tags(kind: Any) -> list[Any]:
@@ -229,8 +229,8 @@ def _words(annotation: Any) -> set[str]:
     if origin is Literal:
         return {"literal"}
     inner = [word for argument in get_args(kind) if argument is not Ellipsis for word in _words(argument)]
-    own = [] if origin in (Union, UnionType) else [getattr(origin or kind, "__name__", str(kind))]
-    return {*own, *inner}
+    outer = [] if origin in (Union, UnionType) else [getattr(origin or kind, "__name__", str(kind))]
+    return {*outer, *inner}
 
 
 def _fields(kind: Any) -> list[str]:

@@ -67,15 +67,15 @@ class Step:
 
 def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
     """Features of a batch."""
-    seen = received = 0
+    pairs = received = 0
     for sequence in batch.transferred:
         received += sequence.request.prompt_tokens
     for chunk in batch.chunks:
-        seen += chunk.tokens * (chunk.context + chunk.tokens)
+        pairs += chunk.tokens * (chunk.context + chunk.tokens)
     step = Step(
         rows=batch.tokens,
         decode_attention=batch.n_decodes * whole_blocks(batch.longest_decode, block_size),
-        chunk_attention=seen,
+        chunk_attention=pairs,
         decodes=batch.n_decodes,
         chunks=len(batch.chunks),
         outputs=batch.outputs,
@@ -89,8 +89,8 @@ def describe(batch: Batch, block_size: int, seconds: float = 0.0) -> Step:
 def _with_drafts(step: Step, batch: Batch, block_size: int) -> Step:
     """The features of a step that may verify drafts: those decodes are computed like prompt chunks."""
     drafted = sum(tokens > 0 for tokens in batch.draft_tokens)
-    seen = (step.decodes - drafted) * whole_blocks(batch.longest_undrafted, block_size)
-    return replace(step, decode_attention=seen, drafted=drafted, drafted_kv=batch.drafted_kv)
+    attention = (step.decodes - drafted) * whole_blocks(batch.longest_undrafted, block_size)
+    return replace(step, decode_attention=attention, drafted=drafted, drafted_kv=batch.drafted_kv)
 
 
 def whole_blocks(tokens: int, block_size: int) -> int:
@@ -227,12 +227,12 @@ class EngineRegression(Estimator, StepTime):
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
         self._require_fit()
         durations = []
-        known: dict[int, float] = {}
+        by_attention: dict[int, float] = {}
         for i in range(steps):
-            seen = decodes * whole_blocks(longest + i, self.block_size)
-            if seen not in known:
-                known[seen] = self._at(Step(decodes, seen, 0, decodes, 0, decodes))
-            durations.append(known[seen])
+            attention = decodes * whole_blocks(longest + i, self.block_size)
+            if attention not in by_attention:
+                by_attention[attention] = self._at(Step(decodes, attention, 0, decodes, 0, decodes))
+            durations.append(by_attention[attention])
         return durations
 
     def unknowns(self) -> tuple[Unknown, ...]:
@@ -241,14 +241,14 @@ class EngineRegression(Estimator, StepTime):
             return ()
         # Half of normal errors are below 0.674 deviations. Scatter of equal steps is no error of the model.
         systematic = math.sqrt(max((self.heldout_error_ / 0.674) ** 2 - self.repeat_spread_**2, 0.0))
-        each = max(systematic, 0.5 * self.heldout_error_, 0.002)
+        part = max(systematic, 0.5 * self.heldout_error_, 0.002)
         # A run is another round: what rounds of the profile differ by, it may differ by from all of them.
         drifts, about = self.round_spread_ > MACHINE, "speed of the machine since it was profiled"
         speed = max(self.round_spread_, MACHINE)
         return (
             Unknown("machine", about, "held out" if drifts else "assumed", speed, "a profile beside it"),
-            Unknown("fixed", "time of a step that does not depend on its rows", "held out", each, MORE_STEPS),
-            *(Unknown(name, f"time by {name.replace('_', ' ')}", "held out", each, MORE_STEPS) for name in LINES),
+            Unknown("fixed", "time of a step that does not depend on its rows", "held out", part, MORE_STEPS),
+            *(Unknown(name, f"time by {name.replace('_', ' ')}", "held out", part, MORE_STEPS) for name in LINES),
             Unknown("beyond", "slopes beyond the largest steps", "extrapolated", BEYOND, "larger steps"),
         )
 
@@ -257,14 +257,14 @@ class EngineRegression(Estimator, StepTime):
         factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
         machine, beyond = factors.get("machine", 1.0), factors.get("beyond", 1.0)
         fixed = machine * factors.get("fixed", 1.0)
-        other = EngineRegression(**self.get_params())
-        vars(other).update(vars(self))
-        other.heldout_error_, other.overhead_ = None, self.overhead_ * fixed
-        other.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
-        other.lines_ = {
+        varied = EngineRegression(**self.get_params())
+        vars(varied).update(vars(self))
+        varied.heldout_error_, varied.overhead_ = None, self.overhead_ * fixed
+        varied.slopes_ = {name: slope * fixed for name, slope in self.slopes_.items()}
+        varied.lines_ = {
             name: line.scaled(machine * factors.get(name, 1.0), beyond) for name, line in self.lines_.items()
         }
-        return other
+        return varied
 
     def _at(self, step: Step) -> float:
         slopes, lines = self.slopes_, self.lines_

@@ -88,10 +88,10 @@ class RefinedStepTime(ScaledStepTime):
     @classmethod
     def from_file(cls, file: RefinedFile, prior: StepTime, path: Path) -> RefinedStepTime:
         """The model of a file."""
-        known = {unknown.name for unknown in prior.unknowns()}
+        names = {unknown.name for unknown in prior.unknowns()}
         for i, name in enumerate(file.unknowns):
-            if name not in known:
-                expected = f"expected an unknown of the section ({', '.join(sorted(known)) or 'it has none'})"
+            if name not in names:
+                expected = f"expected an unknown of the section ({', '.join(sorted(names)) or 'it has none'})"
                 raise BadInput(expected, field=f"unknowns[{i}]", value=name, file=path)
         covariance = np.array(file.covariance).reshape(len(file.unknowns), -1)
         if not np.allclose(covariance, covariance.T) or (np.linalg.eigvalsh(covariance) < -1e-9).any():
@@ -104,24 +104,24 @@ class RefinedStepTime(ScaledStepTime):
 
     @cached_property
     def _known_unknowns(self) -> tuple[Unknown, ...]:
-        left = dict(zip(self._names, np.sqrt((self._root @ self._root.T).diagonal()).tolist(), strict=True))
-        found = [self._narrowed(unknown, left.get(unknown.name, 1.0)) for unknown in self._prior.unknowns()]
+        shares = dict(zip(self._names, np.sqrt((self._root @ self._root.T).diagonal()).tolist(), strict=True))
+        narrowed = [self._narrowed(unknown, shares.get(unknown.name, 1.0)) for unknown in self._prior.unknowns()]
         if self._drift:
-            found.append(Unknown(DRIFT, "the engine since the run by which it was refined", "held out", self._drift,
+            narrowed.append(Unknown(DRIFT, "the engine since the run by which it was refined", "held out", self._drift,
                                  "a longer run of the engine"))  # fmt: skip
-        return tuple(found)
+        return tuple(narrowed)
 
     @staticmethod
-    def _narrowed(unknown: Unknown, left: float) -> Unknown:
-        if left > 0.9:
+    def _narrowed(unknown: Unknown, share: float) -> Unknown:
+        if share > 0.9:
             return unknown
-        deviation = None if unknown.deviation is None else unknown.deviation * left
+        deviation = None if unknown.deviation is None else unknown.deviation * share
         return replace(unknown, basis="fitted", deviation=deviation)
 
     def vary(self, scores: Mapping[str, float]) -> StepTime:
         moved = self._estimate + self._root @ np.array([scores.get(name, 0.0) for name in self._names])
-        others = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
-        varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | others)
+        further = {name: score for name, score in scores.items() if name not in self._names and name != DRIFT}
+        varied = self._prior.vary(dict(zip(self._names, moved.tolist(), strict=True)) | further)
         return ScaledStepTime(varied, float(np.exp(self._drift * scores.get(DRIFT, 0.0))))
 
 

@@ -130,7 +130,7 @@ def source_of(folder: Path) -> str | None:
 
 def other_source(folder: Path, expected: str) -> str:
     """A hint for a message about a missing file, if a folder is of another source than `expected`."""
-    found = source_of(folder)
-    if found is None or found == expected:
+    source = source_of(folder)
+    if source is None or source == expected:
         return ""
-    return f"; the folder looks like one of source {found}"
+    return f"; the folder looks like one of source {source}"

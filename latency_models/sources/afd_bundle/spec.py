@@ -109,17 +109,17 @@ class BundleStepTime(StepTime):
         if batch.chunks:
             cached = sum(chunk.context + chunk.tokens for chunk in batch.chunks)
             rows, stages = batch.prefill_tokens, self.stages
-            fixed, token, least = stages.attention(rows)
-            layer = max(fixed + token * cached, least) + stages.ffn(rows) + stages.exchange(rows)
+            fixed, token, minimum = stages.attention(rows)
+            layer = max(fixed + token * cached, minimum) + stages.ffn(rows) + stages.exchange(rows)
             first_tokens = sum(chunk.last for chunk in batch.chunks)
             ends = stages.head(first_tokens) + stages.host(first_tokens) if first_tokens else 0.0
             seconds += self.scale * (self.model.layers * layer + ends)
         return seconds
 
     def decode_seconds(self, decodes: int, kv: int, longest: int, steps: int) -> list[float]:
-        (attention, token), (alone, its_token), other = self._bounds(decodes)
+        (attention, token), (latency, its_token), floor = self._bounds(decodes)
         run = range(kv, kv + decodes * steps, decodes)
-        return [max(attention + token * tokens, alone + its_token * tokens, other) for tokens in run]
+        return [max(attention + token * tokens, latency + its_token * tokens, floor) for tokens in run]
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """The unknowns of data sheets; of a calibration's lines the error is not known."""
@@ -138,13 +138,13 @@ class BundleStepTime(StepTime):
         )
 
     def vary(self, scores: Mapping[str, float]) -> BundleStepTime:
-        factors = {each.name: each.factor(scores.get(each.name, 0.0)) for each in self.unknowns()}
+        factors = {unknown.name: unknown.factor(scores.get(unknown.name, 0.0)) for unknown in self.unknowns()}
         stages, scale = self.stages, self.scale * factors.get("bundle_step", 1.0)
         if isinstance(stages, DataSheetStages):
-            known = stages.measured
-            efficiency = known.efficiency / factors.get("bundle_rows", 1.0)
-            exchange = known.exchange * factors.get("bundle_exchange", 1.0)
-            stages = replace(stages, measured=replace(known, efficiency=efficiency, exchange=exchange))
+            centre = stages.measured
+            efficiency = centre.efficiency / factors.get("bundle_rows", 1.0)
+            exchange = centre.exchange * factors.get("bundle_exchange", 1.0)
+            stages = replace(stages, measured=replace(centre, efficiency=efficiency, exchange=exchange))
         return BundleStepTime(
             self.model, self.hardware, self.shape, stages,
             weights=self.weights, cache=self.cache, context_cv=self.context_cv, scale=scale,
@@ -184,10 +184,10 @@ class BundleStepTime(StepTime):
 
     def _bounds(self, decodes: int) -> Bounds:
         """Lower bounds of a step, each a line over the cached tokens of all sequences; the largest is exact."""
-        known = self._known.get(decodes)
-        if known is None:
-            known = self._known[decodes] = self._compute_bounds(decodes)
-        return known
+        bounds = self._known.get(decodes)
+        if bounds is None:
+            bounds = self._known[decodes] = self._compute_bounds(decodes)
+        return bounds
 
     def _compute_bounds(self, decodes: int) -> Bounds:
         shape, stages = self.shape, self.stages
@@ -195,7 +195,7 @@ class BundleStepTime(StepTime):
         sequences = decodes / flying / shape.attention_instances
         # Fewer sequences than instances: the fullest instance has one.
         fullest = self._fullest / math.sqrt(max(sequences, 1.0)) + max(1.0 / sequences, 1.0)
-        fixed, token, least = stages.attention(sequences)
+        fixed, token, minimum = stages.attention(sequences)
         token *= fullest / (shape.attention_instances * flying)
         ffn, exchange = stages.ffn(decodes / flying / shape.ffn_instances), stages.exchange(sequences)
         head, host = stages.head(sequences), stages.host(sequences)
@@ -206,8 +206,8 @@ class BundleStepTime(StepTime):
             scale
             * max(
                 flying * layers * max(ffn, exchange / 2),
-                flying * (layers * least + head),
-                layers * (least + ffn + exchange) + head + host,
+                flying * (layers * minimum + head),
+                layers * (minimum + ffn + exchange) + head + host,
             ),
         )
 
@@ -264,22 +264,22 @@ class AfdBundleSpec(SourceSpec):
         model, hardware = any_model(self.model, base), load_hardware(self.hardware, base)
         weights = self._weights(model, hardware)
         shape = Shape(self.attention_instances, self.ffn_instances, self.ffn_gpus, self.microbatches)
-        made = BundleStepTime(
+        step_time = BundleStepTime(
             model, hardware, shape, self._stages(model, hardware, weights, shape.gpus, base),
             weights=weights, cache=self.cache, context_cv=self.context_cv,
         )  # fmt: skip
-        if made.instance_tokens() < self.max_model_len:
+        if step_time.instance_tokens() < self.max_model_len:
             expected = (
                 f"expected attention instances whose weights leave room for a KV cache of {self.max_model_len:,} "
             )
-            expected += f"tokens, found {made.instance_tokens():,.0f}"
+            expected += f"tokens, found {step_time.instance_tokens():,.0f}"
             raise BadInput(expected, field="step_time.max_model_len", value=self.max_model_len)
-        return made
+        return step_time
 
     def provenance(self) -> dict[str, Any]:
-        found = {"source": self.source, "model": self.model, "hardware": self.hardware}
+        document = {"source": self.source, "model": self.model, "hardware": self.hardware}
         shape = f"{self.attention_instances}A-{self.ffn_instances}F"
-        return found | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
+        return document | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
 
     def check_ranks(self, data_parallel: int) -> None:
         if data_parallel != 1:
@@ -297,9 +297,9 @@ class AfdBundleSpec(SourceSpec):
         formats = model.formats(self.weights)
         weights = formats.experts if isinstance(model.ffn, ExpertFFN) else formats.linear
         if weights in ("fp4", "mxfp4", "int8") or COMPUTED_IN[weights] not in hardware.peak_flops:
-            known = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
+            choices = [name for name in ("bf16", "fp8") if name in hardware.peak_flops]
             raise BadInput(
-                f"expected {' or '.join(known)} on {hardware.name}", field="step_time.weights", value=weights
+                f"expected {' or '.join(choices)} on {hardware.name}", field="step_time.weights", value=weights
             )
         if isinstance(model.ffn, ExpertFFN) and self.ffn_gpus > model.ffn.experts:
             expected = f"expected at most one GPU for each of the {model.ffn.experts} experts"

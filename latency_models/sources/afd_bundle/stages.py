@@ -127,8 +127,8 @@ class DataSheetStages:
     def head(self, sequences: float) -> float:
         """It is in bf16, as source `roofline` has it."""
         weights = self.model.vocabulary * self.model.hidden_size
-        read = weights * WEIGHT_BYTES["bf16"] / self.hardware.memory_bandwidth
-        return max(read, 2 * weights * sequences / self.hardware.flops("bf16") / self.measured.efficiency)
+        reading = weights * WEIGHT_BYTES["bf16"] / self.hardware.memory_bandwidth
+        return max(reading, 2 * weights * sequences / self.hardware.flops("bf16") / self.measured.efficiency)
 
     def host(self, sequences: float) -> float:
         """The host time of source `roofline`, fitted to engines without bundles."""

@@ -61,18 +61,18 @@ def closed_loop(
         max_batched_tokens: rows of a step; longer prompts are prefilled in chunks.
         kv_capacity: tokens that the KV cache holds. Requests beyond it wait, as part of their TTFT.
     """
-    for name, value, least in (("concurrency", concurrency, 1), ("isl", isl, 1), ("osl", osl, 2)):
-        if not value >= least:
-            raise BadInput(f"expected at least {least}", field=name, value=value)
+    for name, value, minimum in (("concurrency", concurrency, 1), ("isl", isl, 1), ("osl", osl, 2)):
+        if not value >= minimum:
+            raise BadInput(f"expected at least {minimum}", field=name, value=value)
     mean_kv = isl + osl / 2
     residents = concurrency if kv_capacity is None else max(min(concurrency, kv_capacity / mean_kv), 1.0)
-    others = residents - 1
-    before = min(max(ahead, 0.0), others)
+    peers = residents - 1
+    before = min(max(ahead, 0.0), peers)
     decoding = max(round(residents), 1)
     for _ in range(ROUNDS):
         step, prompt = step_and_prompt(step_time, decoding, isl, osl, max_batched_tokens)
         ttft = step + (1 + before) * prompt
-        tpot = step + (others - before) * prompt / (osl - 1)
+        tpot = step + (peers - before) * prompt / (osl - 1)
         life = ttft + (osl - 1) * tpot
         decoding = max(round(residents * (1 - ttft / life)), 1)
     waiting = (concurrency - residents) / residents * life
@@ -97,11 +97,11 @@ def _prompt_seconds(step_time: StepTime, decodes: int, kv: int, isl: int, max_ba
     # Latency models count sequences and look at none.
     sequence = Sequence(Request(0, 0.0, isl, 1), 0, one_shot=False)
     running = [sequence] * decodes
-    alone = step_time.decode_seconds(decodes, kv, kv, 1)[0]
+    decode_step = step_time.decode_seconds(decodes, kv, kv, 1)[0]
     added, context = 0.0, 0
     while context < isl:
         tokens = min(room, isl - context)
         chunk = Chunk(sequence, tokens, context, last=context + tokens == isl)
-        added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - alone
+        added += step_time.seconds(MixedBatch([chunk], running, kv, kv)) - decode_step
         context += tokens
     return added

@@ -248,8 +248,8 @@ def _row_parts(
 
 def _part(parts: Iterable[tuple[str, float, Curve]], kind: str) -> Curve | None:
     """The sum of the parts of one kind; None where a step has none."""
-    known = [(times, curve) for each, times, curve in parts if each == kind]
-    return weighted_sum(known) if known else None
+    terms = [(times, curve) for part_kind, times, curve in parts if part_kind == kind]
+    return weighted_sum(terms) if terms else None
 
 
 def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Placement) -> Curve:
@@ -265,8 +265,8 @@ def _experts(tables: KernelTables, ffn: ExpertFFN, hidden: int, placement: Place
         placement.expert_load,
     )
     replicas = placement.expert_ranks // placement.tensor_parallel
-    by_tokens, least = tables.expert_layer(kind), float(EXPERT_ROWS.get(tables.origin.engine, 1))
-    tokens = [least, *(size for size in by_tokens.x if size > least)]
+    by_tokens, minimum = tables.expert_layer(kind), float(EXPERT_ROWS.get(tables.origin.engine, 1))
+    tokens = [minimum, *(size for size in by_tokens.x if size > minimum)]
     return Curve((size / replicas, by_tokens.at(size)) for size in tokens)
 
 

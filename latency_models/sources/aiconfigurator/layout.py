@@ -62,17 +62,17 @@ class TableFiles:
 
 def flat_tables(folder: Path) -> TableFiles:
     """The tables in one folder."""
-    found = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
+    files = {name: path for name in FAMILIES if (path := _table(folder, name)) is not None}
     systems = sorted((folder.parent / "systems").glob("*.yaml"), key=lambda path: -len(path.stem))
     system = next((path for path in systems if folder.name.startswith(f"{path.stem}_")), None)
-    return TableFiles(folder, found, system_file=system)
+    return TableFiles(folder, files, system_file=system)
 
 
 def installed_data() -> Path:
     """The data of an installed aiconfigurator."""
     for package in PACKAGES:
-        found = find_spec(package)
-        for place in found.submodule_search_locations or () if found else ():
+        module = find_spec(package)
+        for place in module.submodule_search_locations or () if module else ():
             if (data := Path(place) / "systems" / "data").is_dir():
                 return data
     expected = "expected aiconfigurator-core to be installed here (pip install aiconfigurator-core), or a folder"
@@ -89,43 +89,43 @@ def data_folder(folder: Path) -> Path | None:
 
 def systems(data: Path) -> dict[str, dict[str, list[str]]]:
     """Versions by system and backend of what `data` holds, newest last."""
-    found = {system.name: _versions(system) for system in _folders(data)}
-    return {name: versions for name, versions in found.items() if versions}
+    by_system = {system.name: _versions(system) for system in _folders(data)}
+    return {name: versions for name, versions in by_system.items() if versions}
 
 
 def packaged_tables(data: Path, system: str, backend: str, version: str | None = None) -> TableFiles:
     """The tables of one system and backend, by default of its newest version of GEMMs."""
-    known = systems(data)
-    for name, value, choices in (("--system", system, known), ("--backend", backend, known.get(system, {}))):
+    available = systems(data)
+    for name, value, choices in (("--system", system, available), ("--backend", backend, available.get(system, {}))):
         if value not in choices:
             raise BadInput(f"expected one of {', '.join(sorted(choices))}", field=name, value=value)
-    versions = known[system][backend]
+    versions = available[system][backend]
     if version is not None and version not in versions:
         raise BadInput(f"expected one of {', '.join(versions)}", field="--version", value=version)
-    chosen = version or versions[-1]
+    newest = version or versions[-1]
     files: dict[str, Path] = {}
     notes: list[str] = []
     for table, family in FAMILIES.items():
-        place = _place(data / system, family, backend, chosen, table)
+        place = _place(data / system, family, backend, newest, table)
         if place is None:
             continue
-        path, found = place
+        path, table_version = place
         files[table] = path
-        if found != chosen:
-            notes.append(f"{table}: of {backend} {found}, since {chosen} has no such table")
+        if table_version != newest:
+            notes.append(f"{table}: of {backend} {table_version}, since {newest} has no such table")
     system_file = data.parent / f"{system}.yaml"
     return TableFiles(
-        data, files, system, backend, chosen, system_file if system_file.is_file() else None, tuple(notes)
+        data, files, system, backend, newest, system_file if system_file.is_file() else None, tuple(notes)
     )
 
 
 def _place(system: Path, family: str, backend: str, version: str, table: str) -> tuple[Path, str] | None:
     """A table's file and its version: the one asked for, else the newest before it."""
-    whole = _table(system / backend / version, table)
-    if whole is not None:
-        return whole, version
-    known = sorted((folder.name for folder in _folders(system / family / backend)), key=version_key)
-    for name in reversed([name for name in known if version_key(name) <= version_key(version)]):
+    exact = _table(system / backend / version, table)
+    if exact is not None:
+        return exact, version
+    versions = sorted((folder.name for folder in _folders(system / family / backend)), key=version_key)
+    for name in reversed([name for name in versions if version_key(name) <= version_key(version)]):
         path = _table(system / family / backend / name, table)
         if path is not None:
             return path, name
@@ -134,13 +134,13 @@ def _place(system: Path, family: str, backend: str, version: str, table: str) ->
 
 def _versions(system: Path) -> dict[str, list[str]]:
     """Versions by backend that have GEMMs, oldest first."""
-    found: dict[str, set[str]] = {}
+    by_backend: dict[str, set[str]] = {}
     for family in (system, system / "gemm"):
         for backend in _folders(family):
             for version in _folders(backend):
                 if _table(version, "gemm") is not None:
-                    found.setdefault(backend.name, set()).add(version.name)
-    return {backend: sorted(versions, key=version_key) for backend, versions in sorted(found.items())}
+                    by_backend.setdefault(backend.name, set()).add(version.name)
+    return {backend: sorted(versions, key=version_key) for backend, versions in sorted(by_backend.items())}
 
 
 def version_key(version: str) -> list[tuple[int, int | str]]:

@@ -110,12 +110,12 @@ class AiconfiguratorStepTime(StepTime):
     def unknowns(self) -> tuple[Unknown, ...]:
         """Corrections of the kernels that a step has, and of the host."""
         absent = {name for name in ("experts", "collectives") if getattr(self.kernels, name) is None}
-        found = (unknown for name, unknown in UNKNOWNS.items() if name not in absent)
+        present = (unknown for name, unknown in UNKNOWNS.items() if name not in absent)
         if self.share == 1.0:
-            return tuple(found)
+            return tuple(present)
         return tuple(
             replace(unknown, basis="stated", deviation=self.share * unknown.deviation)  # type: ignore[operator]
-            for unknown in found
+            for unknown in present
         )
 
     def vary(self, scores: Mapping[str, float]) -> AiconfiguratorStepTime:
@@ -135,11 +135,11 @@ class AiconfiguratorStepTime(StepTime):
 
     def _decode(self, decodes: int, kv: int) -> float:
         """Seconds of a step of decodes alone."""
-        known = self._by_decodes.get(decodes)
-        if known is None:
+        parts = self._by_decodes.get(decodes)
+        if parts is None:
             linear = self._rows(decodes, self.corrections.experts) + self.kernels.head.at(decodes)
-            known = self._by_decodes[decodes] = (linear, *self.kernels.generation.between(decodes))
-        linear, low, high, share = known
+            parts = self._by_decodes[decodes] = (linear, *self.kernels.generation.between(decodes))
+        linear, low, high, share = parts
         attention = max(blend(low, high, share, kv / decodes), self.kernels.kv_token * kv)
         corrections = self.corrections
         kernels = corrections.decode * (linear + corrections.attention * attention)

@@ -121,9 +121,9 @@ class KernelTables:
 
     def _find(self, table: Mapping[_Key, _Value], key: _Key, name: str, file: str) -> _Value:
         if key not in table:
-            known = sorted(map(str, table))
-            few = ", ".join(known[:6]) + (f" and {len(known) - 6} more" if len(known) > 6 else "")
-            raise BadInput(f"expected one of {few or 'none'}", field=name, value=key, file=_file(self.folder, file))
+            names = sorted(map(str, table))
+            text = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            raise BadInput(f"expected one of {text or 'none'}", field=name, value=key, file=_file(self.folder, file))
         return table[key]
 
 
@@ -219,7 +219,7 @@ def _read_generation(path: Path) -> dict[AttentionKind, Surface]:
     batch, first, later = (table.wholes(name, low=low) for name, low in (("batch_size", 1), ("isl", 1), ("step", 0)))
     columns = zip(_attention_kinds(table), batch, first, later, _latency(table), _windows(table), strict=True)
     rows = [
-        (kind, count, float(one + more), seconds) for kind, count, one, more, seconds, window in columns if not window
+        (kind, count, float(isl + step), seconds) for kind, count, isl, step, seconds, window in columns if not window
     ]
     curves: dict[AttentionKind, dict[int, Curve]] = defaultdict(dict)
     by_count = _grouped(
@@ -247,8 +247,8 @@ def _read_all_reduce(path: Path | None) -> dict[int, Curve]:
     table = read_columns(path)
     how = table.text("backend") if "backend" in table.names else [""] * len(table)
     rows = zip(how, table.wholes("num_gpus", low=2), table.wholes("message_size", low=1), _latency(table), strict=True)
-    kept = [row for row in rows if not row[0].endswith("eager")]
-    return _grouped((row[1] for row in kept), ((float(row[2]), row[3]) for row in kept))
+    graph_rows = [row for row in rows if not row[0].endswith("eager")]
+    return _grouped((row[1] for row in graph_rows), ((float(row[2]), row[3]) for row in graph_rows))
 
 
 def _read_device(path: Path | None) -> Device | None:

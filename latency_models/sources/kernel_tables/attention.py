@@ -143,8 +143,8 @@ class AttentionTimes:
         i = bisect_right(alphas.starts, uneven) - 1
         return even + (alphas.values[i] + alphas.slopes[i] * (uneven - alphas.starts[i])) * (worst - even)
 
-    def decode_run(self, decodes: int, kv: int, longest: int, steps: int, rest: float) -> list[float]:
-        """The values of `rest + decode(…)` for successive steps, bit for bit.
+    def decode_run(self, decodes: int, kv: int, longest: int, steps: int, fixed: float) -> list[float]:
+        """The values of `fixed + decode(…)` for successive steps, bit for bit.
 
         The mean and the longest history rise from step to step, so that their segments are found by going on from the
         last ones.
@@ -173,7 +173,7 @@ class AttentionTimes:
                 uneven = 1.0 - mean / top
                 k = bisect_right(knots, uneven) - 1
                 even = even + (levels[k] + rises[k] * (uneven - knots[k])) * (worst - even)
-            seconds.append(rest + even)
+            seconds.append(fixed + even)
             kv += decodes
             longest += 1
         return seconds
@@ -213,12 +213,12 @@ class AttentionTimes:
                 return self._prompt(tokens, context)
             return self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
         tokens, context = largest = max(chunks)
-        alone = [self._prompt(*chunk) for chunk in chunks]
-        together = self._together(chunks, max(alone))
+        separate = [self._prompt(*chunk) for chunk in chunks]
+        together = self._together(chunks, max(separate))
         if not decodes:
             return together
         time = self._beside(tokens, context, decodes, kv / decodes - 1.0, longest - 1.0)
-        return time + max(together - alone[chunks.index(largest)], 0.0)
+        return time + max(together - separate[chunks.index(largest)], 0.0)
 
     def _together(self, chunks: list[tuple[int, int]], slowest: float) -> float:
         """Seconds of several chunks without decodes, of which the slowest alone takes `slowest`."""
@@ -236,12 +236,12 @@ class AttentionTimes:
 
     def _prompt(self, tokens: int, context: float) -> float:
         """Seconds of one chunk without decodes."""
-        known = self._prompts
-        within = known.within
+        prompts = self._prompts
+        within = prompts.within
         if tokens > within[0] or context > within[1]:
             self._report(self._prefill, (tokens, context), ("prefill_chunk", "kv_prefill"))
-        row = known.cells[bisect_right(known.sizes, tokens) - 1]
-        size, start, seconds, by_tokens, by_context, by_both = row[bisect_right(known.contexts, context) - 1]
+        row = prompts.cells[bisect_right(prompts.sizes, tokens) - 1]
+        size, start, seconds, by_tokens, by_context, by_both = row[bisect_right(prompts.contexts, context) - 1]
         further = tokens - size
         return seconds + by_tokens * further + (by_context + by_both * further) * (context - start)
 
@@ -330,17 +330,17 @@ def _over_fresh_prompts(
     Args:
         u: the share of the way from the chunk of `low` to that of `high`.
     """
-    one, two, three, four = low[k], low[k + 1], high[k], high[k + 1]
-    others, rest = 1.0 - w, 1.0 - u
-    p, q, r, s = others * rest, w * rest, others * u, w * u
-    even = p * (one[a] + (one[a + 1] - one[a]) * f)
-    even += q * (two[a] + (two[a + 1] - two[a]) * f)
-    even += r * (three[a] + (three[a + 1] - three[a]) * f)
-    even += s * (four[a] + (four[a + 1] - four[a]) * f)
-    worst = p * (one[b] + (one[b + 1] - one[b]) * g)
-    worst += q * (two[b] + (two[b + 1] - two[b]) * g)
-    worst += r * (three[b] + (three[b + 1] - three[b]) * g)
-    worst += s * (four[b] + (four[b + 1] - four[b]) * g)
+    low_few, low_many, high_few, high_many = low[k], low[k + 1], high[k], high[k + 1]
+    w_low, u_low = 1.0 - w, 1.0 - u
+    p, q, r, s = w_low * u_low, w * u_low, w_low * u, w * u
+    even = p * (low_few[a] + (low_few[a + 1] - low_few[a]) * f)
+    even += q * (low_many[a] + (low_many[a + 1] - low_many[a]) * f)
+    even += r * (high_few[a] + (high_few[a + 1] - high_few[a]) * f)
+    even += s * (high_many[a] + (high_many[a + 1] - high_many[a]) * f)
+    worst = p * (low_few[b] + (low_few[b + 1] - low_few[b]) * g)
+    worst += q * (low_many[b] + (low_many[b + 1] - low_many[b]) * g)
+    worst += r * (high_few[b] + (high_few[b + 1] - high_few[b]) * g)
+    worst += s * (high_many[b] + (high_many[b + 1] - high_many[b]) * g)
     return even, worst
 
 

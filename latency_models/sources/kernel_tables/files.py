@@ -58,18 +58,18 @@ def read_kernel_tables(path: Path, *, describe: bool = False) -> KernelTables:
 
 
 def _read_folder(folder: Path, *, describe: bool) -> KernelTables:
-    used: dict[str, str] = {}
-    dense = _curves(_open(folder, "dense", used), "tokens")
-    per_sequence = _curves(_open(folder, "per_sequence", used), "sequences")
-    attention = _attention(_open(folder, "attention", used))
-    moe = _experts(_open(folder, "moe", used)) if _find(folder, "moe") else None
+    hashes: dict[str, str] = {}
+    dense = _curves(_open(folder, "dense", hashes), "tokens")
+    per_sequence = _curves(_open(folder, "per_sequence", hashes), "sequences")
+    attention = _attention(_open(folder, "attention", hashes))
+    moe = _experts(_open(folder, "moe", hashes)) if _find(folder, "moe") else None
     skewed = _skewed(folder) and _find(folder, "skew")
-    skew = _skew(_open(folder, "skew", used), errors=describe) if skewed else None
+    skew = _skew(_open(folder, "skew", hashes), errors=describe) if skewed else None
     return KernelTables(
         schema="twin.step-time/1",
         kind="kernel-tables",
         tensor_parallel=named_degree(folder) or 1,
-        provenance=_provenance(folder, used),
+        provenance=_provenance(folder, hashes),
         dense=dense,
         per_sequence=per_sequence,
         attention=attention,
@@ -88,13 +88,13 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if path.is_file()), None)
 
 
-def _open(folder: Path, name: str, used: dict[str, str]) -> Columns:
+def _open(folder: Path, name: str, hashes: dict[str, str]) -> Columns:
     path = _find(folder, name)
     if path is None:
         expected = f"expected a file {name}.csv or {name}.csv.gz{other_source(folder, KERNEL_TABLES)}"
         raise BadInput(expected, file=folder)
     columns = read_columns(path)
-    used[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return columns
 
 
@@ -106,8 +106,8 @@ def _curves(columns: Columns, axis: str) -> dict[str, Curve]:
     for layer, row, time in zip(layers, rows, times, strict=True):
         points.setdefault(layer, []).append((row, time))
     return {
-        layer: Curve(rows=tuple(row for row, _ in known), time_us=tuple(time for _, time in known))
-        for layer, known in points.items()
+        layer: Curve(rows=tuple(row for row, _ in layer_points), time_us=tuple(time for _, time in layer_points))
+        for layer, layer_points in points.items()
     }
 
 
@@ -170,9 +170,9 @@ def _skewed(folder: Path) -> bool:
     return enabled
 
 
-def _provenance(folder: Path, used: dict[str, str]) -> TableSource:
+def _provenance(folder: Path, hashes: dict[str, str]) -> TableSource:
     meta, _ = _meta(folder)
-    known = {name: str(meta[key]) for name, key in _VERSIONS.items() if key in meta}
+    engine_versions = {name: str(meta[key]) for name, key in _VERSIONS.items() if key in meta}
     iterations = meta.get("measurement_iterations")
     return TableSource(
         method="measured",
@@ -180,9 +180,9 @@ def _provenance(folder: Path, used: dict[str, str]) -> TableSource:
         device=str(meta.get("gpu", meta.get("hardware", UNKNOWN))),
         model=str(meta.get("model", UNKNOWN)),
         date=_date(meta.get("profiled_at")),
-        versions=known,
+        versions=engine_versions,
         note=f"mean of {iterations} forward passes a point" if iterations else "",
-        files=used,
+        files=hashes,
     )
 
 

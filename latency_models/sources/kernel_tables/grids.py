@@ -123,9 +123,9 @@ def _between(times: Floats, axes: Sequence[Floats], spans: Sequence[Floats]) -> 
 def _neighbours(lanes: Floats) -> tuple[Indices, Indices]:
     """Places on the last axis of the nearest known values before (-1: none) and after (its length: none)."""
     size = lanes.shape[-1]
-    known, places = ~np.isnan(lanes), np.arange(size)
-    before = np.maximum.accumulate(np.where(known, places, -1), axis=-1)
-    after = np.minimum.accumulate(np.where(known, places, size)[..., ::-1], axis=-1)[..., ::-1]
+    measured, places = ~np.isnan(lanes), np.arange(size)
+    before = np.maximum.accumulate(np.where(measured, places, -1), axis=-1)
+    after = np.minimum.accumulate(np.where(measured, places, size)[..., ::-1], axis=-1)[..., ::-1]
     return before, after
 
 

@@ -47,10 +47,10 @@ class ByCount:
             return self.seconds[count]
         except IndexError:
             self._flag(self._name, count)
-            known = self.seconds
-            last = len(known) - 1
+            times = self.seconds
+            last = len(times) - 1
             half = last // 2
-            return known[last] + (known[last] - known[half]) * (count - last) / (last - half)
+            return times[last] + (times[last] - times[half]) * (count - last) / (last - half)
 
 
 def linear_layers(tables: KernelTables, settings: KernelTableSettings, model: Model, flag: Flag) -> ByCount:
@@ -142,8 +142,8 @@ class ExpertTimes:
 
     def at(self, tokens: int) -> float:
         """Seconds for the tokens of all ranks."""
-        known = self._known.get(tokens)
-        return self._work_out(tokens) if known is None else known
+        seconds = self._known.get(tokens)
+        return self._work_out(tokens) if seconds is None else seconds
 
     def _work_out(self, tokens: int) -> float:
         ffn, grid = self._ffn, self._grid

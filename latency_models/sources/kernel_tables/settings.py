@@ -223,7 +223,7 @@ def resolve(communication: Communication, base: Path) -> Communication:
         "bandwidth": file.bandwidth,
         "spread": communication.spread if "spread" in communication.model_fields_set else file.spread,
         "source": f"{file.kind}: {file.source}",
-        "all_reduces": {each.ranks: _rising(each) for each in file.all_reduce},
+        "all_reduces": {table.ranks: _rising(table) for table in file.all_reduce},
         "factor": 1.0,
     }
     return MeasuredLink.model_construct(**{**dict(communication), **changes})

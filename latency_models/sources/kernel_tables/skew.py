@@ -144,10 +144,10 @@ def _errors(shots: SkewShots) -> dict[str, float]:
     """The errors of a `SkewFit`, by name."""
     predicted = np.array(shots.at_mean)
     for short in np.unique(shots.short):
-        held = shots.short == short
-        others = shots.where(~held)
-        levels = {False: _levels(others.where(~others.mixed)), True: _levels(others.where(others.mixed))}
-        predicted[held] = _predict(shots.where(held), levels)
+        fold = shots.short == short
+        training = shots.where(~fold)
+        levels = {False: _levels(training.where(~training.mixed)), True: _levels(training.where(training.mixed))}
+        predicted[fold] = _predict(shots.where(fold), levels)
     heldout = np.abs(predicted - shots.time) / shots.time
     uncorrected = np.abs(shots.at_mean - shots.time) / shots.time
     return {
@@ -167,36 +167,37 @@ def _levels(shots: SkewShots) -> SkewLevels | None:
     nearest = np.abs(shots.skewness[:, None] - knots).argmin(axis=1)
     counts, rows = [], []
     for decodes in sorted(set(shots.decodes.tolist())):  # np.unique would load numpy.ma
-        here = shots.decodes == decodes
-        cells = [here & (nearest == knot) for knot in range(len(knots))]
-        known = [knot for knot, cell in enumerate(cells) if cell.sum() >= MIN_SHOTS]
-        if known:
-            medians = [_weighted_median(alpha[cells[knot]], weight[cells[knot]]) for knot in known]
-            rows.append(tuple(np.interp(knots, knots[known], medians).tolist()))
+        of_count = shots.decodes == decodes
+        cells = [of_count & (nearest == knot) for knot in range(len(knots))]
+        measured = [knot for knot, cell in enumerate(cells) if cell.sum() >= MIN_SHOTS]
+        if measured:
+            medians = [_weighted_median(alpha[cells[knot]], weight[cells[knot]]) for knot in measured]
+            rows.append(tuple(np.interp(knots, knots[measured], medians).tolist()))
             counts.append(decodes)
     if not rows:
         return None
-    own = SkewLevels(n_decode=tuple(counts), alpha=tuple(rows))
+    levels = SkewLevels(n_decode=tuple(counts), alpha=tuple(rows))
     if len(counts) < MIN_SIZES:
-        return own
-    return SkewLevels(n_decode=own.n_decode, alpha=tuple(_smoothed(own, shots, decodes) for decodes in counts))
+        return levels
+    return SkewLevels(n_decode=levels.n_decode, alpha=tuple(_smoothed(levels, shots, decodes) for decodes in counts))
 
 
-def _smoothed(own: SkewLevels, shots: SkewShots, decodes: int) -> Alphas:
+def _smoothed(levels: SkewLevels, shots: SkewShots, decodes: int) -> Alphas:
     """α of one number of decodes: halfway between its own and its neighbours', shrunk as the neighbours are wrong.
 
     The share is the one by which the neighbours' α has the least error over these shots, from 0 to 1.
     """
-    i = own.n_decode.index(decodes)
-    others = SkewLevels(n_decode=own.n_decode[:i] + own.n_decode[i + 1 :], alpha=own.alpha[:i] + own.alpha[i + 1 :])
-    expected = np.array(alphas_of(others, decodes))
-    here = shots.where(shots.decodes == decodes)
-    gap = here.at_longest - here.at_mean
-    rise = np.interp(here.skewness, KNOTS, expected) * gap
-    risen = np.abs(rise) > 0
-    ratios = (here.time - here.at_mean)[risen] / rise[risen]
-    share = _weighted_median(ratios, (np.abs(rise) / here.time)[risen]) if risen.any() else 0.0
-    row: Alphas = tuple((min(max(share, 0.0), 1.0) * (np.array(own.alpha[i]) + expected) / 2).tolist())
+    i = levels.n_decode.index(decodes)
+    counts, alpha = levels.n_decode, levels.alpha
+    neighbours = SkewLevels(n_decode=counts[:i] + counts[i + 1 :], alpha=alpha[:i] + alpha[i + 1 :])
+    expected = np.array(alphas_of(neighbours, decodes))
+    selected = shots.where(shots.decodes == decodes)
+    gap = selected.at_longest - selected.at_mean
+    rise = np.interp(selected.skewness, KNOTS, expected) * gap
+    rising = np.abs(rise) > 0
+    ratios = (selected.time - selected.at_mean)[rising] / rise[rising]
+    share = _weighted_median(ratios, (np.abs(rise) / selected.time)[rising]) if rising.any() else 0.0
+    row: Alphas = tuple((min(max(share, 0.0), 1.0) * (np.array(levels.alpha[i]) + expected) / 2).tolist())
     return row
 
 

@@ -63,8 +63,8 @@ class KernelTableStepTime(StepTime):
     def _notes(self) -> tuple[str, ...]:
         """Notes on what no table has: the link, and experts that were measured on one rank."""
         link = self.settings.communication if self.settings.ranks > 1 else None
-        found = (note(link) if link is not None else None, self._experts.note if self._experts is not None else None)
-        return tuple(each for each in found if each)
+        notes = (note(link) if link is not None else None, self._experts.note if self._experts is not None else None)
+        return tuple(text for text in notes if text)
 
     def seconds(self, batch: Batch) -> float:
         """Duration of one step, seconds. All data-parallel ranks are assumed to have as many rows."""
@@ -78,10 +78,10 @@ class KernelTableStepTime(StepTime):
         if batch is None:
             return self._rest(1, 0, gathered) if self._experts is not None else 0.0
         chunks = batch.chunks
-        rest = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
+        fixed = self._rest(batch.tokens, batch.decode_tokens + len(chunks), gathered)
         if chunks:
-            return rest + self._attention.mixed(batch)
-        return rest + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+            return fixed + self._attention.mixed(batch)
+        return fixed + self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
         if not decodes:
@@ -160,8 +160,8 @@ class VariedKernelTables(KernelTableStepTime):
         if chunks:
             attention = self._factors.prompt_attention * self._attention.mixed(batch)
             return self._step(kernels, attention, rows, batch.longest_decode, self._factors.prompt_steps)
-        alone = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
-        attention = self._factors.decode_attention * alone
+        seconds = self._attention.decode(batch.n_decodes, batch.decode_kv, batch.longest_decode)
+        attention = self._factors.decode_attention * seconds
         return self._step(kernels, attention, rows, batch.longest_decode)
 
     def rank_decode_seconds(self, decodes: int, kv: int, longest: int, gathered: int, steps: int) -> list[float]:
@@ -169,7 +169,7 @@ class VariedKernelTables(KernelTableStepTime):
             return [self.rank_seconds(None, gathered)] * steps
         kernels, factor = self._kernels(decodes, decodes, gathered), self._factors.decode_attention
         attention = self._attention.decode_run(decodes, kv, longest, steps, 0.0)
-        return [self._step(kernels, factor * alone, decodes, longest + i) for i, alone in enumerate(attention)]
+        return [self._step(kernels, factor * seconds, decodes, longest + i) for i, seconds in enumerate(attention)]
 
     def _kernels(self, rows: int, sequences: int, gathered: int) -> float:
         """Seconds of the kernels except attention."""

@@ -191,8 +191,8 @@ class KernelTables(Strict):
         """The origin of the kernels."""
         source = self.provenance
         engine = next((name for name in source.versions if name not in TOOLS), "")
-        known = ("" if text == UNKNOWN else text for text in (source.device, source.model))
-        gpu, model = known
+        names = ("" if text == UNKNOWN else text for text in (source.device, source.model))
+        gpu, model = names
         return Origin(gpu, engine, source.versions.get(engine, ""), model, self.tensor_parallel)
 
     def recorded(self, origin: Origin) -> KernelTables:
@@ -232,11 +232,11 @@ def first_repeat(keys: Iterable[Hashable]) -> int | None:
     keys = list(keys)
     if len(set(keys)) == len(keys):
         return None
-    seen: set[Hashable] = set()
+    earlier: set[Hashable] = set()
     for place, key in enumerate(keys):
-        if key in seen:
+        if key in earlier:
             return place
-        seen.add(key)
+        earlier.add(key)
     return None
 
 

@@ -64,13 +64,13 @@ def held_out_errors(tables: KernelTables) -> dict[str, HeldOut]:
 def _sum_of_layers(curves: Mapping[str, Any]) -> Points:
     """The sum over layers, at the points where every layer was measured."""
     totals: dict[tuple[float, ...], float] = {}
-    seen: dict[tuple[float, ...], int] = {}
+    counts: dict[tuple[float, ...], int] = {}
     for curve in curves.values():
         for rows, time in curve.points():
             key = (float(rows),)
             totals[key] = totals.get(key, 0.0) + time
-            seen[key] = seen.get(key, 0) + 1
-    return {key: time for key, time in totals.items() if seen[key] == len(curves)}
+            counts[key] = counts.get(key, 0) + 1
+    return {key: time for key, time in totals.items() if counts[key] == len(curves)}
 
 
 def _along(points: Points, axis: int) -> HeldOut | None:
@@ -143,18 +143,18 @@ def unknowns_of(
         experts: whether the model has any.
         composed_error: as in `KernelTableStepTime`. It takes the place of the prior for kernels in an engine.
     """
-    errors = {name: found.median for name, found in (tables.held_out or held_out_errors(tables)).items()}
+    errors = {name: error_of.median for name, error_of in (tables.held_out or held_out_errors(tables)).items()}
 
-    def from_tables(prefix: str, besides: float) -> float:
+    def from_tables(prefix: str, further: float) -> float:
         """The deviation of interpolation between points, and what no table says besides."""
         interpolated = max((error for name, error in errors.items() if name.startswith(prefix)), default=0.0)
-        return math.hypot(interpolated, besides)
+        return math.hypot(interpolated, further)
 
     skew = tables.skew.heldout_median_error if tables.skew else None
     in_engine = IN_ENGINE
     if composed_error is not None:
         in_engine = replace(IN_ENGINE, basis="held out", deviation=max(1.5 * composed_error, 0.01))
-    found = [
+    error_of = [
         in_engine,
         Unknown("dense", "linear layers, as interpolated", "held out", from_tables("dense", 0.02), "kernels of layers"),
         Unknown(
@@ -173,13 +173,13 @@ def unknowns_of(
         BEYOND,
     ]  # fmt: skip
     if experts:
-        besides = math.hypot(from_tables("moe", 0.05), 0.15)
-        found.append(Unknown("experts", "uneven load of experts, which tables spread evenly", "assumed", besides,
+        further = math.hypot(from_tables("moe", 0.05), 0.15)
+        error_of.append(Unknown("experts", "uneven load of experts, which tables spread evenly", "assumed", further,
                              "the load of experts in the engine"))  # fmt: skip
     if settings.communication is not None and settings.ranks > 1:
-        found.append(Unknown("link", f"collectives ({settings.communication.source})", "assumed",
+        error_of.append(Unknown("link", f"collectives ({settings.communication.source})", "assumed",
                              settings.communication.spread, "an all-reduce of this size on this machine"))  # fmt: skip
-    return tuple(found)
+    return tuple(error_of)
 
 
 def settings_at(settings: KernelTableSettings, unknowns: Mapping[str, Unknown], scores: Mapping[str, float],

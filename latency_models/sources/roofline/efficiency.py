@@ -114,8 +114,11 @@ class EngineTime(Strict):
 
     def group(self, device: str, weights: Weights, family: Family) -> ServedGroup | None:
         """The measured group of a deployment; None for one that was not measured."""
-        wanted = (weights, family)
-        return next((one for one in self.groups if device in one.devices and (one.weights, one.family) == wanted), None)
+        kind = (weights, family)
+        return next(
+            (served for served in self.groups if device in served.devices and (served.weights, served.family) == kind),
+            None,
+        )
 
 
 class Efficiency(Strict):

@@ -121,21 +121,21 @@ def placements(
     """
     shapes = any_model(model, base)
     sparse, formats = isinstance(shapes.ffn, ExpertFFN), shapes.formats(weights)
-    found = []
+    options = []
     devices = 1
     while devices <= most_devices:
         stages = 1
         while stages <= (devices if pipelines else 1):
             width = devices // stages
-            found.append(Placement(width, stages, 1, False, formats.linear, formats.experts, cache))
+            options.append(Placement(width, stages, 1, False, formats.linear, formats.experts, cache))
             replicas = 2
             while sparse and replicas <= width:
                 spread = Placement(width // replicas, stages, replicas, True, formats.linear, formats.experts, cache)
-                found.append(spread)
+                options.append(spread)
                 replicas *= 2
             stages *= 2
         devices *= 2
-    return found
+    return options
 
 
 def _too_large(model: Model, hardware: Hardware, placement: Placement, memory: DeviceMemory, share: float) -> str:

@@ -59,8 +59,8 @@ def check_placement(model: Model, hardware: Hardware, placement: Placement) -> N
     if attention.heads % width:
         raise BadInput(f"expected a divisor of the {attention.heads} heads", field="tensor_parallel", value=width)
     if isinstance(attention, GroupedQueryAttention):
-        few, many = sorted((attention.kv_heads, width))
-        if many % few:
+        smaller, larger = sorted((attention.kv_heads, width))
+        if larger % smaller:
             expected = f"expected a divisor or a multiple of the {attention.kv_heads} KV heads"
             raise BadInput(expected, field="tensor_parallel", value=width)
     if placement.pipeline_parallel > model.layers:
@@ -84,8 +84,8 @@ def check_placement(model: Model, hardware: Hardware, placement: Placement) -> N
 
 def _check_formats(hardware: Hardware, field: str, weights: Weights) -> None:
     if COMPUTED_IN[weights] not in hardware.peak_flops:
-        known = ", ".join(name for name, computed in COMPUTED_IN.items() if computed in hardware.peak_flops)
-        raise BadInput(f"expected one that {hardware.name} computes with: {known}", field=field, value=weights)
+        formats = ", ".join(name for name, computed in COMPUTED_IN.items() if computed in hardware.peak_flops)
+        raise BadInput(f"expected one that {hardware.name} computes with: {formats}", field=field, value=weights)
 
 
 RESERVED = 2 * 2**30
@@ -128,8 +128,10 @@ def device_memory(
     Layers with a window cache no more of a sequence than that: it is set aside for `max_num_seqs` sequences.
     """
     stages = range(placement.pipeline_parallel)
-    found = [_stage_memory(model, hardware, placement, stage, gpu_memory_utilization, max_num_seqs) for stage in stages]
-    return min(found, key=lambda memory: memory.free / memory.kv_bytes_per_token)
+    stages_memory = [
+        _stage_memory(model, hardware, placement, stage, gpu_memory_utilization, max_num_seqs) for stage in stages
+    ]
+    return min(stages_memory, key=lambda memory: memory.free / memory.kv_bytes_per_token)
 
 
 def _stage_memory(
@@ -171,9 +173,9 @@ def _layer_bytes(model: Model, placement: Placement) -> float:
         return size + ffn.weights(hidden) / width * linear
     sparse = (model.layers - ffn.dense_layers) / model.layers
     routed = ffn.experts * ffn.expert_weights(hidden) / placement.stage_devices * expert
-    beside = ffn.shared_experts * ffn.expert_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
+    unrouted = ffn.shared_experts * ffn.expert_weights(hidden) / width * linear + ffn.experts * hidden * 2.0
     dense = 3 * hidden * ffn.dense_intermediate_size / width * linear
-    return size + sparse * (routed + beside) + (1 - sparse) * dense
+    return size + sparse * (routed + unrouted) + (1 - sparse) * dense
 
 
 def _embedding_bytes(model: Model, placement: Placement, stage: int) -> float:

@@ -123,9 +123,9 @@ class RooflineStepTime(StepTime):
         if self._window:
             return [self._rank_decode(decodes, tokens, gathered) for tokens in run]
         # As `_rank_decode`, to the last bit, with everything that stays the same before the loop.
-        whole, fixed, layers = self.scales[WHOLE_STEP], self._decode_fixed(decodes, gathered), self._full_layers
+        scale, fixed, layers = self.scales[WHOLE_STEP], self._decode_fixed(decodes, gathered), self._full_layers
         token = self._decode_token
-        return [whole * (fixed + token * (layers * tokens)) for tokens in run]
+        return [scale * (fixed + token * (layers * tokens)) for tokens in run]
 
     def stage_seconds(self, batch: Batch, shares: Sequence[float]) -> list[float]:
         """With the messages between stages, they sum to `seconds`.
@@ -135,8 +135,8 @@ class RooflineStepTime(StepTime):
         behind = self.placement.pipeline_parallel - 1
         if not behind:
             return split(self.seconds(batch), shares)
-        whole, engine = self.scales[WHOLE_STEP], self.efficiency.engine
-        last = whole * (self._sampled(batch.outputs) + engine.per_sequence * batch.outputs)
+        scale, engine = self.scales[WHOLE_STEP], self.efficiency.engine
+        last = scale * (self._sampled(batch.outputs) + engine.per_sequence * batch.outputs)
         stages = split(self.seconds(batch) - last - behind * self._message(batch.tokens), shares)
         stages[-1] += last
         return stages
@@ -145,8 +145,8 @@ class RooflineStepTime(StepTime):
         return self._message(tokens) if self.placement.pipeline_parallel > 1 else None
 
     def _message(self, tokens: int) -> float:
-        sent = self._send(tokens * self.model.hidden_size)
-        return self.scales[WHOLE_STEP] * self.scales["all_reduce_kernels"] * sent
+        seconds = self._send(tokens * self.model.hidden_size)
+        return self.scales[WHOLE_STEP] * self.scales["all_reduce_kernels"] * seconds
 
     def unknowns(self) -> tuple[Unknown, ...]:
         """A factor for each kind of kernel, and one for the whole step.
@@ -155,7 +155,7 @@ class RooflineStepTime(StepTime):
         variance is the whole step's, and the rest, at most, that of each part. It is known of devices, formats and
         families of models that were served; for others it is the error over all.
         """
-        found = []
+        factors = []
         model, placement, engine = self.model, self.placement, self.efficiency.engine
         weights = placement.experts if isinstance(model.ffn, ExpertFFN) else placement.weights
         group = engine.group(self.hardware.name, weights, family(model))
@@ -163,18 +163,16 @@ class RooflineStepTime(StepTime):
         part_most = math.sqrt(1 - STEP_SHARE) * total
         for part, kind in self.kinds.items():
             fitted = self.efficiency.kernels[kind]
-            known = self.hardware.name in fitted.devices
-            about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if known else ", by those of other devices")
+            measured = self.hardware.name in fitted.devices
+            about = f"{ABOUT[part]} on {self.hardware.name}" + ("" if measured else ", by those of other devices")
             spread = fitted.of(self.hardware.name).spread
-            spread = min(spread, part_most) if known else spread
-            found.append(Unknown(part, about, "fitted" if known else "held out", spread, "kernel tables of the device"))
+            spread = min(spread, part_most) if measured else spread
+            factors.append(
+                Unknown(part, about, "fitted" if measured else "held out", spread, "kernel tables of the device")
+            )
         basis: Basis = "held out" if group is None else "fitted"
-        return (
-            *found,
-            Unknown(
-                WHOLE_STEP, "steps of an engine against kernels alone", basis, math.sqrt(STEP_SHARE) * total, "TPOT"
-            ),
-        )
+        about, spread = "steps of an engine against kernels alone", math.sqrt(STEP_SHARE) * total
+        return (*factors, Unknown(WHOLE_STEP, about, basis, spread, "TPOT"))
 
     def vary(self, scores: Mapping[str, float]) -> RooflineStepTime:
         scales = {
@@ -187,8 +185,8 @@ class RooflineStepTime(StepTime):
 
     def measured_deployment(self) -> MeasuredDeployment:
         """Nothing was measured, but the model and the devices are known."""
-        alone = self.placement.devices == self.placement.tensor_parallel
-        ranks = self.placement.tensor_parallel if alone else None
+        tensor_only = self.placement.devices == self.placement.tensor_parallel
+        ranks = self.placement.tensor_parallel if tensor_only else None
         memory = device_memory(self.model, self.hardware, self.placement)
         return MeasuredDeployment(
             Origin(),
@@ -245,10 +243,10 @@ class RooflineStepTime(StepTime):
 
     def _shared(self, rows: int) -> float:
         """Seconds of all kernels that depend on the rows of one rank: linear layers, elementwise ones, all-reduces."""
-        known = self._by_rows.get(rows)
-        if known is None:
-            known = self._by_rows[rows] = self._rows_seconds(rows) if rows else 0.0
-        return known
+        seconds = self._by_rows.get(rows)
+        if seconds is None:
+            seconds = self._by_rows[rows] = self._rows_seconds(rows) if rows else 0.0
+        return seconds
 
     def _rows_seconds(self, rows: int) -> float:
         layers, hidden, placement = self.model.layers, self.model.hidden_size, self.placement
@@ -273,10 +271,10 @@ class RooflineStepTime(StepTime):
         """Seconds of the routed experts of all layers, over the rows of all attention replicas together."""
         if self._experts is None or not gathered:
             return 0.0
-        known = self._by_gathered.get(gathered)
-        if known is None:
-            known = self._by_gathered[gathered] = self._experts_seconds(gathered)
-        return known
+        seconds = self._by_gathered.get(gathered)
+        if seconds is None:
+            seconds = self._by_gathered[gathered] = self._experts_seconds(gathered)
+        return seconds
 
     def _experts_seconds(self, gathered: int) -> float:
         experts = self._experts
@@ -293,11 +291,11 @@ class RooflineStepTime(StepTime):
 
     def _sampled(self, outputs: int) -> float:
         """Seconds of the output head."""
-        known = self._by_outputs.get(outputs)
-        if known is None:
+        cached = self._by_outputs.get(outputs)
+        if cached is None:
             seconds = self.scales["linear_kernels"] * self._linear(self._head, outputs) if outputs else 0.0
-            known = self._by_outputs[outputs] = seconds
-        return known
+            cached = self._by_outputs[outputs] = seconds
+        return cached
 
     def _all_reduce(self, devices: int, elements: float) -> float:
         """Seconds of one all-reduce of activations."""
@@ -360,8 +358,8 @@ class RooflineStepTime(StepTime):
         pairs, size = 0.0, 0.0
         for chunk in batch.chunks:
             pairs += attended_pairs(chunk.tokens, chunk.context, window)
-            seen = chunk.context + chunk.tokens
-            size += (min(seen, window + chunk.tokens) if window else seen) * shape.cached * element
+            visible = chunk.context + chunk.tokens
+            size += (min(visible, window + chunk.tokens) if window else visible) * shape.cached * element
             size += chunk.tokens * shape.query * ACTIVATION_BYTES
         return self._kernel(self.kinds["prompt_attention_kernels"], pairs * shape.prompt_flops, size, "bf16")
 
@@ -374,13 +372,13 @@ class RooflineStepTime(StepTime):
 
     def _decode_fixed(self, decodes: int, gathered: int) -> float:
         """Seconds of a step of decodes, but for the cached tokens that they attend to."""
-        known = self._by_decodes.get((decodes, gathered))
-        if known is None:
+        fixed = self._by_decodes.get((decodes, gathered))
+        if fixed is None:
             host = self.efficiency.engine.layer * self.model.layers + self.efficiency.engine.per_sequence * decodes
             linear = self._shared(decodes) + self._routed(gathered) + self._sampled(decodes)
-            known = linear + self._decode_launch + self._decode_row * decodes + host
-            self._by_decodes[decodes, gathered] = known
-        return known
+            fixed = linear + self._decode_launch + self._decode_row * decodes + host
+            self._by_decodes[decodes, gathered] = fixed
+        return fixed
 
     def _attended(self, decodes: int, kv: int) -> int:
         """Cached tokens that decodes attend to, over all layers."""

@@ -55,17 +55,17 @@ def linear_kind(weights: Weights) -> Kind:
 def kinds_of_parts(model: Model, hardware: Hardware, placement: Placement) -> dict[str, Kind]:
     """The kind of kernel of each part of a step; parts that this placement lacks are left out."""
     latent = isinstance(model.attention, LatentAttention)
-    found: dict[str, Kind] = {
+    kinds: dict[str, Kind] = {
         "linear_kernels": linear_kind(placement.weights),
         "prompt_attention_kernels": "prompt_latent" if latent else cast("Kind", f"prompt_attention_{placement.cache}"),
         "decode_attention_kernels": "decode_latent" if latent else cast("Kind", f"decode_attention_{placement.cache}"),
         "elementwise_kernels": "elementwise",
     }
     if isinstance(model.ffn, ExpertFFN):
-        found["experts_kernels"] = cast("Kind", f"experts_{_FITTED_AS.get(placement.experts, placement.experts)}")
+        kinds["experts_kernels"] = cast("Kind", f"experts_{_FITTED_AS.get(placement.experts, placement.experts)}")
     if placement.devices > 1:
-        found["all_reduce_kernels"] = all_reduce_kind(hardware)
-    return found
+        kinds["all_reduce_kernels"] = all_reduce_kind(hardware)
+    return kinds
 
 
 ACTIVATION_BYTES = 2.0
@@ -166,13 +166,13 @@ def routed_experts(model: Model, placement: Placement) -> Experts | None:
     ffn, devices = model.ffn, placement.stage_devices
     if not isinstance(ffn, ExpertFFN):
         return None
-    whole = placement.expert_parallel
+    spread_whole = placement.expert_parallel
     return Experts(
         times=model.layers - ffn.dense_layers,
-        resident=ffn.experts / devices if whole else ffn.experts,
+        resident=ffn.experts / devices if spread_whole else ffn.experts,
         total=ffn.experts,
         chosen=ffn.experts_per_token,
-        columns=3 * ffn.intermediate_size / (1 if whole else devices),
+        columns=3 * ffn.intermediate_size / (1 if spread_whole else devices),
         hidden=model.hidden_size,
         weights=placement.experts,
     )

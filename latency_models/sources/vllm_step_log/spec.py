@@ -104,21 +104,21 @@ class StepRegression(Estimator, StepTime):
     def fit(self, steps: StepLog) -> Self:
         """Fit the line."""
         self._check_settings()
-        used = steps.executed() if self.late else steps
-        if len(used) < 8:
-            raise CannotFit("expected at least 8 steps", field="steps", value=len(used))
+        executed_steps = steps.executed() if self.late else steps
+        if len(executed_steps) < 8:
+            raise CannotFit("expected at least 8 steps", field="steps", value=len(executed_steps))
         self.curve_ = _curve(self.graph_sizes)
-        features = _features(used, self.curve_)
+        features = _features(executed_steps, self.curve_)
         if np.linalg.matrix_rank(features / np.maximum(features.max(axis=0), 1.0)) < 2:
             raise CannotFit("expected batches that differ, found one", field="steps")
-        coefficients, self.covariance_ = _fit_apart(features, used, self.huber)
-        self.scatter_, self.stalls_ = _held_out(features, used, self.huber)
-        self.points_, self.origin_ = len(used), steps.origin
-        self.max_rows_ = max(int((used.prompt_tokens + used.decodes).max()), 1)
-        self.max_kv_tokens_ = max(int(used.kv_tokens.max()), 1)
-        self.prompts_known_ = bool(used.prompt_tokens.any())
+        coefficients, self.covariance_ = _fit_apart(features, executed_steps, self.huber)
+        self.scatter_, self.stalls_ = _held_out(features, executed_steps, self.huber)
+        self.points_, self.origin_ = len(executed_steps), steps.origin
+        self.max_rows_ = max(int((executed_steps.prompt_tokens + executed_steps.decodes).max()), 1)
+        self.max_kv_tokens_ = max(int(executed_steps.kv_tokens.max()), 1)
+        self.prompts_known_ = bool(executed_steps.prompt_tokens.any())
         if not self.prompts_known_:
-            rows = float(np.mean(used.decodes))
+            rows = float(np.mean(executed_steps.decodes))
             coefficients[2] = coefficients[1] / (math.log(2) * (TILE + rows))
         self._learn(coefficients)
         return self
@@ -131,7 +131,7 @@ class StepRegression(Estimator, StepTime):
         predicted: Floats = fixed + self.per_kv_token_ * kv
         if self.beyond_:
             rows = steps.prompt_tokens + steps.decodes
-            predicted = np.array([each * self._beyond(*of) for each, *of in zip(predicted, rows, kv, strict=True)])
+            predicted = np.array([time * self._beyond(*of) for time, *of in zip(predicted, rows, kv, strict=True)])
         return predicted
 
     def seconds(self, batch: Batch) -> float:
@@ -149,7 +149,7 @@ class StepRegression(Estimator, StepTime):
         fixed, slope = self._fixed(decodes, 0), self.per_kv_token_
         if self.beyond_:
             tokens = range(kv, kv + decodes * steps, decodes)
-            return [(fixed + slope * each) * self._beyond(decodes, each) for each in tokens]
+            return [(fixed + slope * kv_tokens) * self._beyond(decodes, kv_tokens) for kv_tokens in tokens]
         return [fixed + slope * tokens for tokens in range(kv, kv + decodes * steps, decodes)]
 
     def measured_deployment(self) -> MeasuredDeployment | None:
@@ -177,12 +177,12 @@ class StepRegression(Estimator, StepTime):
         moved = np.maximum(centre + scale * (directions @ (np.sqrt(np.maximum(values, 0.0)) * moves)), 0.0)
         if not self.prompts_known_:
             moved[2] *= math.exp(PROMPT * scores.get("prompts", 0.0))
-        other = StepRegression(**self.get_params())
-        vars(other).update(vars(self))
+        varied = StepRegression(**self.get_params())
+        vars(varied).update(vars(self))
         excess = math.exp(self.stalls_ * scores.get("stalls", 0.0))
-        other._learn(moved * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
-        other.beyond_ = BEYOND * scores.get("beyond", 0.0)
-        return other
+        varied._learn(moved * WORKLOAD.factor(scores.get("workload", 0.0)) * excess)
+        varied.beyond_ = BEYOND * scores.get("beyond", 0.0)
+        return varied
 
     def errors(self, steps: StepLog, typical_prompt: int | None = None) -> Floats:
         """Relative errors (predicted / measured − 1) for a log like the fitted one, by the rows of `executed`."""
@@ -241,8 +241,8 @@ def _held_out(features: Floats, steps: StepLog, tuning: float) -> tuple[float, f
         predicted = np.maximum(features[rows] @ coefficients, 1e-12)
         errors.append(np.log(steps.seconds[rows] / predicted))
         excesses.append(math.log(steps.seconds[rows].sum() / predicted.sum()))
-    held = float(np.quantile(np.abs(np.concatenate(errors)), 0.9))
-    return held / 1.645, math.hypot(
+    error_p90 = float(np.quantile(np.abs(np.concatenate(errors)), 0.9))
+    return error_p90 / 1.645, math.hypot(
         float(np.mean(excesses)), float(np.std(excesses, ddof=1)) / math.sqrt(len(excesses))
     )
 
@@ -251,18 +251,18 @@ def _fit_apart(features: Floats, steps: StepLog, tuning: float) -> tuple[Floats,
     """Coefficients and covariance, with the price of a resident token told from the price of a row."""
     fit = fit_huber(features, steps.seconds, tuning)
     line, covariance = fit.coefficients, fit.covariance
-    others, kv = features[:, :-1], features[:, -1]
-    own = kv - others @ np.linalg.lstsq(others, kv, rcond=None)[0]
+    features_but_kv, kv = features[:, :-1], features[:, -1]
+    kv_residual = kv - features_but_kv @ np.linalg.lstsq(features_but_kv, kv, rcond=None)[0]
     alike = _price_at_equal_rows(steps, tuning)
-    if alike is None or own.std() <= 1e-9 * kv.max():
+    if alike is None or kv_residual.std() <= 1e-9 * kv.max():
         return line, covariance
-    of_curve = (CURVE * float(np.median(steps.seconds)) / own.std()) ** 2
+    of_curve = (CURVE * float(np.median(steps.seconds)) / kv_residual.std()) ** 2
     weights = 1 / np.maximum([covariance[-1, -1] + of_curve, alike[1]], 1e-30)
     price, deviation = float(weights @ [line[-1], alike[0]] / weights.sum()), float(weights.sum() ** -0.5)
-    rest = fit_huber(others, steps.seconds - price * kv, tuning)
-    moved = fit_huber(others, steps.seconds - (price + deviation) * kv, tuning)
-    shift = np.append(moved.coefficients - rest.coefficients, deviation)
-    return np.append(rest.coefficients, price), np.pad(rest.covariance, (0, 1)) + np.outer(shift, shift)
+    at_price = fit_huber(features_but_kv, steps.seconds - price * kv, tuning)
+    moved = fit_huber(features_but_kv, steps.seconds - (price + deviation) * kv, tuning)
+    shift = np.append(moved.coefficients - at_price.coefficients, deviation)
+    return np.append(at_price.coefficients, price), np.pad(at_price.covariance, (0, 1)) + np.outer(shift, shift)
 
 
 def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] | None:
@@ -270,15 +270,15 @@ def _price_at_equal_rows(steps: StepLog, tuning: float) -> tuple[float, float] |
 
     None if no two steps have as many, or if the steps with more resident tokens are no longer.
     """
-    alone = steps.where(steps.decode_only)
+    decode_steps = steps.where(steps.decode_only)
     tokens, seconds, sizes = [], [], 0
-    for size in np.unique(alone.decodes):
-        rows = alone.decodes == size
+    for size in np.unique(decode_steps.decodes):
+        rows = decode_steps.decodes == size
         if rows.sum() > 1:
-            tokens.append(alone.kv_tokens[rows] - np.median(alone.kv_tokens[rows]))
-            seconds.append(alone.seconds[rows] - np.median(alone.seconds[rows]))
+            tokens.append(decode_steps.kv_tokens[rows] - np.median(decode_steps.kv_tokens[rows]))
+            seconds.append(decode_steps.seconds[rows] - np.median(decode_steps.seconds[rows]))
             sizes += 1
-    count = sum(len(each) for each in tokens)
+    count = sum(len(part) for part in tokens)
     if count <= sizes + 1 or not np.concatenate(tokens).any():
         return None
     more = np.concatenate(tokens)
