@@ -37,28 +37,28 @@ def engine_settings(meta: Mapping[str, Any], document: Mapping[str, Any], step_t
         meta: content of `meta.json`. document: the scenario.
         step_time_fields: fields that its step-time source has.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for section in (meta, *(meta.get(name) or {} for name in SECTIONS)):
         if not isinstance(section, Mapping):
             continue
         for name, field in ENGINE.items():
             if _plain(section.get(name)):
-                found[f"engine.{field}"] = section[name]
+                settings[f"engine.{field}"] = section[name]
         for name, field in STEP_TIME.items():
             if field in step_time_fields and _plain(section.get(name)):
-                found[f"step_time.{field}"] = section[name]
+                settings[f"step_time.{field}"] = section[name]
         share = section.get("gpu_memory_utilization")
         if isinstance(share, int | float) and isinstance((document.get("engine") or {}).get("kv_memory"), Mapping):
-            found["engine.kv_memory.gpu_memory_utilization"] = float(share)
-    if "engine.num_gpu_blocks" in found:
-        found.pop("engine.kv_memory.gpu_memory_utilization", None)
+            settings["engine.kv_memory.gpu_memory_utilization"] = float(share)
+    if "engine.num_gpu_blocks" in settings:
+        settings.pop("engine.kv_memory.gpu_memory_utilization", None)
     defaults: dict[str, Any] = {
         "engine.data_parallel_size": 1,
         "step_time.data_parallel": 1,
         "step_time.expert_parallel": False,
     }
     defaults |= {"step_time.tensor_parallel": 1, "step_time.pipeline_parallel": 1, "engine.scheduling_policy": "fcfs"}
-    return {field: value for field, value in found.items() if _stated(document, field, defaults.get(field)) != value}
+    return {field: value for field, value in settings.items() if _stated(document, field, defaults.get(field)) != value}
 
 
 def _plain(value: Any) -> bool:

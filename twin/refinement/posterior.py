@@ -120,14 +120,14 @@ def estimate(observed: Observations, linearise: Linearise, count: int) -> Poster
             break
     else:
         scores = np.mean(path[-AVERAGED:], axis=0)
-    found = _solve(observed, *linearise(scores), scores, alike)
-    return Posterior(scores, found.covariance, found.information, found.noise, rounds)
+    solution = _solve(observed, *linearise(scores), scores, alike)
+    return Posterior(scores, solution.covariance, solution.information, solution.noise, rounds)
 
 
-def unlearned(found: Posterior) -> Posterior:
+def unlearned(posterior: Posterior) -> Posterior:
     """The scores before the run, with what it would have told."""
-    count = len(found.estimate)
-    return replace(found, estimate=np.zeros(count), covariance=np.eye(count))
+    count = len(posterior.estimate)
+    return replace(posterior, estimate=np.zeros(count), covariance=np.eye(count))
 
 
 def _solve(observed: Observations, predicted: Floats, jacobian: Floats, scores: Floats, alike: Floats) -> Posterior:
@@ -176,7 +176,7 @@ def fit_noise(
         residuals: at the estimates before the run, to first order. They contain what the unknowns explain, whose
             covariance is JJᵀ; a bias that an unknown may have is not taken for noise.
     """
-    found = {}
+    noise = {}
     for kind in np.unique(observed.kinds).tolist():
         rows = np.flatnonzero(observed.kinds == kind)
         rows = rows[:: max(len(rows) // SAMPLE, 1)]
@@ -194,5 +194,5 @@ def fit_noise(
         likelihoods, deviations, shares = np.array(grid).T
         weights = np.exp(likelihoods - likelihoods.max())
         weights /= weights.sum()
-        found[kind] = (float(np.exp(weights @ np.log(deviations))), float(weights @ shares))
-    return found
+        noise[kind] = (float(np.exp(weights @ np.log(deviations))), float(weights @ shares))
+    return noise

@@ -1,46 +1,33 @@
-"""A scenario and a run that corrects it, and the parts of the answer that all kinds of runs have."""
+"""A scenario and a run that corrects it: the question, and what a run must give as its evidence."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latency_models.sources.refined import SCHEMA, RefinedStepTime
+from latency_models.sources.refined import RefinedStepTime
 from latency_models.step_time import StepTime
-from latency_models.unknowns import Unknown
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.refinement.engine_settings import engine_settings
 from twin.refinement.posterior import Posterior
 from twin.serving.plan import ServingPlan
+from twin.serving.reference_run import compare
+from twin.serving.uncertainty import combine
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]
 Advance = Callable[[str], object]
 
-DOCUMENT = "twin.refinement/1"
 
-NOTHING = 3.0
-"""Information below which a run has not said anything: half of the prior's deviation would be left."""
-
-
-@dataclass(frozen=True)
-class Refinement:
-    """The result of a refinement.
-
-    Attributes:
-        document: `twin.refinement/1`, for tables. file: `twin.refined-step-time/1`, without `folder`.
-        notes: on what was read or assumed.
-    """
-
-    document: dict[str, Any]
-    file: dict[str, Any]
-    notes: list[str]
+MAX_FITTED = 600
+"""Durations that a fit takes at most: its time grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,39 @@ class Question:
     factors: tuple[str, ...] = ()
 
 
+class Evidence(ABC):
+    """A measured run beside a scenario: requests, engine steps, or means of metrics pages.
+
+    Attributes:
+        kind: requests, steps or means. noise_kinds: names of the kinds of observations.
+        min_drift: lower bound of the deviation of a refined engine from itself later.
+        scenario: with the settings of the run. step_time: of all its pools. notes: on what was read or assumed.
+    """
+
+    kind: ClassVar[str]
+    noise_kinds: ClassVar[Sequence[str]] = ("step",)
+    min_drift: ClassVar[float] = 0.005
+    scenario: ServingScenario
+    step_time: StepTime
+    notes: list[str]
+
+    @abstractmethod
+    def estimate(self, names: Sequence[str]) -> Posterior:
+        """Scores of unknowns, from the part of the run that is fitted."""
+
+    @abstractmethod
+    def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
+        """Errors before and after the refinement, of the part that is fitted (`fit`) and of the others (`rest`)."""
+
+    @abstractmethod
+    def drift(self, errors: Mapping[str, Any]) -> float:
+        """Deviation of a refined engine from itself later, by the errors of the rest."""
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """The fields of the document on what was read and fitted."""
+
+
 def read_settings(question: Question, meta: Mapping[str, Any], source: str) -> tuple[Settings, Settings, list[str]]:
     """The engine's own settings in place of the scenario's, unless the question states others.
 
@@ -74,15 +94,12 @@ def read_settings(question: Question, meta: Mapping[str, Any], source: str) -> t
     changed = apply(question.document, question.settings)
     scenario = check_scenario(question.document, question.settings, question.path)
     fields = set(type(scenario.step_time).model_fields)
-    read = {
-        field: value
-        for field, value in engine_settings(meta, changed, fields).items()
-        if field not in question.settings
-    }
-    settings: Settings = {**question.settings, **read}
-    if "engine.num_gpu_blocks" in read:
+    stated = engine_settings(meta, changed, fields)
+    new = {field: value for field, value in stated.items() if field not in question.settings}
+    settings: Settings = {**question.settings, **new}
+    if "engine.num_gpu_blocks" in new:
         settings |= {"engine.kv_memory": None}
-    return settings, read, [f"{field}: {value}, as {source} says" for field, value in read.items()]
+    return settings, new, [f"{field}: {value}, as {source} says" for field, value in new.items()]
 
 
 def one_step_time(plan: ServingPlan) -> StepTime:
@@ -99,91 +116,30 @@ def one_step_time(plan: ServingPlan) -> StepTime:
     return plan.step_time
 
 
-def chosen_unknowns(step_time: StepTime, factors: Sequence[str]) -> list[Unknown]:
-    """The unknowns of these names, or all.
-
-    Raises:
-        BadInput: a model without unknowns, or a name that is none of them.
-    """
-    unknowns = list(step_time.unknowns())
-    if not unknowns:
-        raise BadInput("expected a source whose error is known: it has nothing to learn", field="step_time.source")
-    known = [unknown.name for unknown in unknowns]
-    for name in factors:
-        if name not in known:
-            raise BadInput(f"expected some of {', '.join(known)}", field="--factors", value=name)
-    return [unknown for unknown in unknowns if not factors or unknown.name in factors]
-
-
-def require_information(found: Posterior, names: Sequence[str], question: Question, doubt: str = "") -> None:
-    """Refuse a run that shows nothing, and chosen factors that it does not tell apart.
-
-    `doubt`: why it may show nothing; such as steps that take less time than the scenario's GPU needs at its peaks.
-    """
-    if float(np.linalg.eigvalsh(found.information)[-1]) < NOTHING:
-        why = doubt or "it changes none of their deviations by half"
-        expected = f"expected a run that shows some of the factors; {why}"
-        raise BadInput(expected, field="--run", value=str(question.run))
-    if not question.factors:
-        return
-    for i, name in enumerate(names):
-        if found.verdict(i) != "learned":
-            others = " and ".join(names[j] for j in found.tied(i))
-            why = f"it cannot be told from {others}" if others else "the run does not show it"
-            left = f"{100 * found.left[i]:.0f} % of its deviation would be left"
-            raise BadInput(f"expected factors that the run tells apart: {why} ({left})", field="--factors", value=name)
-
-
-def refined_model(step_time: StepTime, names: Sequence[str], found: Posterior, drift: float) -> RefinedStepTime:
-    """The step times after the run. `drift`: deviation of a factor on all of them."""
-    return RefinedStepTime(step_time, names, found.estimate, found.covariance, drift)
-
-
-def refinement_document(question: Question, kind: str, unknowns: Sequence[Unknown], found: Posterior) -> dict[str, Any]:
-    """The part of `twin.refinement/1` that all runs have. `kind`: requests, steps or means."""
-    names = [unknown.name for unknown in unknowns]
-    return {
-        "schema": DOCUMENT,
-        "scenario": str(question.path),
-        "run": str(question.run),
-        "kind": kind,
-        "unknowns": [
-            {
-                "name": unknown.name,
-                "about": unknown.about,
-                "verdict": found.verdict(i),
-                "tied": [names[j] for j in found.tied(i)],
-                "score": float(found.estimate[i]),
-                "factor": None if unknown.deviation is None else unknown.factor(float(found.estimate[i])),
-                "deviation_before": unknown.deviation,
-                "left": float(found.left[i]),
-            }
-            for i, unknown in enumerate(unknowns)
-        ],
-        "noise": {
-            ("ttft", "decoding")[kind_of] if kind == "requests" else "step": {"deviation": deviation, "shared": shared}
-            for kind_of, (deviation, shared) in found.noise.items()
-        },
-    }
-
-
-def refined_file(
-    scenario: ServingScenario, names: Sequence[str], found: Posterior, drift: float, document: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of `twin.refined-step-time/1`, without `folder`."""
-    section = scenario.pools[0].step_time.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    evidence = {name: document[name] for name in ("scenario", "run", "kind", "fitted", "held_out", "rest")}
-    return {
-        "schema": SCHEMA,
-        "step_time": section,
-        "unknowns": list(names),
-        "estimate": [float(f"{each:.6g}") for each in found.estimate],
-        "covariance": [[float(f"{each:.9g}") for each in row] for row in found.covariance],
-        "drift": float(f"{drift:.4g}"),
-        "evidence": evidence,
-    }
-
-
 def named_scores(names: Sequence[str], scores: Floats) -> dict[str, float]:
     """Scores by the names of their unknowns."""
     return dict(zip(names, scores.tolist(), strict=True))
+
+
+def prediction_errors(
+    measured: Mapping[str, Any],
+    before: Sequence[dict[str, Any]],
+    after: Sequence[dict[str, Any]],
+    draws: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Measured metrics with predictions before and after, and with intervals by draws of the refined model.
+
+    Args:
+        before, after: summaries of realisations.
+    """
+    measured = dict(measured)
+    earlier, refined = compare(combine(before)[0], measured), compare(combine(after)[0], measured)
+    _, intervals = combine(after, draws)
+    return {
+        name: {
+            "measured": row["measured"], "before": earlier[name]["predicted"], "after": row["predicted"],
+            "before_error": earlier[name]["error"], "after_error": row["error"],
+            "interval": intervals[name]["prediction"] if name in intervals else None,
+        }
+        for name, row in refined.items()
+    }  # fmt: skip

@@ -15,8 +15,8 @@ from latency_models.io.config_io import read_yaml, write_yaml
 from latency_models.sources.refined import RefinedSpec
 from scenarios.reading import read_scenario
 from twin import cli
+from twin.refinement.by_requests import simulate_requests
 from twin.refinement.posterior import Posterior, estimate
-from twin.refinement.request_times import simulate_requests
 from twin.serving.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
@@ -115,7 +115,7 @@ def test_a_fit_further_from_its_own_means_than_before_is_dropped(
         found = estimate(*given)
         return replace(found, estimate=found.estimate * -5)
 
-    monkeypatch.setattr("twin.refinement.refine.estimate", wrong)
+    monkeypatch.setattr("twin.refinement.by_requests.estimate", wrong)
     assert refine(folder, "--first", "30", "--json") == 0
     printed = capsys.readouterr()
     document = json.loads(printed.out)

@@ -1,0 +1,268 @@
+"""Evidence of requests: durations of measured ones, beside those that a plan predicts at scores of its unknowns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latency_models.sources.refined import RefinedStepTime
+from latency_models.step_time import StepTime
+from scenarios.overrides import Settings
+from scenarios.serving import ServingScenario, check_scenario
+from scenarios.serving_workload import ReplaySpec
+from schedulers.batches import Batch
+from schedulers.lockstep import GroupBatch
+from twin.refinement.measured_run import MeasuredRun, read_measured_run
+from twin.refinement.posterior import Observations, Posterior, estimate
+from twin.refinement.question import (
+    MAX_FITTED,
+    Advance,
+    Evidence,
+    Question,
+    named_scores,
+    one_step_time,
+    prediction_errors,
+    read_settings,
+)
+from twin.serving.engine import Engine, Watch
+from twin.serving.plan import ServingPlan, make_plan
+from twin.serving.simulation import Simulation
+from workloads.errors import BadInput
+from workloads.trace import Trace
+
+Floats = NDArray[np.float64]
+TTFT, DECODING = 0, 1
+"""Kinds of observations."""
+
+STEP = 0.25
+"""Half the width of a central difference, in scores."""
+
+SHARE = 0.2
+"""The first requests that are fitted, unless stated."""
+
+WARM_UP = 10
+"""First requests of a run that are not compared, at most a quarter of the fitted ones: an engine's first steps are
+slower."""
+
+DRAWS = 12
+"""Draws of the refined model for its intervals of the held-out requests."""
+
+
+class RequestEvidence(Evidence):
+    """The first requests of a run; the rest is predicted."""
+
+    kind = "requests"
+    noise_kinds = ("ttft", "decoding")
+
+    def __init__(self, question: Question, advance: Advance) -> None:
+        self._advance = advance
+        run = self._run = read_measured_run(question.run)
+        self._plan, self._settings, self.notes = _plan(question, run)
+        self.scenario, self.step_time = self._plan.scenario, one_step_time(self._plan)
+        default = max(round(SHARE * len(run)), min(10, len(run)))
+        self._fitted = default if question.first is None else question.first
+        if not 2 <= self._fitted <= len(run):
+            expected = f"expected a number from 2 to {len(run)}, the requests of the run"
+            raise BadInput(expected, field="--first", value=self._fitted)
+        self._warm_up = min(WARM_UP, self._fitted // 4)
+        self.notes.append(f"the first {self._warm_up} requests are left out as the engine's warm-up")
+        first = self._fitted
+        # Durations are those to the first token, then those from the first to the last.
+        self._several = np.flatnonzero((run.answers[:first] > 1) & (run.decoding[:first] > 0))
+        self._compared = np.concatenate([np.arange(first), self._several]) >= self._warm_up
+        if (count := int(self._compared.sum())) > MAX_FITTED:
+            expected = f"expected fewer requests to fit: {count} durations, at most {MAX_FITTED}"
+            raise BadInput(expected, field="--first", value=first)
+
+    def estimate(self, names: Sequence[str]) -> Posterior:
+        """Scores of unknowns, from the durations of the first requests."""
+        # Later requests cannot change those that were answered before they came.
+        count = max(int((self._run.start <= self._run.last[: self._fitted].max()).sum()), self._fitted)
+
+        def linearise(scores: Floats) -> tuple[Floats, Floats]:
+            self._advance("simulating")
+            by_name = named_scores(names, scores)
+            steps = StepDerivatives(self._plan, names, by_name)
+            times = simulate_requests(self._plan, by_name, count, steps.watch)
+            begin, end, engines = self._intervals(times)
+            by_engine = {engine: steps.between(engine, begin, end) for engine in np.unique(engines).tolist()}
+            rows = np.select([engines[:, None] == engine for engine in by_engine], list(by_engine.values()))
+            seconds = np.maximum(end - begin, 1e-9)
+            return np.log(seconds)[self._compared], (rows / seconds[:, None])[self._compared]
+
+        return estimate(self._observe().where(self._compared), linearise, len(names))
+
+    def _intervals(self, times: RequestTimes | MeasuredRun) -> tuple[Floats, Floats, NDArray[np.str_]]:
+        """Begin and end of each duration, and the engine of simulated ones."""
+        first, several = slice(self._fitted), self._several
+        begin = np.concatenate([times.start[first], times.first[several]])
+        end = np.concatenate([times.first[first], times.last[several]])
+        engines = times.engine if isinstance(times, RequestTimes) else np.zeros(len(times), dtype=np.str_)
+        return begin, end, np.concatenate([engines[first], engines[several]])
+
+    def _observe(self) -> Observations:
+        """The measured durations.
+
+        A request waits for the end of a step, which the model knows only as well as all steps before: half a step's
+        length is below what it can say.
+        """
+        run, first = self._run, self._fitted
+        several = np.flatnonzero(run.answers[:first] > 1)
+        gaps = run.decoding[:first][several] / (run.answers[:first][several] - 1)
+        phase = 0.5 * (float(np.median(gaps)) if len(gaps) else 0.0)
+        begin, end, _ = self._intervals(run)
+        durations = np.concatenate([run.ttft[:first], run.decoding[self._several]])
+        kinds = np.repeat([TTFT, DECODING], [first, len(self._several)])
+        return Observations(np.log(durations), kinds, begin, end, phase / durations)
+
+    def errors(self, refined: RefinedStepTime) -> dict[str, Any]:
+        """Mean latencies of the compared requests and of the rest, before and after, with 95 % intervals after."""
+        plan, run = self._plan, self._run
+        before, after = (simulate_requests(variant, {}, len(run)) for variant in (plan, plan.with_step_time(refined)))
+        draws = []
+        for i in range(DRAWS):
+            self._advance("drawing")
+            model = refined.draw(np.random.default_rng([plan.scenario.seed, i, 2]))
+            draws.append(simulate_requests(plan.with_step_time(model), {}, len(run)))
+
+        def part(rows: slice) -> dict[str, Any]:
+            def means(times: RequestTimes | MeasuredRun) -> dict[str, Any]:
+                return _summary(times.start[rows], times.first[rows], times.last[rows], run.answers[rows])
+
+            return prediction_errors(means(run), [means(before)], [means(after)], [means(draw) for draw in draws])
+
+        held_out = part(slice(self._fitted, None)) if self._fitted < len(run) else None
+        return {"fit": part(slice(self._warm_up, self._fitted)), "rest": held_out}
+
+    def drift(self, errors: Mapping[str, Any]) -> float:
+        """The error of the mean TPOT of the other requests."""
+        held_out = errors["rest"] or {}
+        return max(
+            self.min_drift, abs(math.log1p(held_out["tpot.mean"]["after_error"])) if "tpot.mean" in held_out else 0.01
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Numbers of requests, and settings that were read."""
+        held_out = len(self._run) - self._fitted
+        counts = {"fitted": self._fitted, "warm_up": self._warm_up, "held_out": held_out}
+        return {**counts, "settings": self._settings}
+
+
+def _plan(question: Question, run: MeasuredRun) -> tuple[ServingPlan, Settings, list[str]]:
+    """The plan of the run: the scenario with the engine's own settings, and the run's requests."""
+    settings, settings_read, notes = read_settings(question, run.meta or {}, "the run's meta.json")
+    scenario = check_scenario(question.document, question.settings, question.path)
+    if not run.meta:
+        notes.append("no meta.json beside the run: the engine's settings are those of the scenario")
+    trace = _own_trace(scenario, question.path.parent, run)
+    document = question.document
+    if trace is None:
+        notes.append("the workload is the run's own requests, without prefix ids")
+        settings = {key: value for key, value in settings.items() if not key.startswith("workload.")}
+        document = {**document, "workload": {"trace": {"path": str(run.source)}, "arrivals": {"process": "replay"}}}
+        trace = run.trace
+    if run.by_client and scenario.measure.start == "queued":
+        settings["measure.start"] = "submitted"
+    plan = make_plan(check_scenario(document, settings, question.path), question.path.parent, trace)
+    return plan, settings_read, notes
+
+
+def _own_trace(scenario: ServingScenario, base: Path, run: MeasuredRun) -> Trace | None:
+    """The scenario's trace if it has the run's requests, in this order; it may have prefix ids besides."""
+    spec = scenario.workload
+    if spec.trace is None or spec.sessions is not None or not isinstance(spec.arrivals, ReplaySpec):
+        return None
+    trace = spec.read_trace(base)
+    if trace is None or trace.arrivals is None or len(trace) != len(run):
+        return None
+    same = np.array_equal(trace.prefill_tokens, run.prompts) and np.array_equal(trace.decode_tokens, run.answers)
+    return trace if same else None
+
+
+@dataclass(frozen=True, eq=False)
+class RequestTimes:
+    """Simulated times of requests, shape (n,), in their order of arrival."""
+
+    start: Floats
+    first: Floats
+    last: Floats
+    engine: NDArray[np.str_]
+
+
+def simulate_requests(
+    plan: ServingPlan, scores: Mapping[str, float], requests: int, watch: Watch | None = None
+) -> RequestTimes:
+    """Times of the first requests of a plan, at these scores of its unknowns. `watch`: see `Simulation`."""
+    pools = [pool.at(scores) for pool in plan.pools]
+    changes = {"detail": "requests"} | ({"fast_forward": False} if watch else {})
+    scenario = plan.scenario.model_copy(update=changes)
+    run = Simulation(replace(plan, scenario=scenario, pools=pools, requests=requests), watch=watch).run()
+    table: dict[str, Any] = run.columns.table()
+    order = np.argsort(table["id"], kind="stable")
+    start = table["queued" if plan.scenario.measure.start == "queued" else "arrival"]
+    return RequestTimes(start[order], table["first_token"][order], table["last_token"][order], table["replica"][order])
+
+
+class StepDerivatives:
+    """Derivatives of step times by the scores, collected while a simulation runs.
+
+    A request's durations are the steps between its events, and the time for which the engine was idle. With the steps
+    that ran, each of them as much longer as its batch says, durations are smooth in the scores; those of two
+    simulations differ by the phase of a step here and there. What is left out is that slower steps gather larger
+    batches: effects are rather too small, deviations rather too large.
+
+    Args:
+        plan: of the simulation. names: the unknowns. scores: at which the simulation runs.
+    """
+
+    def __init__(self, plan: ServingPlan, names: Sequence[str], scores: Mapping[str, float]) -> None:
+        self._models: dict[str, list[tuple[StepTime, StepTime]]] = {}
+        for pool in plan.pools:
+            ends = [
+                (pool.step_time.vary({**scores, name: scores[name] - STEP}),
+                 pool.step_time.vary({**scores, name: scores[name] + STEP}))
+                for name in names
+            ]  # fmt: skip
+            self._models.update(dict.fromkeys(pool.names, ends))
+        self._steps: dict[str, list[list[float]]] = {engine: [] for engine in self._models}
+
+    def watch(self, engine: Engine, batch: Batch, start: float, end: float) -> None:
+        """Keep the derivatives of a step."""
+        row = [start, end]
+        for low, high in self._models[engine.name]:
+            row.append((_seconds(high, batch) - _seconds(low, batch)) / (2 * STEP))
+        self._steps[engine.name].append(row)
+
+    def between(self, engine: str, begin: Floats, end: Floats) -> Floats:
+        """Derivatives of the time that an engine's steps take between two instants each, shape (m, n)."""
+        steps = np.array(self._steps[engine])
+        instants = steps[:, :2].ravel()  # in order, since steps follow each other
+        grown = np.zeros((len(instants), steps.shape[1] - 2))
+        sums = np.cumsum(steps[:, 2:], axis=0)
+        grown[1::2], grown[2::2] = sums, sums[:-1]
+        columns = [np.interp(end, instants, values) - np.interp(begin, instants, values) for values in grown.T]
+        return np.array(columns).T
+
+
+def _seconds(model: StepTime, batch: Batch | GroupBatch) -> float:
+    return model.group_seconds(batch) if isinstance(batch, GroupBatch) else model.seconds(batch)
+
+
+def _summary(start: Floats, first: Floats, last: Floats, answers: NDArray[np.int64]) -> dict[str, Any]:
+    """Mean latencies and throughput of some requests."""
+    several = answers > 1
+    seconds = float(last.max() - start.min())
+    means: dict[str, Any] = {
+        "ttft": {"mean": float((first - start).mean())},
+        "e2e": {"mean": float((last - start).mean())},
+        "output_throughput": float(answers.sum()) / seconds if seconds else None,
+    }
+    if several.any():
+        means["tpot"] = {"mean": float(((last - first)[several] / (answers[several] - 1)).mean())}
+    return means
