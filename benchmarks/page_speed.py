@@ -42,15 +42,15 @@ MOVE = """async (value) => {
 
 def pages(count: int = 2000) -> None:
     """Print bytes and processor time of the page of a sweep, and of a run."""
-    from reports.serving.page import simulation_page, sweep_page
     from tests.browser.test_reports import many_points
+    from tests.reports.rendering import page_of
     from tests.reports.serving.documents import simulation
 
     points = many_points(count)
     for name, make in (
-        ("a run, the first page of a process", lambda: simulation_page(simulation(), {})),
-        ("a run", lambda: simulation_page(simulation(), {})),
-        (f"a sweep of {count:,} points", lambda: sweep_page(points, {})),
+        ("a run, the first page of a process", lambda: page_of(simulation())),
+        ("a run", lambda: page_of(simulation())),
+        (f"a sweep of {count:,} points", lambda: page_of(points)),
     ):
         begin = time.process_time()
         page = make()

@@ -1,27 +1,27 @@
-"""Parts of the tables and figures of reproduced papers."""
+"""Parts of the tables and figures of validations and reproduced papers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from reports.svg import svg_text
+from reports.blocks import Block, Column, Report, Table, Text
 
 Document = dict[str, Any]
+
 Draw = Callable[[list[Any], Document], None]
 """Draws a document on the given axes, one for each panel."""
 
+Section: TypeAlias = tuple[str, Block | Report]
+"""A title, and what stands under it."""
 
-def sections(titled: Iterable[tuple[str, RenderableType]]) -> Group:
-    """Stack parts, each under its title, with an empty line between them."""
-    parts: list[RenderableType] = []
+
+def sections(titled: Iterable[Section]) -> Report:
+    """Stack parts, each under its title."""
+    blocks: list[Block] = []
     for title, body in titled:
-        parts += [Text(f"\n{title}" if parts else title, style="bold"), body]
-    return Group(*parts)
+        blocks += [Text(title, "heading"), *(body.blocks if isinstance(body, Report) else [body])]
+    return Report("", blocks)
 
 
 def disagreements(claims: Iterable[Document]) -> Text:
@@ -36,16 +36,13 @@ def disagreements(claims: Iterable[Document]) -> Text:
 
 
 def bullets(lines: Iterable[str]) -> Text:
-    """Lines that begin with a dash."""
-    return Text("\n".join(f"- {line}" for line in lines))
+    """A list, an item a line."""
+    return Text("\n".join(lines), "list")
 
 
-def table(*columns: str) -> Table:
-    """An empty table without lines: the first column is aligned to the left, figures to the right."""
-    made = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
-    return made
+def table(*titles: str) -> Table:
+    """An empty table that sorts on a page: the first column is aligned to the left, figures to the right."""
+    return Table([Column(title, left=index == 0) for index, title in enumerate(titles)], sorts=True)
 
 
 def milliseconds(seconds: float) -> str:
@@ -60,14 +57,8 @@ def percent(share: float) -> str:
 
 def render(draw: Draw, document: Document, panels: int = 1, size: tuple[float, float] | None = None) -> str:
     """Draw panels side by side, as an SVG text. `size`: width and height, inches; None: by the number of panels."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+    from reports.svg import canvas, svg_text
 
-    figure = Figure(figsize=size or (4.2 * panels + 1, 3.8), layout="constrained")
-    FigureCanvasSVG(figure)
-    axes = [figure.add_subplot(1, panels, 1 + index) for index in range(panels)]
+    figure, axes = canvas(panels, panels, size or (4.2 * panels + 1, 3.8))
     draw(axes, document)
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-        each.grid(alpha=0.25, linewidth=0.6)
     return svg_text(figure)

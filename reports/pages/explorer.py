@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from reports.blocks import View
+from reports.fields import Field
 from reports.pages.charts import canvas
-from reports.pages.fields import Field
 from reports.pages.theme import GOAL, SERIES, TABLE, WIDGETS, asset, scale
 
 if TYPE_CHECKING:
@@ -22,17 +22,6 @@ FILTERED = ("ttft.p99", "tpot.p99", "goodput_share")
 
 PLACES = ("#x", "#y", "#colour")
 """Columns of the chart."""
-
-
-@dataclass(frozen=True)
-class View:
-    """A choice of axes: keys of fields, and whether the Pareto front is drawn."""
-
-    label: str
-    x: str
-    y: str
-    colour: str = ""
-    pareto: bool = False
 
 
 def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str] = ()) -> Column:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from reports.pages.frame import Part
+from reports.blocks import Block, Text
+from reports.layout import bullets
+from reports.pages.theme import MEASURED, PREDICTED
 
 Document = dict[str, Any]
+
+SIDES = {"live": ("measured", MEASURED, "solid"), "twin": ("forecast", PREDICTED, "dashed")}
+"""Label, colour and line of each side."""
+
+
+def verdict_blocks(document: Document, side: str) -> list[Block]:
+    """The goals that the prediction (`side`) misses, and the verdict."""
+    missed = document["missed"]
+    return [
+        Text(f"Goals that the {side} misses", "heading"), bullets(missed) if missed else Text("none"),
+        Text("\n\n" + verdict_line(document), "warning" if missed else "answer"),
+    ]  # fmt: skip
 
 
 def verdict_line(document: Document) -> str:
@@ -28,21 +40,13 @@ def verdict_line(document: Document) -> str:
 
 def contention_line(document: Document) -> list[str]:
     """The contention that was measured; nothing for documents of earlier versions."""
-    found = document.get("contention")
-    if found is None:
+    contention = document.get("contention")
+    if contention is None:
         return []
-    waited = "" if found["waited_share"] is None else f"waits for a processor {100 * found['waited_share']:.1f} %, "
+    waits = contention["waited_share"]
+    waited = "" if waits is None else f"waits for a processor {100 * waits:.1f} %, "
     return [
-        f"contention: {waited}involuntary switches {found['involuntary_switches_per_second']:.1f} a second,"
-        f" CPU time of equal work spread by {100 * found['equal_work_spread']:.1f} %"
-        f" ({'contended' if found['contended'] else 'not contended'})"
+        f"contention: {waited}involuntary switches {contention['involuntary_switches_per_second']:.1f} a second,"
+        f" CPU time of equal work spread by {100 * contention['equal_work_spread']:.1f} %"
+        f" ({'contended' if contention['contended'] else 'not contended'})"
     ]
-
-
-def verdict_parts(document: Document) -> list[Part]:
-    """The beginning of a validation's page: the verdict, the contention, and the goals that were missed."""
-    style = "answer" if not document["missed"] else "warning"
-    parts: list[Part] = [f'<p class="{style}">{escape(verdict_line(document))}</p>']
-    if document["missed"]:
-        parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in document["missed"]) + "</ul>")
-    return parts + [f'<p class="note">{escape(line)}</p>' for line in contention_line(document)]

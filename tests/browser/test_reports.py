@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.serving.page import simulation_page, sweep_page
 from tests.browser.conftest import model, opened
+from tests.reports.rendering import page_of
 from tests.reports.serving.documents import measured, simulation, spread, sweep
 
 MOST_BYTES = 5_000_000
@@ -36,7 +36,7 @@ def many_points(count: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sweep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("pages") / "report.html"
-    file.write_text(sweep_page(many_points(2000), {"command": "twin sweep"}), encoding="utf-8")
+    file.write_text(page_of(many_points(2000), {"command": "twin sweep"}), encoding="utf-8")
     return file
 
 
@@ -116,7 +116,7 @@ def test_charts_follow_the_theme(tab: Any, sweep_file: Path, scheme: str) -> Non
 def test_narrow_screens_need_no_sideways_scrolling(tab: Any, sweep_file: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.html"
     outage = {"engine": "engine-0", "start": 0.5, "end": 1.0}
-    file.write_text(simulation_page({**measured(), "outages": [outage]}, {"command": "twin simulate " + 30 * "x"}))
+    file.write_text(page_of({**measured(), "outages": [outage]}, {"command": "twin simulate " + 30 * "x"}))
     tab.set_viewport_size({"width": 390, "height": 800})
     for each in (file, sweep_file):
         opened(tab, each.as_uri())
@@ -125,7 +125,7 @@ def test_narrow_screens_need_no_sideways_scrolling(tab: Any, sweep_file: Path, t
 
 def test_legends_lie_below_the_plot(tab: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.html"
-    file.write_text(simulation_page(measured(), {}), encoding="utf-8")
+    file.write_text(page_of(measured(), {}), encoding="utf-8")
     opened(tab, file.as_uri())
     legends = tab.evaluate(
         model("models.filter((each) => each.type === 'Figure').map((each) => each.below.map((part) => part.type))")

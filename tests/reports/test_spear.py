@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from rich.console import Console, RenderableType
-from rich.text import Text
 
+from reports.blocks import Report, Text
 from reports.layout import bullets, disagreements, sections
 from reports.reproductions.spear.figures import figures as spear_figures
 from reports.reproductions.spear.table import tables as spear_table
+from tests.reports.rendering import lines_of
 
 Document = dict[str, Any]
 
@@ -72,11 +71,9 @@ def document() -> Document:
     )  # fmt: skip
 
 
-def printed(shown: RenderableType) -> list[str]:
+def printed(result: Report) -> list[str]:
     """Lines, every gap one space."""
-    text = io.StringIO()
-    Console(width=200, file=text).print(shown)
-    return [re.sub(" +", " ", line).strip() for line in text.getvalue().splitlines()]
+    return [re.sub(" +", " ", line).strip() for line in lines_of(result)]
 
 
 def test_printed_stands_beside_predicted(document: Document) -> None:
@@ -125,5 +122,5 @@ def test_figures_are_drawn_from_the_document(document: Document) -> None:
 
 def test_what_all_reports_are_made_of() -> None:
     assert printed(sections([("one", Text("a")), ("two", Text("b"))])) == ["one", "a", "", "two", "b"]
-    assert bullets(["x", "y"]).plain == "- x\n- y"
-    assert disagreements([]).plain == "nothing"
+    assert bullets(["x", "y"]) == Text("x\ny", "list")
+    assert disagreements([]) == Text("nothing")

@@ -162,7 +162,7 @@ class Result:
         """The headline and the summary, for notebooks."""
         from html import escape
 
-        from reports.serving.table import headline
+        from reports.serving.sentences import headline
 
         html: str = self.summary.to_html(na_rep="–")
         return f"<p>{escape(headline(self.document))}</p>{html}"

@@ -253,7 +253,7 @@ def run_(
     json
         Print the results of each operation as JSON instead of the table.
     """
-    from reports.calibration.table import operations_table
+    from reports.calibration.operations import operations_report
     from twin.api.arguments import require_at_least
     from twin.cli.console import note, print_json, print_table, progress
 
@@ -281,7 +281,7 @@ def run_(
     if json:
         print_json(document)
     else:
-        print_table(operations_table(document))
+        print_table(operations_report(document))
     return 0 if all(operation.holds for operation in made.operations.values()) else MISSED
 
 

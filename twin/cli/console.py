@@ -7,10 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sized
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from reports.blocks import Report
 
 LINE_SECONDS = 30.0
 
@@ -30,11 +30,23 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=1, allow_nan=False))
 
 
-def print_table(table: RenderableType) -> None:
-    """Print a table, as wide as it needs to be when stdout is not a terminal."""
+def print_result(document: dict[str, Any], *, as_json: bool) -> None:
+    """Print a run's result on stdout: its document, or its report."""
+    if as_json:
+        print_json(document)
+        return
+    from twin.api.drawing import report
+
+    print_table(report(document))
+
+
+def print_table(report: Report) -> None:
+    """Print a report, as wide as it needs to be when stdout is not a terminal."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    from reports.terminal import printed
+
+    Console(width=None if sys.stdout.isatty() else 200).print(printed(report))
 
 
 @contextlib.contextmanager

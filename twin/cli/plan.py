@@ -150,9 +150,9 @@ def _print(document: dict[str, Any], folder: Path, *, as_json: bool) -> int:
     if as_json:
         print_json(document)
     else:
-        from reports.planning.table import load_table, plan_table
+        from reports.planning.report import load_report, plan_report
 
-        print_table((plan_table if document["schema"] == "twin.plan/1" else load_table)(document))
+        print_table((plan_report if document["schema"] == "twin.plan/1" else load_report)(document))
     note(f"run folder: {folder}")
     return 0 if document["feasible"] else INFEASIBLE
 

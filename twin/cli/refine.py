@@ -77,9 +77,9 @@ def refine(
     if json:
         print_json({**found.document, "output": str(output)})
     else:
-        from reports.calibration.refinement_table import refinement_table
+        from reports.calibration.refinement import refinement_report
 
-        print_table(refinement_table(found.document))
+        print_table(refinement_report(found.document))
     note(f"next: twin simulate {scenario} --set 'step_time={{source: refined, path: {output}}}'"
          + "".join(f" --set {field}={value}" for field, value in found.document["settings"].items()))  # fmt: skip
     return 0

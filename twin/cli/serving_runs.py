@@ -25,7 +25,7 @@ def note_partial_replays(sweep: ServingSweep) -> None:
     replays = [case.plan.replayed for case in sweep.cases]
     partial = [each for each in replays if each and each["requests"] < each["rows"]]
     if partial:
-        from reports.serving.table import part_of_trace
+        from reports.serving.sentences import part_of_trace
         from twin.cli.console import note
 
         for text in dict.fromkeys(map(part_of_trace, partial)):
@@ -45,7 +45,7 @@ def sweep_serving(
     """Sweep a serving scenario: every configuration, with each run on disk as soon as it is done."""
     from reports.settings import in_words, varying
     from twin.api.drawing import illustrate
-    from twin.cli.console import note, print_json, print_table, progress
+    from twin.cli.console import note, print_result, progress
 
     note_partial_replays(sweep)
     with chosen.start() as executor, serving_run_folder(sweep, "sweep", runs, scenario, fresh=fresh) as run:
@@ -62,11 +62,6 @@ def sweep_serving(
         if figures:
             illustrate(document, run)
         run.set_status(True, "complete")
-    if as_json:
-        print_json(document)
-    else:
-        from reports.serving.sweep_table import sweep_table
-
-        print_table(sweep_table(document))
+    print_result(document, as_json=as_json)
     note(f"run folder: {run.path}")
     return 0

@@ -74,7 +74,7 @@ def simulate(
         source, plan = _prepare(scenario, set_ or [], trace, replications=replications, draws=draws, jobs=jobs)
 
     from twin.api.simulation import started_for
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import note, print_result
     from twin.cli.serving_runs import note_partial_replays, serving_run_folder
 
     note_partial_replays(plan)
@@ -86,12 +86,7 @@ def simulate(
         result = _run(plan, source, started, jobs, run, keep_requests=events)
         document = result.write(run, figures=not no_figures, events=events)
         run.set_status(True, "complete")
-    if json:
-        print_json(document)
-    else:
-        from reports.serving.table import simulation_table
-
-        print_table(simulation_table(document))
+    print_result(document, as_json=json)
     note(f"run folder: {run.path}")
     return 0
 

@@ -118,16 +118,11 @@ def sweep(
 
 def load_figures() -> None:
     """Import the drawing library, which takes a second, while the workers simulate."""
-    import reports.afd.figures  # noqa: F401
+    import reports.svg  # noqa: F401
 
 
 def _show(document: dict[str, Any], run: RunDirectory, as_json: bool) -> None:
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import note, print_result
 
-    if as_json:
-        print_json(document)
-    else:
-        from reports.afd.table import sweep_table
-
-        print_table(sweep_table(document))
+    print_result(document, as_json=as_json)
     note(f"run folder: {run.path}")

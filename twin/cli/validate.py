@@ -83,7 +83,7 @@ def validate(
     from scenarios.reading import read_scenario
     from twin.api.arguments import require_at_least
     from twin.api.drawing import illustrate
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import note, print_result
     from twin.validation.contention import contention, verdict
     from workloads.errors import BadInput
 
@@ -105,10 +105,7 @@ def validate(
         run.write_json("summary.json", result)
         illustrate(result, run)
         run.set_status(True, "complete")
-    if json:
-        print_json(result)
-    else:
-        print_table(validation.table(result))
+    print_result(result, as_json=json)
     note(f"run folder: {run.path}")
     return EXIT_CODES[result["verdict"]]
 
@@ -149,19 +146,18 @@ class _Validation:
 
     Attributes:
         scenario: checked. document: runs it. missed: its lines for goals, times a tolerance, that the prediction
-            misses. table: what is printed. steps: the file of an earlier calibration.
+            misses. steps: the file of an earlier calibration.
     """
 
     scenario: ValidationScenario | BundleValidationScenario
     document: Callable[[RunDirectory, Callable[[str], None]], Document]
     missed: Callable[[Document, float], list[str]]
-    table: Callable[[Document], Any]
     steps: Path | None = None
 
 
 def _engine(source: _Source) -> _Validation:
     """One engine at several loads."""
-    from reports.validation.table import validation_table
+
     from scenarios.validation import check_validation
     from twin.validation.compare import missed
     from twin.validation.run import run_validation
@@ -177,14 +173,12 @@ def _engine(source: _Source) -> _Validation:
         checked,
         lambda run, note: run_validation(engine, checked, base, steps, run, note),
         lambda document, tolerance: missed(document["loads"], tolerance),
-        validation_table,
         steps,
     )
 
 
 def _bundle(source: _Source) -> _Validation:
     """A bundle at several ratios."""
-    from reports.validation.bundle_table import bundle_table
     from scenarios.validation import check_bundle_validation
     from twin.validation.bundle_compare import missed_goals
     from twin.validation.bundle_run import BundleValidation
@@ -202,7 +196,6 @@ def _bundle(source: _Source) -> _Validation:
         checked,
         lambda run, note: BundleValidation(live, checked, run, note).document(),
         missed_goals,
-        bundle_table,
     )
 
 

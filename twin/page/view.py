@@ -22,11 +22,12 @@ from bokeh.models import (
 )  # fmt: skip
 from bokeh.plotting import figure as Figure
 
-from reports.html_page import cell, help_table
+from reports.blocks import Column
+from reports.fields import POINTS as MEANINGS
 from reports.pages.charts import canvas, legend, plain_ticks
-from reports.pages.fields import POINTS as MEANINGS
+from reports.pages.html import html_cell, html_table
 from reports.pages.theme import GOAL, PREDICTED, SERIES, WAITING, WIDGETS
-from reports.serving.table import LATENCIES, POINTS, headline, warnings
+from reports.serving.sentences import LATENCIES, POINTS, headline, warnings
 from twin.page.knobs import Choices, Knob
 
 Document = dict[str, Any]
@@ -238,8 +239,9 @@ def answer_text(document: Document) -> str:
             continue
         goal = slo.get(name)
         mark = "" if goal is None else f"{goal:g} {'✓' if summary[name]['p99'] <= goal else '✗'}"
-        rows.append([label, *(cell(summary[name][point]) for point in POINTS), mark])
-    headers = {"seconds": ""} | {point: MEANINGS[point][1] for point in POINTS} | {"goal (P99)": "Of each request"}
+        rows.append([label, *(html_cell(summary[name][point]) for point in POINTS), mark])
+    columns = [Column("seconds"), *(Column(point, help=MEANINGS[point][1]) for point in POINTS),
+               Column("goal (P99)", help="Of each request")]  # fmt: skip
     facts = {
         "GPUs": (document["devices"] or {}).get("total"),
         "output tokens/s/GPU": summary.get("output_throughput_per_device"),
@@ -247,11 +249,11 @@ def answer_text(document: Document) -> str:
         "KV in use": summary["kv_used"],
         "load": summary["load"],
     }
-    told = ", ".join(f"{name} {cell(value)}" for name, value in facts.items() if value is not None)
-    warned = "".join(f'<p style="color: #e0566b"><b>{escape(text)}</b></p>' for text in warnings(document))
+    line = ", ".join(f"{name} {html_cell(value)}" for name, value in facts.items() if value is not None)
+    alerts = "".join(f'<p style="color: #e0566b"><b>{escape(text)}</b></p>' for text in warnings(document))
     style = f"<style>{ANSWER}</style>"
     sentence = f"<p><b>{escape(headline(document))}</b></p>"
-    return f"{style}{sentence}{warned}<p>{escape(told)}</p>{help_table(headers, rows)}"
+    return f"{style}{sentence}{alerts}<p>{escape(line)}</p>{html_table(columns, rows)}"
 
 
 def _hover(chart: Figure, renderer: Any, tips: list[tuple[str, str]], mode: Any = "vline") -> None:

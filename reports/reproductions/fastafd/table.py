@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import Document, bullets, percent, sections, table
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, bullets, percent, sections, table
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Steps over the ratio, errors by curve, fitted numbers, systems, AFD against wide EP, then the goals."""
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         ("Decode step over attention trays for each FFN tray (* fitted)", _points(document["points"])),
         ("Mean absolute errors of TPOT, and throughput lost by the predicted ratio", _curves(document)),
         (f"Fitted on {document['fit']['points']} steps, for one layer and microbatch", _parameters(document)),
@@ -29,12 +27,7 @@ def tables(document: Document) -> RenderableType:
 
 def _points(points: list[Document]) -> Table:
     shown = table("prompt", "batch", "r", "TPOT ms", "predicted", "error", "tok/s/GPU", "predicted", "set by")
-    before = None
     for point in points:
-        curve = point["prompt_tokens"], point["batch_size"]
-        if before not in (None, curve):
-            shown.add_section()
-        before = curve
         shown.add_row(
             f"{point['prompt_tokens']:,}",
             str(point["batch_size"]),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import Document, disagreements, milliseconds, percent, sections, table
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, disagreements, milliseconds, percent, sections, table
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Tables 5 and 6 beside the fitted engines, judges among chats, shared rubrics, then the disagreements in words."""
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         ("Table 5, requests/s: Qwen3-4B, 512 in, 1 out (* fitted)", _sweep(document["sweep"])),
         ("What a request costs each engine, ms, as fitted", _costs(document)),
         ("Table 6: Qwen3-0.6B, 128 in, 32 out, from Table 4 and the TPOT (*)", _decode(document["decode_control"])),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import Document, bullets, disagreements, sections, table
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, bullets, disagreements, sections, table
 
 NAMES = {
     "spear": "SPEAR",
@@ -20,7 +18,7 @@ NAMES = {
 """Variants as tables and figures name them."""
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Every quantised model with its variants, quartiles, the claims with what is found, what disagrees, and notes."""
     text, bases = document["size"]["text"], document["bases"]
     found = ", ".join(f"{base['perplexity']:.2f}" for base in bases)
@@ -29,7 +27,7 @@ def tables(document: Document) -> RenderableType:
         f" {text['vocabulary']} tokens) on the {bases[0]['corpus']['description']}, {len(bases)} seeds; held-out"
         f" perplexity {found}"
     )
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         (f"{about}\nPerplexity and the share of the gap that is closed, %", _cells(document)),
         ("Recovery by quarter of the tokens, from the least quantisation error (figure 10)", _quartiles(document)),
         ("Order of the damage under AWQ and another quantiser (Table 9)", _shifts(document)),

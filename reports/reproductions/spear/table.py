@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import (
-    Document,
-    bullets,
-    disagreements,
-    milliseconds,
-    percent,
-    sections,
-    table,
-)
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, bullets, disagreements, milliseconds, percent, sections, table
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Table 3, the SLO scheduler against static sizes, the alternatives, then the disagreements in words."""
     workload, coarse = document["workload"], document["coarse"]
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         (
             f"Table 3, ms: Llama-2-7B, {workload['rate']:g} requests/s, {workload['sampling']}"
             " (* fitted, the others held out; brackets: 95 % of single runs)",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import Document, bullets, disagreements, sections, table
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, bullets, disagreements, sections, table
 
 NAMES = {
     "base": "base",
@@ -25,7 +23,7 @@ NAMES = {
 """Variants as tables and figures name them."""
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Exact match of every variant, the claims with what is found, what disagrees, and notes."""
     size, bases = document["size"]["operations"], document["bases"]
     per_seed = ", ".join(f"{100 * _mean(base['exact_match'].values()):.1f}" for base in bases)
@@ -33,7 +31,7 @@ def tables(document: Document) -> RenderableType:
         f"A base model of {bases[0]['parameters']:,} parameters ({size['layers']} layers, width {size['hidden']}),"
         f" {size['digits']} digits, {len(bases)} seeds; on its own eight operations {per_seed} %"
     )
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         (f"{about}\nExact match on operations it has not seen, % (and 95 % interval over seeds)", _variants(document)),
         *_text(document),
         ("Claims", _claims(document["claims"])),
@@ -59,7 +57,7 @@ def _variants(document: Document) -> Table:
     return shown
 
 
-def _text(document: Document) -> Iterator[tuple[str, RenderableType]]:
+def _text(document: Document) -> Iterator[Section]:
     """The tasks of text, if there are any: exact match, right tokens, and perplexity, with intervals over seeds."""
     rows, bases = document["text_variants"], document["text_bases"]
     if not rows:

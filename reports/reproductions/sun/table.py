@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from reports.layout import (
-    Document,
-    bullets,
-    disagreements,
-    milliseconds,
-    percent,
-    sections,
-    table,
-)
+from reports.blocks import Report, Table
+from reports.layout import Document, Section, bullets, disagreements, milliseconds, percent, sections, table
 
 FORMS = {
     "batching": "batching, rows free: what the roofline says",
@@ -22,10 +12,10 @@ FORMS = {
 }
 
 
-def tables(document: Document) -> RenderableType:
+def tables(document: Document) -> Report:
     """Table 4's high concurrency, pools of decode workers, skew over models, then the disagreements in words."""
     skew = document["skew"]
-    parts: list[tuple[str, RenderableType]] = [
+    parts: list[Section] = [
         ("Table 4, concurrency 16 from concurrency 1 and 4", _concurrency(document["concurrency"])),
         ("The decode line behind it: microseconds, and nanoseconds a KV token", _fits(document["concurrency"]["fits"])),
         (
@@ -64,7 +54,6 @@ def _concurrency(found: Document) -> Table:
             f"{predicted['throughput']:.1f}",
             percent(errors["throughput"]),
         )
-    shown.add_section()
     means = {metric: f"{100 * found['errors'][metric]['mean']:.2f} %" for metric in ("tpot", "throughput")}
     shown.add_row("mean |error|", "", "", "", "", means["tpot"], "", "", "", means["throughput"])
     for name, error in found["errors"]["tpot"]["by_method"].items():

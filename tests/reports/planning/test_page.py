@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
-from rich.console import Console
-
-from reports.planning.page import plan_page
-from reports.planning.table import plan_table
 from tests.reports.pages.page_contents import Tables, columns, models
+from tests.reports.rendering import lines_of, page_of
 from tests.reports.serving.documents import spread
 
 
@@ -47,19 +43,19 @@ def plan(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_plan_has_its_answer_its_goals_and_what_would_change_it() -> None:
-    page = plan_page(plan(), {"command": "twin plan chat.yaml"})
+    page = page_of(plan(), {"command": "twin plan chat.yaml"})
     tables = Tables(page)
     assert tables.loaded == []
     assert "Take 2 GPUs." in page
-    assert ["2 = 2×1", "TP 2", "1024", "400 ±50 ms ✓", "95 %", "97 %"] in tables.rows
+    assert ["1", "2 = 2×1", "TP 2", "1024", "100", "40", "400 ±50 ms ✓", "95 %", "97 %"] in tables.rows
     assert ["rate +20 %", "✗", "–", "20 %", "slow"] in tables.rows
     assert "Max load: 12 requests/s (+20 %). A little above: ttft_p99 is 600 ms." in page
 
 
 def test_prices_are_shown() -> None:
     rows = [each | {"cost_per_hour": 5.2} for each in plan()["rows"]]
-    assert ["2 = 2×1", "TP 2", "1024", "400 ±50 ms ✓", "5.2", "95 %", "97 %"] in Tables(
-        plan_page(plan(rows=rows), {})
+    assert ["1", "2 = 2×1", "TP 2", "1024", "5.2", "–", "100", "40", "400 ±50 ms ✓", "95 %", "97 %"] in Tables(
+        page_of(plan(rows=rows), {})
     ).rows
 
 
@@ -69,18 +65,17 @@ def test_80_columns_keep_the_price_and_the_chosen_settings() -> None:
     priced = {"cost_per_hour": 32.4, "cost_per_million_output_tokens": 0.123, "goals": goals, "devices": "8 = 2×4"}
     rows = [each | priced for each in plan()["rows"]]
     question = plan()["question"] | {"goals": {"ttft_p99": 0.5, "itl_p95": 0.5}, "arrivals": "Poisson"}
-    text = io.StringIO()
-    Console(file=text, width=80).print(plan_table(plan(rows=rows, question=question)))
-    (left_out,) = (line for line in text.getvalue().splitlines() if line.startswith("Left out"))
+    lines = lines_of(plan(rows=rows, question=question), 80)
+    (left_out,) = (line for line in lines if line.startswith("Left out"))
     assert "$/M tokens" in left_out
     assert "$/h" not in left_out
     assert "max_num_batched_tokens" not in left_out
     for shown in ("$/h", "32.4", "1024", "15.4 ±0.4 ms ✓"):
-        assert shown in text.getvalue()
+        assert shown in "\n".join(lines)
 
 
 def test_deployments_are_compared_by_throughput_and_interactivity() -> None:
-    page = plan_page(plan(), {})
+    page = page_of(plan())
     explored = next(each for each in columns(page) if "#verdict" in each)
     assert explored["user"] == [40.0, 60.0]
     assert explored["output_throughput_per_device"] == [100.0, 100.0]
@@ -91,7 +86,7 @@ def test_deployments_are_compared_by_throughput_and_interactivity() -> None:
 
 
 def test_every_candidate_is_there_with_its_reason() -> None:
-    page = plan_page(plan(), {})
+    page = page_of(plan())
     ledger = next(each for each in columns(page) if ["feasible", "saturated"] in each.values())
     assert ["", "5 requests/s <arrive>"] in ledger.values()
     assert {each["title"] for each in models(page, "MultiChoice")} >= {"only status"}
@@ -99,6 +94,6 @@ def test_every_candidate_is_there_with_its_reason() -> None:
 
 def test_a_plan_without_a_feasible_candidate_names_the_nearest_miss() -> None:
     miss = row("b", "colocated", 4, 60.0, False) | {"reason": "ttft_p99 is 600 ms"}
-    page = plan_page(plan(feasible=False, recommendation=None, nearest_miss=miss, headroom=None, rows=[]), {})
+    page = page_of(plan(feasible=False, recommendation=None, nearest_miss=miss, headroom=None, rows=[]), {})
     assert "Nearest miss: 4 = 4×1 (TP 2, max_num_batched_tokens 2048). ttft_p99 is 600 ms." in page
     assert "Deployments" not in page

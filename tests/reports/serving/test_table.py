@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
 
-from reports.serving.sweep_table import sweep_table
-from reports.serving.table import change, footnote, headline, simulation_table, warnings
+from reports.serving.sentences import change, footnote, headline, warnings
 from reports.settings import in_words, varying
+from tests.reports.rendering import lines_of
 from tests.reports.serving.documents import measured, replicated, simulation, spread, sweep
 
 
-def printed(table: RenderableType, width: int = 200) -> list[str]:
-    text = io.StringIO()
-    Console(file=text, width=width).print(table)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
-
-
-def shown(table: RenderableType) -> list[list[str]]:
+def words(document: dict[str, Any]) -> list[list[str]]:
     """Words of each line."""
-    return [line.split() for line in printed(table)]
+    return [line.split() for line in lines_of(document)]
 
 
 def line(lines: list[list[str]], *start: str) -> str:
@@ -40,7 +32,7 @@ def test_the_answer_in_one_sentence() -> None:
 
 
 def test_latencies_in_milliseconds() -> None:
-    lines = shown(simulation_table(simulation()))
+    lines = words(simulation())
     assert line(lines, "mean") == "p50 p90 p95 p99"
     assert line(lines, "TTFT") == "120 ms 108 ms 180 ms 210 ms 300 ms"
     assert line(lines, "TPOT").startswith("25 ms ")
@@ -55,42 +47,42 @@ def test_sessions_have_a_line() -> None:
         "count": 12, "turns": 3.25, "requests": 4.0, "time": spread(90.0), "waited": spread(30.0),
         "resent_tokens": 5000, "resent_share": 0.8, "resent_cached": 0.955,
     }  # fmt: skip
-    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": sessions})))
+    lines = words(simulation(summary=simulation()["summary"] | {"sessions": sessions}))
     assert line(lines, "12", "sessions", "of", "3.25", "turns:") == (
         "90 s to the last answer on average (p99 225 s), of which 30 s waiting for answers; "
         "80 % of their prompt tokens were sent before, and the cache had 95.5 % of these"
     )
     nothing = sessions | {"count": 0, "time": None, "waited": None}
-    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": nothing})))
+    lines = words(simulation(summary=simulation()["summary"] | {"sessions": nothing}))
     assert ["0", "sessions"] in lines
     once = sessions | {"resent_cached": None}
-    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"sessions": once})))
+    lines = words(simulation(summary=simulation()["summary"] | {"sessions": once}))
     assert line(lines, "12", "sessions").endswith("waiting for answers")
 
 
 def test_a_sweep_shows_sessions_where_there_are_some() -> None:
     document = sweep()
-    assert "resent cached" not in " ".join(printed(sweep_table(document), 400))
+    assert "resent cached" not in " ".join(lines_of(document, 400))
     for point in document["points"]:
         point["summary"]["sessions"] = {"time": spread(90.0), "resent_cached": 0.9}
-    lines = printed(sweep_table(document), 400)
+    lines = lines_of((document), 400)
     assert any("session s" in each and "resent cached" in each for each in lines)
     assert any(" 90 " in each and " 90 %" in each for each in lines)
 
 
 def test_ten_seconds_are_not_told_in_milliseconds() -> None:
     summary = simulation()["summary"] | {"e2e": spread(12.0)}
-    lines = shown(simulation_table(simulation(summary=summary)))
+    lines = words(simulation(summary=summary))
     assert line(lines, "E2E").startswith("12 s 10.8 s ")
 
 
 def test_a_latency_that_nobody_had_has_no_row() -> None:
-    lines = shown(simulation_table(simulation(summary=simulation()["summary"] | {"tpot": None})))
+    lines = words(simulation(summary=simulation()["summary"] | {"tpot": None}))
     assert [each[0] for each in lines if each and each[0] in ("TTFT", "TPOT", "ITL", "E2E")] == ["TTFT", "ITL", "E2E"]
 
 
 def test_intervals_stand_below_their_metric() -> None:
-    lines = shown(simulation_table(replicated()))
+    lines = words(replicated())
     assert line(lines, "expectation") == "110 ms to 130 ms"
     assert line(lines, "another", "run") == "90 ms to 150 ms"
     assert footnote(replicated()).endswith(
@@ -103,12 +95,12 @@ def test_intervals_stand_below_their_metric() -> None:
 
 
 def test_errors_are_taken_apart_and_assumptions_stand_in_their_order() -> None:
-    lines = shown(simulation_table(replicated()))
+    lines = words(replicated())
     assert line(lines, "TTFT", "of", "one") == "run, standard deviation: sampling 5.1 %, model 12 %"
     assert line(lines, "output", "of", "one") == "run, standard deviation: sampling unknown, model 1.3 %"
     assert line(lines, "host", "time") == "8 % 3 % 4 % 0.5 % assumed a step log"
     fixed = {**replicated(), "random": ["step_time"]}
-    found = [text for text in printed(simulation_table(fixed)) if text.startswith("output of one run")]
+    found = [text for text in lines_of(fixed) if text.startswith("output of one run")]
     assert found == [
         "output of one run, standard deviation: sampling none (arrivals and lengths are fixed), model 1.3 %"
     ]
@@ -122,14 +114,14 @@ def test_intervals_without_the_error_of_the_model_say_so() -> None:
 
 
 def test_a_measured_run_stands_beside() -> None:
-    lines = shown(simulation_table(measured()))
+    lines = words(measured())
     assert ["beside", "rtx/requests.jsonl"] in lines
     assert line(lines, "ttft.mean") == "125 ms 120 ms -4.00 %"
     assert line(lines, "output_throughput") == "800 812.6 +1.57 %"
 
 
 def test_a_sweep_compares_each_row_with_the_first() -> None:
-    lines = shown(sweep_table(sweep()))
+    lines = words(sweep())
     titles = (
         "rate scheduling_policy TTFT mean TTFT P99 TPOT mean TPOT P99 ITL P99 "
         "user tok/s Δ user output tok/s Δ output load"
@@ -146,12 +138,12 @@ def test_what_all_rows_share_is_said_once() -> None:
     for point in document["points"]:
         point["settings"]["engine.max_num_seqs"] = 640
         point["summary"]["goodput"] = 2.5
-    text = printed(sweep_table(document))
+    text = lines_of(document)
     assert text[0] == "orders with engine.max_num_seqs=640"
     assert " ".join(text).count("640") == 1
     assert all("2.5" in row.split() for row in text[2:6])
     document["points"] = document["points"][:1]
-    assert printed(sweep_table(document))[0].endswith("engine.scheduling_policy=fcfs, engine.max_num_seqs=640")
+    assert lines_of(document)[0].endswith("engine.scheduling_policy=fcfs, engine.max_num_seqs=640")
 
 
 def test_devices_and_their_cost_have_columns_where_they_are_known() -> None:
@@ -162,7 +154,7 @@ def test_devices_and_their_cost_have_columns_where_they_are_known() -> None:
         if point["summary"]["output_throughput"]:
             per_device = point["summary"]["output_throughput"] / (4 * (i + 1))
             point["summary"] |= {"output_throughput_per_device": per_device, "cost_per_million_output_tokens": 8.68}
-    lines = shown(sweep_table(document))
+    lines = words(document)
     assert any(" ".join(each).endswith("in SLO load GPUs tok/s/GPU cost/h cost/M tokens") for each in lines)
     assert line(lines, "2", "fcfs").endswith("1.5 75 % 25 % 4 100 12.5 8.68")
     assert line(lines, "4", "priority").endswith("1.5 75 % 25 % 16 – 50 –")
@@ -170,8 +162,8 @@ def test_devices_and_their_cost_have_columns_where_they_are_known() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(width: int) -> None:
-    text = printed(sweep_table(sweep()), width)
-    wide = printed(sweep_table(sweep()), 200)
+    text = lines_of(sweep(), width)
+    wide = lines_of(sweep(), 200)
     assert max(map(len, text)) <= width
     header = text[1]
     assert "TPOT mean" in header
@@ -187,14 +179,14 @@ def test_a_narrow_terminal_has_fewer_columns_and_whole_ones(width: int) -> None:
 def test_a_sweep_says_whether_there_are_intervals_and_where_step_times_come_from() -> None:
     document = sweep()
     document["points"][0]["intervals"] = {}
-    text = " ".join(printed(sweep_table(document)))
+    text = " ".join(lines_of(document))
     assert "Step times: kernel tables (h200.yaml). One run each; --replications gives intervals." in text
     assert "95 %" not in text
     for point in document["points"]:
         point["replications"] = 10
         point["intervals"] = {"output_throughput": {"confidence": [380.0, 420.0], "prediction": [300.0, 500.0]}}
     document["points"][1]["step_time"] = {"source": "kernel_tables", "path": "a100.yaml"}
-    text = " ".join(printed(sweep_table(document)))
+    text = " ".join(lines_of(document))
     assert "Step times: 2 sources, as the rows say. 10 runs each; 95 % intervals of sampling alone: the error" in text
     assert "400 ±5 %" in text
     assert "±: half a 95 % interval of the mean" in text
@@ -206,14 +198,14 @@ def test_what_lies_outside_is_said_once() -> None:
     document["points"][0]["outside"] = {"kv_tokens": 70000.0}
     assert warnings(document["points"][0]) == [told]
     document["points"][1]["step_time"]["notes"] = ["assumed: LoRA"]
-    text = " ".join(printed(sweep_table(document)))
+    text = " ".join(lines_of(document))
     assert text.count(told) == 1
     first, second, _, last = (in_words(each["settings"], varying([p["settings"] for p in document["points"]]))
                      for each in document["points"])  # fmt: skip
     assert f"{first}; {last}: {told}" in text
     assert f"{second}: assumed: LoRA" in text
     assert warnings(simulation()) == []
-    assert told.split() in shown(simulation_table(simulation(outside={"kv_tokens": 70000.0})))
+    assert told.split() in words(simulation(outside={"kv_tokens": 70000.0}))
 
 
 def test_overload_is_said_in_one_line() -> None:
@@ -223,7 +215,7 @@ def test_overload_is_said_in_one_line() -> None:
         "run (300 requests wait at the last arrival)"
     )
     assert warnings(simulation(saturated=True, overload=overload)) == [told]
-    assert told.split() in shown(simulation_table(simulation(saturated=True, overload=overload)))
+    assert told.split() in words(simulation(saturated=True, overload=overload))
     several = overload | {"engines": ["engine-0", "engine-1", "engine-2"]}
     assert "arrive at engine-0 to engine-2 and" in warnings(simulation(saturated=True, overload=several))[0]
     assert warnings(simulation(saturated=False, overload=overload)) == []

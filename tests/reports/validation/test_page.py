@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from reports.pages.frame import whole_page
-from reports.validation.page import bundle_charts, validation_charts
+from reports.blocks import Block, Report
+from reports.pages.html import page
+from reports.validation.bundle import bundle_figures
+from reports.validation.engine import latencies, over_time
 from tests.reports.pages.page_contents import columns, models, titles
 
 
@@ -19,16 +22,19 @@ def load(**changes: Any) -> dict[str, Any]:
     }
 
 
+def page_of(figures: Sequence[Block]) -> str:
+    return page(Report("validation", figures), {})
+
+
 def test_both_sides_of_each_load_are_drawn() -> None:
-    page = whole_page("validation", validation_charts({"missed": ["TTFT"], "loads": [load(), load()]}), {})
-    assert page.index("<li>TTFT</li>") < page.index("<h2>Load")
-    drawn = columns(page)
-    pairs = [(each["x"], each["y"]) for each in drawn if "y" in each]
-    assert pairs.count(([0.1, 0.2, 0.4], [0, 50, 100])) == 2
-    assert pairs.count(([0.1, 0.3, 0.5], [0, 50, 100])) == 2
+    document = {"name": "x", "loads": [load(), load()]}
+    html = page_of([*(latencies(row, document) for row in document["loads"]), over_time(document)])
+    pairs = [(source["x"], source["y"]) for source in columns(html) if "y" in source]
+    assert pairs.count(([100, 200, 400], [0, 50, 100])) == 2
+    assert pairs.count(([100, 300, 500], [0, 50, 100])) == 2
     assert pairs.count(([0.0, 1.0, 2.0], [0, 3, 1])) == 2
-    assert titles(page).count("Requests in the system") == 2
-    assert len(models(page, "Legend")) == 4
+    assert titles(html).count("Requests in the system, load 0.5") == 2
+    assert len(models(html, "Legend")) == 4
 
 
 def test_bundles_are_drawn_over_their_ratios() -> None:
@@ -40,17 +46,18 @@ def test_bundles_are_drawn_over_their_ratios() -> None:
         return {"ratio": ratio, "metrics": metrics, "theory": {"barrier": 90.0 * ratio, "published": 95.0 * ratio}}
 
     document = {
+        "name": "bundle",
         "clock": "direct",
         "missed": [],
         "ratios": [entry(1), entry(2)],
         "best_ratio": {"measured": 2},
         "timelines": {"2": {"time": [0.0, 1.0], "live": [0, 50], "twin": [0, 60]}},
     }
-    page = whole_page("bundle", bundle_charts(document), {})
-    pairs = [(each["x"], each["y"]) for each in columns(page) if "y" in each]
+    html = page_of(bundle_figures(document))
+    pairs = [(source["x"], source["y"]) for source in columns(html) if "y" in source]
     for heights in ([100, 200], [200, 400], [90, 180], [95, 190], [1.0, 2.0], [10, 20]):
         assert ([1, 2], heights) in pairs
     assert ([0.0, 1.0], [0, 60]) in pairs
-    assert titles(page) == [
+    assert titles(html) == [
         "Throughput", "TPOT", "Idle share, attention", "Idle share, FFN", "Tokens over time, 2A-1F",
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reports.planning.table import percent
+from reports.planning.report import percent
 from tests.twin.planning.scenarios import document, kind, plan, planner, question
 from twin.planning.confirming import OTHER_SEED
 from twin.planning.evaluation import DRAWS, SEARCH_DRAWS

@@ -14,7 +14,7 @@ from latency_models.origin import MeasuredDeployment, Origin
 from latency_models.sources.aiconfigurator.kernels import ModelKernels
 from latency_models.sources.kernel_tables.files import read_kernel_tables
 from latency_models.step_time import StepTime
-from reports.serving.table import footnote
+from reports.serving.sentences import footnote
 from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from tests.latency_models.sources.aiconfigurator.test_step_time import KERNELS

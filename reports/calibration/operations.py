@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-Document = dict[str, Any]
+from reports.blocks import Block, Column, Document, Report, Table, Text, texts
 
 HEADERS = ("operation", "via", "points", "repeats within", "held-out median", "90 %", "allowed", "", "lines")
 
 
-def operations_table(document: Document) -> RenderableType:
+def operations_report(document: Document) -> Report:
     """One row for each operation, then the overhead of a step, and the operations that were not measured."""
-    table = Table(box=None, header_style="bold")
-    for header in HEADERS:
-        table.add_column(header, justify="left" if header in ("operation", "via", "lines") else "right")
+    columns = [Column(title, left=title in ("operation", "via", "lines")) for title in HEADERS]
+    table = Table(columns, edge=True)
     for name, operation in document["operations"].items():
         held_out = operation.get("held_out")
         table.add_row(
@@ -31,16 +24,16 @@ def operations_table(document: Document) -> RenderableType:
             "" if operation["holds"] else "MISSED",
             _lines(operation),
         )
-    parts: list[RenderableType] = [Text(headline(document), style="bold"), table, Text(overhead(document))]
-    parts += [Text(f"not measured: {name}: {why}", style="dim") for name, why in document.get("skipped", {}).items()]
-    return Group(*parts)
+    blocks: list[Block] = [Text(headline(document), "answer"), table, Text(overhead(document))]
+    skipped = (f"not measured: {name}: {why}" for name, why in document.get("skipped", {}).items())
+    return Report(document["model"]["name"], [*blocks, *texts(skipped, "note")])
 
 
 def headline(document: Document) -> str:
     """Model, device, and the number of operations whose errors are within their limits."""
     operations = document["operations"].values()
-    judged = [each for each in operations if each.get("held_out")]
-    hold = sum(each["holds"] for each in judged)
+    judged = [operation for operation in operations if operation.get("held_out")]
+    hold = sum(operation["holds"] for operation in judged)
     return (
         f"{document['model']['name']} in {document['dtype']} on {document['provenance']['device']}:"
         f" {hold} of {len(judged)} operations within their allowed held-out error"
@@ -49,14 +42,14 @@ def headline(document: Document) -> str:
 
 def overhead(document: Document) -> str:
     """The overhead of whole steps."""
-    told = document["overhead"]
-    if told.get("median_error") is None:
+    costs = document["overhead"]
+    if costs.get("median_error") is None:
         return "whole steps: not measured"
-    errors = [each["predicted"] / each["seconds"] - 1 for each in told["steps"]]
-    middle = _per_cent(told["median_error"])
+    errors = [step["predicted"] / step["seconds"] - 1 for step in costs["steps"]]
+    middle = _per_cent(costs["median_error"])
     low, high = 100 * min(errors), 100 * max(errors)
     return (
-        f"whole steps: {told['factor']:.3f} times their operations + {told['seconds'] * 1e6:.0f} µs; with that"
+        f"whole steps: {costs['factor']:.3f} times their operations + {costs['seconds'] * 1e6:.0f} µs; with that"
         f" {len(errors)} steps are predicted {low:+.1f} to {high:+.1f} % off, {middle} in the median"
     )
 
@@ -68,8 +61,7 @@ def _lines(operation: Document) -> str:
         return (
             f"{lines[0]['alpha'] * 1e6:.3g} µs a {operation['axis'].removesuffix('s')} + {lines[0]['beta'] * 1e6:.3g}"
         )
-    kept = len({line["where"] for line in lines})
-    knees = len(lines) - kept
+    knees = len(lines) - len({line["where"] for line in lines})
     return f"{len(lines)}, {knees} knee{'s' * (knees != 1)}" if lines else ""
 
 

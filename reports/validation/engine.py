@@ -1,18 +1,18 @@
-"""`twin validate` on a terminal."""
+"""The report of `twin validate` of an engine or of pools."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group
-from rich.text import Text
-
-from reports.layout import bullets, milliseconds, percent, sections, table
-from reports.validation.verdict import contention_line, verdict_line
+from reports.blocks import Block, Curve, Figure, Report, Table, Text
+from reports.charts import distribution, timeline
+from reports.fields import LATENCIES
+from reports.layout import milliseconds, percent, table
+from reports.validation.verdict import SIDES, contention_line, verdict_blocks
 
 Document = dict[str, Any]
 
-SHOWN = (
+METRICS = (
     "ttft.mean", "ttft.p50", "ttft.p99", "tpot.mean", "tpot.p99", "itl.p99", "e2e.mean", "e2e.p99",
     "output_throughput", "sessions.time.mean", "sessions.waited.mean", "sessions.resent_cached",
     "speculation.acceptance_rate", "speculation.tokens_per_decode",
@@ -24,23 +24,49 @@ CLOCKS = {
 }
 
 
-def validation_table(document: Document) -> Group:
-    """Metrics of each load, steps by kind of batch, the worst steps, and the goals that were missed."""
-    titled: list[tuple[str, Any]] = [("How it was measured", Text("\n".join(headline(document))))]
+def validation_report(document: Document) -> Report:
+    """Metrics of each load with their distributions, steps by kind of batch, the worst steps, and missed goals."""
+    blocks: list[Block] = [Text("How it was measured", "heading"), Text("\n".join(headline(document)))]
     for load in document["loads"]:
         rate = f"{load['rate']:.2f} {arriving(document)}/s"
         title = f"Load {load['load']:g}: {rate}, {load['requests']} requests a repeat"
-        titled.append((title, _metrics(load)))
+        blocks += [Text(title, "heading"), _metrics(load), latencies(load, document)]
     if any(name.startswith("speculation.") for load in document["loads"] for name in load["metrics"]):
-        titled.append(("Drafts that were accepted, by position", _drafts(document)))
-    titled.append(("Steps: |forecast / measured - 1|", _steps(document)))
-    titled.append(("Steps with the largest errors", _worst(document)))
+        blocks += [Text("Drafts that were accepted, by position", "heading"), _drafts(document)]
+    blocks += [Text("Steps: |forecast / measured - 1|", "heading"), _steps(document)]
+    blocks += [Text("Steps with the largest errors", "heading"), _worst(document)]
     if document.get("coverage"):
-        titled.append(("Coverage", Text(coverage(document))))
-    missed = document["missed"]
-    titled.append(("Goals that the forecast misses", bullets(missed) if missed else Text("none")))
-    titled.append(("", Text(verdict_line(document))))
-    return sections(titled)
+        blocks += [Text("Coverage", "heading"), Text(coverage(document))]
+    blocks += [Text("Over time", "heading", detail=True), over_time(document), *verdict_blocks(document, "forecast")]
+    return Report(f"{document['name']}: predicted and measured", blocks)
+
+
+def latencies(load: Document, document: Document) -> Figure:
+    """A distribution of each latency, measured and forecast."""
+    charts = []
+    for name, (label, meaning) in LATENCIES.items():
+        samples, colours = {}, []
+        for side, (text, colour, _) in SIDES.items():
+            values = load["curves"][side].get(name)
+            if values:
+                samples[text] = (values, [index / max(len(values) - 1, 1) for index in range(len(values))])
+                colours.append(colour)
+        if samples:
+            charts.append(distribution(f"{label}: {meaning.partition(':')[0]}", samples, label, colours=colours))
+    rate = f"{load['rate']:.1f} {arriving(document)}/s"
+    title = f"load {load['load']:g}: {rate}; clock: {clock_of(document)}"
+    return Figure(f"latencies-{load['load']:g}", charts, title, columns=2)
+
+
+def over_time(document: Document) -> Figure:
+    """Requests in the system at each load."""
+    charts = []
+    for load in document["loads"]:
+        line = load["timeline"]
+        curves = [Curve(label, line["time"], line[side], colour, "steps") for side, (label, colour, _) in SIDES.items()]
+        charts.append(timeline(f"Requests in the system, load {load['load']:g}", curves, "requests"))
+    title = f"{document['name']}; clock: {clock_of(document)}"
+    return Figure("over-time", charts, title, size=(7.6, 2.6 * len(charts)))
 
 
 def clock_of(document: Document) -> str:
@@ -58,13 +84,13 @@ def arriving(document: Document) -> str:
 def headline(document: Document) -> list[str]:
     """The device, the model, the accuracy of the step-time model, and what the errors mean."""
     steps, backend = document["calibration"], document["backend"]
-    median, p90, spread = (
+    median, p90, repeats = (
         f"{100 * steps[name]:.1f} %" for name in ("heldout_median_error", "heldout_p90_error", "repeat_spread")
     )
     return [
         f"{document['name']}: {document['scenario']['model']['path']} ({backend['dtype']}) on {backend['device']}",
         f"steps: {steps['provenance']['source']}; error on held-out steps {median} in the median, {p90} at P90;"
-        f" equal steps differ by {spread}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
+        f" equal steps differ by {repeats}, rounds by {100 * steps.get('round_spread', 0.0):.1f} %",
         f"predicted capacity: {document['capacity']:.2f} {arriving(document)}/s. {document['note']}",
         f"clock: {CLOCKS[clock_of(document)]}",
         *_profiled(document),
@@ -80,25 +106,25 @@ def _profiled(document: Document) -> list[str]:
 
 def coverage(document: Document) -> str:
     """The share of measured values that lie in the forecast's intervals."""
-    found = document["coverage"]
-    share = 100 * found["inside"] / found["values"]
+    values = document["coverage"]
+    share = 100 * values["inside"] / values["values"]
     return (
-        f"{found['inside']} of {found['values']} measured values of metrics with goals ({share:.0f} %) lie in the"
+        f"{values['inside']} of {values['values']} measured values of metrics with goals ({share:.0f} %) lie in the"
         " model's 95 % intervals around the forecasts for their own requests"
     )
 
 
-def _metrics(load: Document) -> Any:
+def _metrics(load: Document) -> Table:
     drafts = _has_drafts(load)
     expected = ("forecast interval", "sampling", "model", *drafts, "inside") if _has_intervals(load) else ()
     titles = ("", "measured", "repeat spread", "forecast", "error", "95 % interval", "goal")
-    shown = table(*titles, *expected)
-    for name in SHOWN:
+    rows = table(*titles, *expected)
+    for name in METRICS:
         entry = load["metrics"].get(name)
         if entry is None:
             continue
         low, high = entry["interval"]
-        shown.add_row(
+        rows.add_row(
             _label(name),
             _value(name, entry["measured"]),
             f"{100 * entry['repeat_spread']:.1f} %",
@@ -108,7 +134,7 @@ def _metrics(load: Document) -> Any:
             "" if entry["goal"] is None else f"{100 * entry['goal']:g} %",
             *(_expected(name, entry, len(load["measured"]), drafts) if expected else ()),
         )
-    return shown
+    return rows
 
 
 def _has_intervals(load: Document) -> bool:
@@ -143,17 +169,17 @@ _OF_SESSIONS = {
 }
 
 
-def _drafts(document: Document) -> Any:
+def _drafts(document: Document) -> Table:
     """Shares of drafts whose token at each position was right, and the share of decodes that had one."""
-    shown = table("load", "", "decodes with a draft", "accepted, by position")
+    rows = table("load", "", "decodes with a draft", "accepted, by position")
     for load in document["loads"]:
         for title, key in (("measured", "measured"), ("forecast", "predicted")):
-            runs = [each["speculation"] for each in load[key]]
+            runs = [repeat["speculation"] for repeat in load[key]]
             drafts, decodes = (sum(run[name] for run in runs) for name in ("num_drafts", "num_decodes"))
-            each = zip(*(run["num_accepted_tokens_per_pos"] for run in runs), strict=True)
-            shares = ", ".join(f"{100 * sum(counts) / max(drafts, 1):.0f} %" for counts in each)
-            shown.add_row(f"{load['load']:g}", title, f"{100 * drafts / max(decodes, 1):.0f} %", shares)
-    return shown
+            positions = zip(*(run["num_accepted_tokens_per_pos"] for run in runs), strict=True)
+            shares = ", ".join(f"{100 * sum(counts) / max(drafts, 1):.0f} %" for counts in positions)
+            rows.add_row(f"{load['load']:g}", title, f"{100 * drafts / max(decodes, 1):.0f} %", shares)
+    return rows
 
 
 def _label(name: str) -> str:
@@ -173,25 +199,25 @@ def _value(name: str, value: float) -> str:
     return f"{value:.1f}" if "." not in name else f"{1e3 * value:.2f}"
 
 
-def _steps(document: Document) -> Any:
-    shown = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
+def _steps(document: Document) -> Table:
+    rows = table("load", "kind", "steps", "seconds", "median", "P90", "bias")
     for load in document["loads"]:
         for kind, entry in _kinds(load["steps"]).items():
-            shown.add_row(
+            rows.add_row(
                 f"{load['load']:g}", kind, str(entry["steps"]), f"{entry['seconds']:.2f}",
                 f"{100 * entry['median']:.1f} %", f"{100 * entry['p90']:.1f} %", percent(entry["bias"]),
             )  # fmt: skip
-    return shown
+    return rows
 
 
 def _kinds(steps: Document) -> Document:
     return {"all": steps["all"], **steps["by_kind"]}
 
 
-def _worst(document: Document) -> Any:
-    shown = table("load", "batch", "measured, ms", "forecast, ms")
+def _worst(document: Document) -> Table:
+    rows = table("load", "batch", "measured, ms", "forecast, ms")
     for load in document["loads"]:
         for step in load["steps"]["worst"][:3]:
             times = milliseconds(step["measured"]), milliseconds(step["predicted"])
-            shown.add_row(f"{load['load']:g}", step["batch"], *times)
-    return shown
+            rows.add_row(f"{load['load']:g}", step["batch"], *times)
+    return rows

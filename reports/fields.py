@@ -109,6 +109,14 @@ METRICS = {
 """Metrics of a serving summary by dotted name; `user`, `devices` and `cost_per_hour` are derived."""
 
 
+def at(summary: Mapping[str, Any], name: str) -> float | None:
+    """A metric by its dotted name; None where the summary has none."""
+    value: Any = summary
+    for part in name.split("."):
+        value = value.get(part) if value else None
+    return value  # type: ignore[no-any-return]
+
+
 def setting_fields(settings: Sequence[Mapping[str, Any]]) -> list[Field]:
     """A field for each setting that has more than one value."""
     keys = varying(settings) if settings else []

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from reports.blocks import Block, Document, Report, Table, Text
 from reports.layout import percent, table
-
-Document = dict[str, Any]
 
 TITLES = {
     "ttft.mean": "TTFT", "itl.mean": "ITL", "tpot.mean": "TPOT", "e2e.mean": "E2E",
@@ -18,64 +11,63 @@ TITLES = {
 }  # fmt: skip
 
 
-def refinement_table(document: Document) -> RenderableType:
+def refinement_report(document: Document) -> Report:
     """Unknowns with the verdict on each, then the errors of what was fitted and of what was held out."""
     fitted, held_out, kind = document["fitted"], document["held_out"], document["kind"]
     learned = f"the first {fitted} {kind}, {held_out} held out"
     if kind == "means":
         learned = f"the mean of {document['learned_from'].partition('.')[0].upper()} of {fitted} requests"
         learned += f", {held_out} held out" if held_out else ""
-    parts: list[RenderableType] = [
-        Text(f"{document['run']}: learned from {learned}", style="bold"),
+    blocks: list[Block] = [
+        Text(f"{document['run']}: learned from {learned}", "answer"),
         _unknowns(document["unknowns"]),
     ]
     if kind == "steps":
-        parts += [_steps(document)]
+        blocks += [_steps(document)]
     else:
         for name, title in (("fit", f"the first {fitted}"), ("rest", f"the other {held_out}")):
             if document[name]:
-                parts += [Text(f"\n{title}, means"), _errors(document[name])]
+                blocks += [Text(f"\n{title}, means"), _errors(document[name])]
     if kind == "means":
-        parts += [_bucket(name, row) for name, row in document["buckets"].items()]
-    return Group(*parts)
+        blocks += [_bucket(name, row) for name, row in document["buckets"].items()]
+    return Report(document["run"], blocks)
 
 
 def _unknowns(unknowns: list[Document]) -> Table:
-    made = table("what", "factor", "deviation before", "after", "")
-    for each in unknowns:
-        before = each["deviation_before"]
-        made.add_row(
-            f"{each['name']}: {each['about']}",
-            f"{each['factor']:.3f}" if each["factor"] else f"score {each['score']:+.2f}",
+    rows = table("what", "factor", "deviation before", "after", "")
+    for unknown in unknowns:
+        before = unknown["deviation_before"]
+        rows.add_row(
+            f"{unknown['name']}: {unknown['about']}",
+            f"{unknown['factor']:.3f}" if unknown["factor"] else f"score {unknown['score']:+.2f}",
             f"{100 * before:.1f} %" if before else "",
-            f"{100 * before * each['left']:.1f} %" if before else f"{100 * each['left']:.0f} % of it",
-            _verdict(each),
+            f"{100 * before * unknown['left']:.1f} %" if before else f"{100 * unknown['left']:.0f} % of it",
+            _verdict(unknown),
         )
-    return made
+    return rows
 
 
 def _verdict(unknown: Document) -> str:
     if unknown["verdict"] == "tied":
-        others = ", ".join(unknown["tied"])
-        return f"tied to {others}: only their sum is known" if others else "tied to others"
+        partners = ", ".join(unknown["tied"])
+        return f"tied to {partners}: only their sum is known" if partners else "tied to others"
     return str(unknown["verdict"])
 
 
 def _errors(errors: Document) -> Table:
-    made = table("", "measured", "before", "error", "refined", "error", "95 % of it")
+    errors_table = table("", "measured", "before", "error", "refined", "error", "95 % of it")
     inside = 0
     for name, row in errors.items():
         interval = row["interval"]
         inside += bool(interval and interval[0] <= row["measured"] <= interval[1])
         show = _tokens if name.endswith("throughput") else _seconds
-        made.add_row(
+        errors_table.add_row(
             TITLES.get(name, name), show(row["measured"]), show(row["before"]), percent(row["before_error"]),
             show(row["after"]), percent(row["after_error"]),
             f"{show(interval[0])} to {show(interval[1])}" if interval else "",
         )  # fmt: skip
-    made.caption = f"{inside} of {len(errors)} measured values lie in their intervals"
-    made.caption_justify = "left"
-    return made
+    errors_table.caption = f"{inside} of {len(errors)} measured values lie in their intervals"
+    return errors_table
 
 
 def _bucket(name: str, row: Document) -> Text:
@@ -85,7 +77,7 @@ def _bucket(name: str, row: Document) -> Text:
     return Text(f"{quantile.upper()} of {metric.upper()} lies {edges}, by its bucket; {predicted}")
 
 
-def _steps(document: Document) -> RenderableType:
+def _steps(document: Document) -> Text:
     row = document["rest"]["step"] if document["rest"] else None
     if row is None:
         return Text("no step was held out")

@@ -1,0 +1,202 @@
+"""A report is a list of blocks, built once from a result's document, and shown by a renderer for each medium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from reports.fields import Field
+
+Document = dict[str, Any]
+Numbers = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A cell's text on a terminal, and its value, which a page shows with five digits and its unit."""
+
+    text: str
+    value: object
+    unit: str = ""
+
+
+Cell: TypeAlias = str | Shown
+Row: TypeAlias = Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph.
+
+    Attributes:
+        style: `answer`, `heading`, `note`, `warning`, `list` (an item a line), or "".
+        detail: for a page, not for a terminal.
+    """
+
+    text: str
+    style: str = ""
+    detail: bool = False
+
+
+@dataclass
+class Column:
+    """A column of a table.
+
+    Attributes:
+        rank: columns of the highest rank are left out first on a narrow terminal, from the right; rank 0 stays.
+        help: its meaning, shown where the pointer rests.
+    """
+
+    title: str
+    rank: int = 0
+    left: bool = False
+    help: str = ""
+
+
+@dataclass
+class Table:
+    """Rows of cells under titles, without lines.
+
+    Attributes:
+        caption: a line below it.
+        edge: a space before the first column.
+        fits: columns are left out on a narrow terminal, and named below.
+        sorts: on a page its columns sort and filter. filters: columns with a choice of values; None: those with few.
+        detail: for a page, not for a terminal.
+    """
+
+    columns: list[Column]
+    rows: list[Row] = field(default_factory=list)
+    title: str = ""
+    caption: str = ""
+    edge: bool = False
+    fits: bool = False
+    sorts: bool = False
+    filters: Sequence[str] | None = None
+    detail: bool = False
+
+    def add_row(self, *cells: Cell) -> None:
+        """Add a row below the others."""
+        self.rows.append(cells)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a chart.
+
+    Attributes:
+        x: numbers, or names of categories where a chart is only drawn as SVG.
+        kind: `solid`, `dashed`, `dotted`, `steps`, `points`, or `both`. low, high: ends of an interval at each point.
+        names: of the points.
+    """
+
+    label: str
+    x: Sequence[Any]
+    y: Numbers
+    colour: str | None = None
+    kind: str = "solid"
+    low: Numbers = ()
+    high: Numbers = ()
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one axis.
+
+    Attributes:
+        marks: vertical lines by their labels. shaded: spans of the horizontal axis, such as outages.
+        annotated: an SVG has the names of its points, which a page shows at the pointer.
+    """
+
+    title: str
+    curves: Sequence[Curve]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    log_y: bool = False
+    from_zero: bool = True
+    y_range: tuple[float, float] | None = None
+    marks: Mapping[str, float] = field(default_factory=dict)
+    shaded: Sequence[tuple[float, float]] = ()
+    height: int = 300
+    annotated: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts side by side.
+
+    Attributes:
+        name: of the SVG file; "" if there is none.
+        columns: of an SVG. size: its width and height, inches.
+        shared: charts of a page share the horizontal axis of the first.
+        on_page: False for an SVG alone.
+    """
+
+    name: str
+    charts: Sequence[Chart]
+    title: str = ""
+    columns: int = 1
+    size: tuple[float, float] = (7.6, 5.2)
+    shared: bool = False
+    on_page: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is SVG text already."""
+
+    name: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class View:
+    """A choice of axes: keys of fields, and whether the Pareto front is drawn."""
+
+    label: str
+    x: str
+    y: str
+    colour: str = ""
+    pareto: bool = False
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points to compare: a page has an explorer, a terminal a table.
+
+    Attributes:
+        views: choices of axes; the first is shown at first; none: there is nothing to explore. names: of the points.
+        table: for a terminal.
+    """
+
+    fields: Sequence[Field]
+    views: Sequence[View]
+    names: Sequence[str] = ()
+    table: Table | None = None
+
+
+Block: TypeAlias = Text | Table | Figure | Picture | Points
+
+
+@dataclass(frozen=True)
+class Report:
+    """All blocks of a result, in the order of a terminal.
+
+    Attributes:
+        title: of the page.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
+
+
+def texts(lines: Iterable[str], style: str = "", *, detail: bool = False) -> list[Block]:
+    """A paragraph for each line."""
+    return [Text(line, style, detail) for line in lines]

@@ -1,0 +1,169 @@
+"""Blocks as HTML and Bokeh models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from reports.blocks import Block, Cell, Column, Document, Figure, Picture, Points, Report, Shown, Table, Text
+from reports.pages.charts import bokeh_chart
+from reports.pages.explorer import explorer
+from reports.pages.frame import whole_page
+from reports.pages.tables import sortable
+
+if TYPE_CHECKING:
+    from bokeh.models import UIElement
+
+    from reports.pages.frame import Part
+
+NUMBER = re.compile(r"([+-]?[0-9][0-9,]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*(%|ms|µs|s|x|×|GB|MB|tokens/s)?")
+
+SMALLEST = 1e-3
+"""Columns with smaller numbers stay text: sorted tables show four decimals."""
+
+CHOICES = 12
+"""Different texts up to which a column can be filtered."""
+
+FIRST = {"answer": 10, "warning": 1}
+"""Texts that begin a page, by style, and the number of them that are spelled out; the others are folded."""
+
+LONG = 20
+"""Rows of a table of details from which on it is folded."""
+
+
+def page(report: Report, manifest: Document) -> str:
+    """The whole page as one text. Answers and warnings, which a terminal may have at its end, come first."""
+    parts: list[Part] = [f"<h1>{escape(report.title)}</h1>"]
+    for style, count in FIRST.items():
+        texts = [block for block in report if isinstance(block, Text) and block.style == style]
+        parts += [part for block in texts[:count] for part in _text(block)]
+        if len(texts) > count:
+            more = "".join(part for block in texts[count:] for part in _text(block))
+            parts.append(f"<details><summary>{len(texts) - count} more {style}s</summary>{more}</details>")
+    for block in report:
+        if not (isinstance(block, Text) and block.style in FIRST):
+            parts += _parts(block)
+    return whole_page(report.title, parts, manifest)
+
+
+def _parts(block: Block) -> Iterator[Part]:
+    match block:
+        case Text():
+            yield from _text(block)
+        case Table():
+            yield from _table(block)
+        case Figure() if block.on_page:
+            yield charts(block)
+        case Picture():
+            yield f"<figure>{block.svg[block.svg.index('<svg') :]}</figure>"  # without XML declaration and doctype
+        case Points() if block.views:
+            yield explorer(block.fields, block.views, block.names)
+
+
+def _text(block: Text) -> Iterator[str]:
+    lines = [escape(line) for line in block.text.strip().splitlines()]
+    if not lines:
+        return
+    if block.style == "heading":
+        yield f"<h2>{lines[0]}</h2>"
+    elif block.style == "list":
+        yield "<ul>" + "".join(f"<li>{line}</li>" for line in lines) + "</ul>"
+    else:
+        kind = f' class="{block.style}"' if block.style else ""
+        yield "".join(f"<p{kind}>{line}</p>" for line in lines)
+
+
+def charts(figure: Figure) -> list[UIElement]:
+    """The charts of a figure as models."""
+    first, *others = figure.charts
+    models = [bokeh_chart(first)]
+    shared = {"x_range": models[0].x_range} if figure.shared else {}
+    return [*models, *(bokeh_chart(chart, **shared) for chart in others)]
+
+
+def _table(table: Table) -> Iterator[Part]:
+    folds = table.detail and not table.sorts and len(table.rows) >= LONG
+    title = escape(table.title)
+    if folds:
+        yield f"<details><summary>{title}</summary>"
+    elif title:
+        yield f"<h2>{title}</h2>"
+    if table.sorts and table.rows:
+        yield _sorted(table)
+    elif table.rows:
+        yield html_table(table.columns, [[_html(cell) for cell in row] for row in table.rows])
+    if folds:
+        yield "</details>"
+    if table.caption:
+        yield f'<p class="note">{escape(table.caption)}</p>'
+
+
+def html_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """A table of HTML cells; the meaning of a column is shown where the pointer rests on its title."""
+    helps = (f' title="{escape(column.help)}"' if column.help else "" for column in columns)
+    titles = (escape(column.title.replace("\n", "")) for column in columns)
+    head = "".join(f"<th{meaning}>{title}</th>" for meaning, title in zip(helps, titles, strict=True))
+    lines = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{lines}</table></div>'
+
+
+def _html(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return escape(cell.strip())
+    return html_cell(cell.value) + (f" {cell.unit}" if cell.unit and cell.value is not None else "")
+
+
+def html_cell(value: object) -> str:
+    """A value as HTML: numbers with five digits, lists with dashes between."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list):
+        return " – ".join(html_cell(end) for end in value)
+    return escape(str(value))
+
+
+def _sorted(table: Table) -> Part:
+    """A table to sort and filter. An empty first cell stands for the one above, which sorting would part it from."""
+    headers: list[str] = []
+    columns: list[Sequence[object]] = []
+    for index, column in enumerate(table.columns):
+        cells = [row[index] if index < len(row) else "" for row in table.rows]
+        values, unit = _values(cells if index else _filled(cells))
+        title = column.title.replace("\n", "")
+        name = title if not unit or unit in title else f"{title}, {unit}".removeprefix(", ")
+        headers.append(f"{name} " if name in headers else name)
+        columns.append(values)
+    filters = table.filters
+    if filters is None:
+        filters = [header for header, cells in zip(headers, columns, strict=True) if header and _is_choice(cells)]
+    return sortable(headers, list(zip(*columns, strict=True)), filters)
+
+
+def _values(cells: Sequence[Cell]) -> tuple[Sequence[object], str]:
+    """The values of a column, numbers where all cells are numbers of one unit, and the unit."""
+    if any(isinstance(cell, Shown) for cell in cells):
+        return [cell.value if isinstance(cell, Shown) else cell for cell in cells], ""
+    texts = [str(cell).strip() for cell in cells]
+    matches = {text: NUMBER.fullmatch(text) for text in texts if text not in ("", "–")}
+    numbers = {text: float(match[1].replace(",", "")) for text, match in matches.items() if match}
+    units = {match[2] or "" for match in matches.values() if match}
+    small = any(number and abs(number) < SMALLEST for number in numbers.values())
+    if len(numbers) < len(matches) or len(units) != 1 or small:
+        return cells, ""
+    return [numbers.get(text) for text in texts], units.pop()
+
+
+def _filled(cells: Sequence[Cell]) -> list[Cell]:
+    filled: list[Cell] = []
+    for cell in cells:
+        filled.append(filled[-1] if filled and isinstance(cell, str) and not cell.strip() else cell)
+    return filled
+
+
+def _is_choice(column: Sequence[object]) -> bool:
+    texts = {value for value in column if isinstance(value, str)}
+    return 1 < len(texts) <= CHOICES and len(texts) < len(column) and len(column) > CHOICES / 2

@@ -1,0 +1,273 @@
+"""The report of a plan: a sentence, deployments, what would change it, and how every candidate ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from reports.blocks import (
+    Block,
+    Chart,
+    Column,
+    Curve,
+    Document,
+    Figure,
+    Points,
+    Report,
+    Row,
+    Shown,
+    Table,
+    Text,
+    View,
+)  # fmt: skip
+from reports.fields import METRICS, Field, at, metric_fields, setting_fields
+from reports.layout import bullets
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+INTERVALS = (
+    "±: half a 95 % interval of the mean over windows. Sure: share of the draws of the step times' error under which "
+    "all goals hold (–: the error is unknown). Hours: share of hours like this one that meet them, if step times are "
+    "as estimated."
+)
+
+
+def plan_report(document: Document) -> Report:
+    """The answer, the best deployments, the changes, and how the candidates ended."""
+    rows, headroom = document["rows"], document["headroom"]
+    blocks = _answer(document)
+    if not document["feasible"]:
+        blocks.append(_nearest(document))
+    if rows:
+        blocks += [Text("Deployments", "heading", detail=True), *_deployments(document, rows), *_explorer(document),
+                   _pareto(document)]  # fmt: skip
+    if headroom:
+        more = "" if headroom["factor"] is None else f" ({100 * (headroom['factor'] - 1):+.0f} %)"
+        blocks.append(
+            Text(f"\nMax load: {headroom['rate']:.4g} requests/s{more}. A little above: {headroom['beyond']}.")
+        )
+    if document["changes"]:
+        blocks += [Text("What would change it", "heading"), _changes(document["changes"])]
+    blocks += [Text("Candidates", "heading"), bullets(ledger_lines(document)), _ledger(document["ledger"])]
+    return Report(f"{document['name']}: a plan", blocks)
+
+
+def load_report(document: Document) -> Report:
+    """The rate that a deployment bears, in a sentence, and how its goals stand at that rate."""
+    blocks = _answer(document)
+    if document["feasible"]:
+        blocks += [*_deployments(document, [document["deployment"]]), Text(f"A little above: {document['beyond']}.")]
+    return Report(f"{document['name']}: max load", blocks)
+
+
+def _answer(document: Document) -> list[Block]:
+    return [Text(f"{document['name']}: {document['note'].lower()}", "note"), Text(document["answer"], "answer")]
+
+
+def _deployments(document: Document, rows: Sequence[Document]) -> list[Block]:
+    return [Text(""), _table(document, rows), Text(footnote(document), "note")]
+
+
+def footnote(document: Document) -> str:
+    """A line on the origin of the figures."""
+    window = document["question"]["window"]
+    estimated = [str(i) for i, row in enumerate(document.get("rows", ()), 1) if row["role"] == "best estimate"]
+    cheapest = f" Row {estimated[0]}: cheapest by the best estimate of the step times." if estimated else ""
+    arrivals = _capital(document["question"]["arrivals"])
+    return (
+        f"{INTERVALS}{cheapest} {arrivals}. Windows of {window['requests']:,} requests; "
+        f"{window['warmup']:g} s at their begin do not count; all candidates get the same requests."
+    )
+
+
+def _table(document: Document, rows: Sequence[Document]) -> Table:
+    """Every deployment with its goals: the value, its interval, and whether it is met."""
+    settings = {key: _folded(key.rpartition(".")[2]) for key in rows[0]["settings"]}
+    goals = list(document["question"]["goals"])
+    numbers = {
+        "$/h": ("cost_per_hour", 2, METRICS["cost_per_hour"].help),
+        "$/M tokens": ("cost_per_million_output_tokens", 4, METRICS["cost_per_million_output_tokens"].help),
+        "tok/s/GPU": ("tokens_per_second_per_gpu", 3, METRICS["output_throughput_per_device"].help),
+        "tok/s/user": ("tokens_per_second_per_user", 3, METRICS["user"].help),
+    }
+    if all(row["cost_per_hour"] is None for row in rows):
+        numbers = {title: number for title, number in numbers.items() if "$" not in title}
+    columns = [
+        Column(""), Column("GPUs", help=METRICS["devices"].help), Column("engines", help="Kind of engine"),
+        *(Column(title, 1, help=f"Setting {key}") for key, title in settings.items()),
+        *(Column(title, rank, help=meaning) for title, (_, rank, meaning) in numbers.items()),
+        *(Column(goal, help="The value, half a 95 % interval, and whether the goal is met") for goal in goals),
+        Column("sure", help="Share of the draws of the step times' error under which all goals hold"),
+        Column("hours", help="Share of spans like this one that meet all goals, if step times are as estimated"),
+    ]  # fmt: skip
+    cells: list[Row] = [
+        [str(index), row["devices"], row["parallelism"], *(str(row["settings"][key]) for key in settings),
+         *(Shown(_number(row[key]), row[key]) for key, _, _ in numbers.values()),
+         *(goal_cell(row["goals"][i]) for i in range(len(goals))), percent(row["sure"]), percent(row["probability"])]
+        for index, row in enumerate(rows, 1)
+    ]  # fmt: skip
+    return Table(columns, cells, fits=True)
+
+
+def percent(share: float | None) -> str:
+    """A share as it is shown, rounded down to whole percent."""
+    return "–" if share is None else f"{math.floor(100 * share + 1e-9)} %"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _folded(name: str, longest: int = 10) -> str:
+    """A long name on several lines, broken behind underscores."""
+    lines = [""]
+    for part in re.findall(r"[^_]*_|[^_]+", name):
+        if lines[-1] and len(lines[-1] + part) > longest:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def goal_cell(goal: Document) -> str:
+    """A goal's value in a unit that reads well, half its interval, and whether it is met."""
+    if goal["value"] is None:
+        return "– ✗"
+    mark = "✓" if goal["met"] else "✗"
+    low, high = goal["interval"] or (goal["value"], goal["value"])
+    half = (high - low) / 2
+    if goal["name"].rpartition(".")[2].partition("_")[0] in LATENCIES:
+        scale, unit = (1e3, "ms") if goal["value"] < 1 else (1.0, "s")
+        text = f"{scale * goal['value']:.3g}" + (f" ±{scale * half:.2g}" if half else "") + f" {unit}"
+    else:
+        text = f"{goal['value']:.4g}" + (f" ±{half:.2g}" if half else "")
+    return f"{text} {mark}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _changes(changes: Sequence[Document]) -> Table:
+    rows: list[Row] = [
+        [row["change"], "✓" if row["meets"] else "✗", percent(row["sure"]), percent(row["probability"]), row["reason"]]
+        for row in changes
+    ]
+    columns = [Column("change", left=True), Column(""), Column("sure"), Column("hours"), Column("", left=True)]
+    return Table(columns, rows)
+
+
+def _nearest(document: Document) -> Text:
+    miss = document["nearest_miss"]
+    if miss is None:
+        return bullets(list(dict.fromkeys(entry["reason"] for entry in document["ledger"]))[:5])
+    settings = "".join(f", {key} {value}" for key, value in miss["settings"].items())
+    return Text(f"Nearest miss: {miss['devices']} ({miss['parallelism']}{settings}). {miss['reason']}.", "warning")
+
+
+def _explorer(document: Document) -> list[Block]:
+    rows = document["rows"]
+    values: dict[str, list[float | str | None]] = {key: [_metric(row, key) for row in rows] for key in METRICS}
+    limits = {name.replace("_p", ".p").replace("_mean", ".mean"): limit
+              for name, limit in document["question"]["goals"].items()}  # fmt: skip
+    metrics = metric_fields(values, limits)
+    verdicts = ["meets the goals" if row["meets"] else "misses a goal" for row in rows]
+    if document["recommendation"] is not None:
+        verdicts = [row["role"] if row["role"] in ("recommended", "best estimate") else verdict
+                    for row, verdict in zip(rows, verdicts, strict=True)]  # fmt: skip
+    fields = [
+        Field("#verdict", "verdict", verdicts, "Whether it meets all goals with the wanted confidence", setting=True),
+        Field("#layout", "layout", [row["layout"] for row in rows], "Prefill and decode together or apart",
+              setting=True),
+        Field("#engines", "engines", [row["parallelism"] for row in rows], "Kind of engine", setting=True),
+        *setting_fields([row["settings"] for row in rows]),
+        *metrics,
+    ]  # fmt: skip
+    keys = {field.key for field in fields}
+    views = []
+    if {"user", "output_throughput_per_device"} <= keys:
+        views.append(View("throughput of a GPU against interactivity", "user", "output_throughput_per_device",
+                          "#verdict", True))  # fmt: skip
+    price = "cost_per_hour" if "cost_per_hour" in keys else "devices"
+    latency = next((key for key in limits if key in keys), "ttft.p99")
+    if latency in keys:
+        views.append(View("latency against cost", price, latency, "#verdict", True))
+    return [Points(fields, views, [f"{row['devices']}, {row['parallelism']}" for row in rows])]
+
+
+def _metric(row: Document, key: str) -> float | None:
+    names = {
+        "devices": "gpus", "cost_per_hour": "cost_per_hour", "user": "tokens_per_second_per_user",
+        "output_throughput_per_device": "tokens_per_second_per_gpu", "output_throughput": "output_throughput",
+        "cost_per_million_output_tokens": "cost_per_million_output_tokens",
+    }  # fmt: skip
+    return row[names[key]] if key in names else at(row["summary"] or {}, key)
+
+
+def _pareto(document: Document) -> Figure:
+    """Throughput of a GPU against interactivity by layout, and the front of the deployments that meet the goals."""
+    rows, best = document["rows"], document["recommendation"]
+    curves = []
+    for layout in ("colocated", "disaggregated", "afd"):
+        for meets in (True, False):
+            verdict = "meets the goals" if meets else "misses a goal"
+            group = [row for row in rows if (row["layout"], row["meets"]) == (layout, meets)]
+            curves.append(_places(f"{layout}, {verdict}", group, "points"))
+    curves.append(_places("", pareto([row for row in rows if row["meets"]]), "solid"))
+    if best is not None:
+        curves.append(_places("recommended", [row for row in rows if row["name"] == best["name"]], "both"))
+    chart = Chart(
+        "", [curve for curve in curves if curve.x], "output tokens/s of a user (1 / mean TPOT)",
+        "output tokens/s of a GPU", annotated=True,
+    )  # fmt: skip
+    title = f"{document['name']}: deployments at the given rate"
+    return Figure("pareto", [chart], title, size=(6.4, 4.6), on_page=False)
+
+
+def _places(label: str, rows: Sequence[Document], kind: str) -> Curve:
+    rows = [row for row in rows if None not in _place(row)]
+    x, y = [_place(row)[0] for row in rows], [_place(row)[1] for row in rows]
+    return Curve(label, x, y, None, kind, names=[row["devices"] for row in rows] if kind == "points" else ())
+
+
+def pareto(rows: Sequence[Document]) -> list[Document]:
+    """The rows that no other one beats in both tokens/s per GPU and tokens/s per user, by the latter."""
+    places = [row for row in rows if None not in _place(row)]
+    best = [row for row in places if not any(_beats(_place(rival), _place(row)) for rival in places)]
+    return sorted(best, key=_place)
+
+
+def _place(row: Document) -> tuple[Any, Any]:
+    return row["tokens_per_second_per_user"], row["tokens_per_second_per_gpu"]
+
+
+def _beats(rival: tuple[float, float], place: tuple[float, float]) -> bool:
+    return rival != place and rival[0] >= place[0] and rival[1] >= place[1]
+
+
+def _ledger(entries: Sequence[Document]) -> Table:
+    """Every candidate, to sort and to filter by how it ended."""
+    keys = list(dict.fromkeys(key for entry in entries for key in entry["settings"]))
+    titles = ["status", "layout", "engines", *(key.rpartition(".")[2] for key in keys), "sizes", "GPUs", "cost/h",
+              "reason"]  # fmt: skip
+    rows: list[Row] = [
+        [entry["status"], entry["layout"], entry["parallelism"],
+         *(Shown("", entry["settings"].get(key)) for key in keys),
+         "–" if entry["sizes"] is None else " + ".join(map(str, entry["sizes"])), Shown("", entry["gpus"]),
+         Shown("", entry["cost_per_hour"]), entry["reason"]]
+        for entry in entries
+    ]  # fmt: skip
+    return Table([Column(title) for title in titles], rows, sorts=True, filters=titles[:3], detail=True)
+
+
+def ledger_lines(document: Document) -> list[str]:
+    """Counts of candidates by their status, with the most frequent reason of each kind, and what was not tried."""
+    entries = document["ledger"]
+    evaluated = document["evaluated"]
+    lines = [f"{len(entries):,} candidates: {evaluated:,} evaluated by simulation, {len(entries) - evaluated:,} pruned"]
+    for status, count in Counter(entry["status"] for entry in entries).most_common():
+        reasons = Counter(entry["reason"] for entry in entries if entry["status"] == status and entry["reason"])
+        common = reasons.most_common(1)
+        lines.append(f"{count} {status}" + (f"; for example: {common[0][0]}" if common else ""))
+    return [*lines, *document.get("notes", ())]  # none in runs of earlier versions
