@@ -104,19 +104,22 @@ def _draw(axes: Axes, chart: Chart) -> None:
 
 
 def _scales(axes: Axes, chart: Chart) -> None:
-    for log, axis, scale in (
-        (chart.log_x, axes.xaxis, axes.set_xscale),
-        (chart.log_y, axes.yaxis, axes.set_yscale),
-    ):
-        if log:
-            scale("log")
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     if chart.log_x:
+        places = [x for curve in chart.curves for x in curve.x]
+        axes.set_xscale("log", base=2 if max(places) < 64 * min(places) else 10)
         axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(_plain))
+    if chart.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(_plain))
     if chart.y_range is not None:
         axes.set_ylim(*chart.y_range)
     elif chart.from_zero and not chart.log_y:
         axes.set_ylim(bottom=0)
+
+
+def _plain(value: float, _: int | None) -> str:
+    return f"{value:g}"
 
 
 def _curve(axes: Axes, curve: Curve, colour: Any, label: str) -> None:
