@@ -21,6 +21,7 @@ REPORTS = {
     "twin.serving-sweep/1": "serving.sweep:sweep_report",
     "twin.sweep/1": "afd.report:sweep_report",
     "twin.plan/1": "planning.report:plan_report",
+    "twin.max-load/1": "planning.report:load_report",
     "twin.validation/2": "validation.engine:validation_report",
     "twin.bundle-validation/1": "validation.bundle:bundle_report",
 }

@@ -145,14 +145,9 @@ def _max_load(
 
 
 def _print(document: dict[str, Any], folder: Path, *, as_json: bool) -> int:
-    from twin.cli.console import note, print_json, print_table
+    from twin.cli.console import note, print_result
 
-    if as_json:
-        print_json(document)
-    else:
-        from reports.planning.report import load_report, plan_report
-
-        print_table((plan_report if document["schema"] == "twin.plan/1" else load_report)(document))
+    print_result(document, as_json=as_json)
     note(f"run folder: {folder}")
     return 0 if document["feasible"] else INFEASIBLE
 
