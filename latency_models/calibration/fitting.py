@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from latency_models.calibration.file_format import (
     Provenance,
 )
 from latency_models.fitting.linear import CannotFit, LinearLatency
-from latency_models.io.config_io import checked, read_text
+from latency_models.io.config_io import checked
+from latency_models.io.tables import read_columns
 from workloads.errors import BadInput
 
 
@@ -60,41 +59,19 @@ def to_estimator(line: Line) -> LinearLatency:
     return estimator
 
 
-COLUMNS = ("component", "size", "time")
-
 Measurements = dict[Component, tuple[list[float], list[float]]]
 
 
 def read_measurements(path: Path) -> Measurements:
     """Sizes and times of each component from a CSV with the columns component, size, time."""
-    rows = csv.DictReader(io.StringIO(read_text(path)))
-    try:
-        return _read_rows(rows, path)
-    except csv.Error as error:
-        raise BadInput(f"expected a CSV file: {error}", file=path, line=rows.reader.line_num) from None
-
-
-def _read_rows(rows: csv.DictReader[str], path: Path) -> Measurements:
-    columns = list(rows.fieldnames or ())
-    missing = [column for column in COLUMNS if column not in columns]
-    if missing:
-        raise BadInput(f"expected the columns {', '.join(COLUMNS)}", value=rows.fieldnames, file=path, line=1)
-    for column in COLUMNS:
-        if columns.count(column) > 1:
-            raise BadInput("expected each column once", value=column, file=path, line=1)
+    columns = read_columns(path)
     table: Measurements = {name: ([], []) for name in COMPONENTS}
-    for row in rows:
-        if None in row:  # 2,5 for 2.5, say
-            raise BadInput(
-                "expected no more cells than there are columns", value=row[None], file=path, line=rows.line_num
-            )
-        name = row["component"]
-        if name not in table:
-            raise BadInput(
-                f"expected one of {', '.join(COMPONENTS)}", value=name, field="component", file=path, line=rows.line_num
-            )
-        for column, values in zip(("size", "time"), table[name], strict=True):
-            values.append(_number(row[column], column, path, rows.line_num))
+    names, rows = columns.text("component"), zip(columns.numbers("size"), columns.numbers("time"), strict=True)
+    for at, (name, (size, time)) in enumerate(zip(names, rows, strict=True)):
+        if name not in COMPONENTS:
+            raise columns.fault(f"expected one of {', '.join(COMPONENTS)}", at, "component")
+        table[name][0].append(size)
+        table[name][1].append(time)
     return table
 
 
@@ -128,13 +105,3 @@ def fit_calibration(
         "provenance": Provenance(method="measured", source=source, device=device, model=model),
     }
     return checked(Calibration, document, None)
-
-
-def _number(text: str | None, column: str, path: Path, line: int) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput("expected a finite number", value=text, field=column, file=path, line=line)
-    return value

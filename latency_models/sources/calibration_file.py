@@ -182,6 +182,3 @@ class CalibrationFileSpec(SourceSpec):
     def build(self, base: Path) -> StepTime:
 
         return read_measured_calibration(base / self.path).step_time()
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "path": self.path}

@@ -346,6 +346,3 @@ class EngineRegressionSpec(SourceSpec):
     def build(self, base: Path) -> StepTime:
 
         return read_engine_regression(base / self.path)
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "path": self.path}

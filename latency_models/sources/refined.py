@@ -147,6 +147,3 @@ class RefinedSpec(SourceSpec):
             raise BadInput(error.expected, field="step_time.source", value=name, file=path) from None
         section = checked(spec, file.step_time, path, "step_time")
         return RefinedStepTime.from_file(file, section.build(path.parent / file.folder), path)
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "path": self.path}

@@ -34,9 +34,13 @@ class SourceSpec(Strict):
             BadInput: settings or files that no model can be built from.
         """
 
-    @abstractmethod
     def provenance(self) -> dict[str, Any]:
-        """The source's name, and the origin of its figures, for the documents of a run."""
+        """The source's name, and the origin of its figures, for the documents of a run.
+
+        The default takes the fields `path`, `model` and `hardware`, as far as the section has them.
+        """
+        names = (name for name in ("path", "model", "hardware") if getattr(self, name, None) is not None)
+        return {"source": self.name(), **{name: getattr(self, name) for name in names}}
 
     def check_ranks(self, data_parallel: int) -> None:
         """Compare settings with the engine's data-parallel ranks. The default accepts any number.

@@ -277,9 +277,10 @@ class AfdBundleSpec(SourceSpec):
         return step_time
 
     def provenance(self) -> dict[str, Any]:
-        document = {"source": self.source, "model": self.model, "hardware": self.hardware}
         shape = f"{self.attention_instances}A-{self.ffn_instances}F"
-        return document | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
+        return (
+            super().provenance() | {"bundle": shape} | ({"calibration": self.calibration} if self.calibration else {})
+        )
 
     def check_ranks(self, data_parallel: int) -> None:
         if data_parallel != 1:

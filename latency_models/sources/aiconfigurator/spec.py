@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
@@ -209,6 +209,3 @@ class AiconfiguratorSpec(SourceSpec):
         kernels = ModelKernels.from_document(read_yaml(path))
         stated = self.model_dump(exclude={"source", "path", "expert_layers"})
         return AiconfiguratorStepTime(kernels, Corrections(**stated, experts=self.expert_layers))
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "path": self.path}

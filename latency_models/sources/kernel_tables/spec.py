@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from latency_models.io.builtin_files import FilePath
 from latency_models.sources.kernel_tables.settings import KernelTableSettings
@@ -24,9 +24,6 @@ class KernelTablesSpec(KernelTableSettings, SourceSpec):
 
         settings = KernelTableSettings(**self.model_dump(exclude={"source", "path"}, exclude_unset=True))
         return load_kernel_tables(Path(self.path), settings, base=base)
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "path": self.path, "model": self.model}
 
     def check_ranks(self, data_parallel: int) -> None:
         """Both sides state the number of ranks that share experts."""

@@ -143,7 +143,7 @@ def unknowns_of(
         experts: whether the model has any.
         composed_error: as in `KernelTableStepTime`. It takes the place of the prior for kernels in an engine.
     """
-    errors = {name: error_of.median for name, error_of in (tables.held_out or held_out_errors(tables)).items()}
+    errors = {name: held_out.median for name, held_out in (tables.held_out or held_out_errors(tables)).items()}
 
     def from_tables(prefix: str, further: float) -> float:
         """The deviation of interpolation between points, and what no table says besides."""
@@ -154,7 +154,7 @@ def unknowns_of(
     in_engine = IN_ENGINE
     if composed_error is not None:
         in_engine = replace(IN_ENGINE, basis="held out", deviation=max(1.5 * composed_error, 0.01))
-    error_of = [
+    unknowns = [
         in_engine,
         Unknown("dense", "linear layers, as interpolated", "held out", from_tables("dense", 0.02), "kernels of layers"),
         Unknown(
@@ -174,12 +174,12 @@ def unknowns_of(
     ]  # fmt: skip
     if experts:
         further = math.hypot(from_tables("moe", 0.05), 0.15)
-        error_of.append(Unknown("experts", "uneven load of experts, which tables spread evenly", "assumed", further,
+        unknowns.append(Unknown("experts", "uneven load of experts, which tables spread evenly", "assumed", further,
                              "the load of experts in the engine"))  # fmt: skip
     if settings.communication is not None and settings.ranks > 1:
-        error_of.append(Unknown("link", f"collectives ({settings.communication.source})", "assumed",
+        unknowns.append(Unknown("link", f"collectives ({settings.communication.source})", "assumed",
                              settings.communication.spread, "an all-reduce of this size on this machine"))  # fmt: skip
-    return tuple(error_of)
+    return tuple(unknowns)
 
 
 def settings_at(settings: KernelTableSettings, unknowns: Mapping[str, Unknown], scores: Mapping[str, float],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import PositiveInt
 
@@ -75,9 +75,6 @@ class RooflineSpec(SourceSpec):
             raise BadInput(error.expected, value=error.value, field=f"step_time.{error.field}") from None
         efficiency = load_efficiency(base / self.efficiency) if self.efficiency else built_in_efficiency()
         return RooflineStepTime(model, hardware, placement, efficiency, link=self.link)
-
-    def provenance(self) -> dict[str, Any]:
-        return {"source": self.source, "model": self.model, "hardware": self.hardware}
 
     def check_ranks(self, data_parallel: int) -> None:
         if data_parallel != self.data_parallel:

@@ -14,16 +14,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from latency_models.calibration.file_format import (
     COMPONENTS,
     SIZES,
     Calibration,
     Component,
-    FitReport,
     Line,
-    Provenance,
 )
 from latency_models.calibration.fitting import to_estimator, to_line
 from latency_models.calibration_loader import load_calibration
@@ -102,24 +99,10 @@ def fault(tmp_path: Path, content: dict[str, Any]) -> str:
 
 
 FAULTS: list[tuple[str, Any, str]] = [
-    ("schema", "twin.calibration/2", "schema: got 'twin.calibration/2', expected 'twin.calibration/1'"),
-    ("schema", ..., "schema: expected this field, which is missing"),
-    ("name", "", "name: got '', expected text, not less than 1 characters"),
     ("time_unit", "minutes", "time_unit: got 'minutes', expected 'seconds' or 'cycles'"),
-    ("scope", "token", "scope: got 'token', expected 'step' or 'layer'"),
     ("layers", ..., "layers: expected the number of layers in a step, since scope is layer"),
-    ("layers", 0, "layers: got 0, expected a number above 0"),
-    ("layers", 1.5, "layers: got 1.5, expected a whole number"),
-    ("attention", ..., "attention: expected this field, which is missing"),
-    ("attention", 5, "attention: got 5, expected a section of fields"),
     ("attention.alpha", -0.001, "attention.alpha: got -0.001, expected a number of at least 0"),
-    ("attention.alpha", "0.1", "attention.alpha: got '0.1', expected a number"),
-    ("attention.alpha", None, "attention.alpha: expected a number, found nothing"),
-    ("attention.alpha", float("inf"), "attention.alpha: got inf, expected a finite number"),
-    ("ffn.alpha", float("nan"), "ffn.alpha: got nan, expected a finite number"),
-    ("ffn.beta", -1, "ffn.beta: got -1, expected a number of at least 0"),
     ("ffn.alhpa", 0.5, "ffn.alhpa: unknown field, did you mean alpha?"),
-    ("communication.beta_unit", ..., "communication.beta_unit: expected this field, which is missing"),
     (
         "attention.alpha_unit",
         "seconds/request",
@@ -131,10 +114,7 @@ FAULTS: list[tuple[str, Any, str]] = [
         "ffn.alpha_unit: got 'cycles/request', expected seconds/request or seconds/token, since time_unit is seconds",
     ),
     ("communication.beta_unit", "ms", "communication.beta_unit: got 'ms', expected seconds, the time_unit"),
-    ("attention.fit.points", 2, "attention.fit.points: got 2, expected a number of at least 3"),
     ("attention.fit.range", [5.0], "attention.fit.range"),
-    ("attention.fit.range", [5.0, "x"], "attention.fit.range[1]: got 'x', expected a number"),
-    ("attention.fit.range", 5.0, "attention.fit.range: got 5.0, expected a list"),
     ("attention.fit.range", [9.0, 1.0], "attention.fit.range: got [9.0, 1.0], expected the lower end first"),
     ("attention.fit.alpha_interval", [2, 1], "attention.fit.alpha_interval: got [2.0, 1.0], expected the lower end"),
     ("attention.fit.covariance", [[1.0, 2.0]], "attention.fit.covariance"),
@@ -148,17 +128,7 @@ FAULTS: list[tuple[str, Any, str]] = [
         12,
         "attention.fit.degrees: got 12, expected points less 2, or less 1 through the origin",
     ),
-    ("attention.fit.r_squared", 1.5, "attention.fit.r_squared: got 1.5, expected a number of at most 1"),
-    ("attention.fit.heldout_median_error", -0.1, "attention.fit.heldout_median_error: got -0.1, expected a number"),
-    (
-        "provenance.method",
-        "guessed",
-        "provenance.method: got 'guessed', expected 'measured', 'published' or 'roofline'",
-    ),
     ("provenance.date", "yesterday", "provenance.date: got 'yesterday', expected a date such as 2026-01-31"),
-    ("provenance.versions", {"torch": 2.11}, "provenance.versions.torch: got 2.11, expected text"),
-    ("provenance.devise", "x", "provenance.devise: unknown field, did you mean device?"),
-    ("extra", 1, "extra: unknown field, expected one of schema, name, time_unit, scope, layers, attention, ffn, "),
 ]
 
 
@@ -236,48 +206,19 @@ def test_the_hash_ignores_layout_and_sees_every_field(tmp_path: Path) -> None:
     assert len(calibration.content_hash()) == 16
 
 
-OTHERS: dict[str, Any] = {
-    "name": "yours",
-    "scope": "step",
-    "layers": 60,
-    "attention.alpha": 1.0000000000000002,
-    "attention.beta": 6,
-    "attention.fit": None,
-    "ffn.alpha": 2.0000001e-6,
-    "ffn.alpha_unit": "seconds/token",
-    "communication.alpha_unit": "seconds/request",
-    "provenance.date": "2026-02-01",
-    "provenance.versions": {"torch": "2.12"},
-    "provenance.method": "published",
-}
-OTHERS |= {f"{name}.{field}": 7.5 for name in ("ffn", "communication") for field in ("alpha", "beta")}
-OTHERS |= {f"provenance.{name}": "another" for name in ("source", "device", "model", "commit", "note")}
-OTHERS |= {f"attention.fit.{name}": [0.0, 9.5] for name in ("range", "alpha_interval", "beta_interval")}
-OTHERS |= {f"attention.fit.{name}": 0.25 for name in ("confidence", "noise_variance", "r_squared")}
-OTHERS |= {
-    "attention.fit.heldout_median_error": 0.25,
-    "attention.fit.covariance": [[1, 0], [0, 1]],
-    "attention.fit.points": 11,
-    "attention.fit.degrees": 11,
-    "attention.fit.relative": False,
-}
-BOUND = {"schema", "time_unit", *(f"{name}.beta_unit" for name in COMPONENTS), "attention.alpha_unit"}
-"""Fields whose value follows from the others."""
-
-
-@pytest.mark.parametrize("dotted", OTHERS)
-def test_any_other_value_gives_another_hash(dotted: str) -> None:
-    other = checked(Calibration, changed(dotted, OTHERS[dotted]), None)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "yours"), ("layers", 60), ("attention.alpha", 1.0000000000000002), ("attention.fit", None),
+        ("ffn.alpha_unit", "seconds/token"), ("provenance.date", "2026-02-01"), ("attention.fit.points", 11),
+    ],
+)  # fmt: skip
+def test_any_other_value_gives_another_hash(field: str, value: Any) -> None:
+    content = changed(field, value)
+    if field.endswith("points"):
+        content["attention"]["fit"]["degrees"] = 9
+    other = checked(Calibration, content, None)
     assert other.content_hash() != checked(Calibration, document(), None).content_hash()
-
-
-def test_the_hash_is_tried_with_every_field() -> None:
-    def fields(model: type[BaseModel], prefix: str) -> set[str]:
-        return {prefix + (field.alias or name) for name, field in model.model_fields.items()}
-
-    lines = set().union(*(fields(Line, f"{name}.") for name in COMPONENTS)) - {"ffn.fit", "communication.fit"}
-    known = fields(Calibration, "") | lines | fields(FitReport, "attention.fit.") | fields(Provenance, "provenance.")
-    assert known - {*COMPONENTS, "provenance"} == OTHERS.keys() | BOUND
 
 
 def test_the_unit_of_time_is_in_the_hash() -> None:

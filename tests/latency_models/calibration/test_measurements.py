@@ -79,18 +79,13 @@ def test_a_field_that_the_file_would_not_take(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", ":1: expected the columns component, size, time"),
-        ("component,size\n", ":1: got ['component', 'size'], expected the columns component, size, time"),
+        ("", ": expected a header and rows below it"),
+        ("component,size\nffn,1\n", ":1: time: expected this column, found component, size"),
         ("component,size,time\nMLP,1,1\n", ":2: component: got 'MLP', expected one of attention, ffn, communication"),
         ("component,size,time\nffn,1,1\nffn,many,1\n", ":3: size: got 'many', expected a finite number"),
         ("component,size,time\nffn,1,nan\n", ":2: time: got 'nan', expected a finite number"),
-        ("component,size,time\nffn,1\n", ":2: time: expected a finite number"),
-        ("component,size,time\nffn,1,2,5\n", ":2: got ['5'], expected no more cells than there are columns"),
+        ("component,size,time\nffn,1,2,5\n", ":2: got 4, expected 3 cells, one a column"),
         ("component,size,time,time\nffn,1,2,3\n", ":1: got 'time', expected each column once"),
-        (
-            f"component,size,time\nffn,1,{'9' * 200_000}\n",
-            ":2: expected a CSV file: field larger than field limit (131072)",
-        ),
     ],
 )
 def test_a_table_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
