@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latency_models.io.config_io import read_yaml
-from twin.serving.simulation import Simulation
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare, report_run
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "kv-offloading.yaml"

@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import read_yaml
 from reports.svg import svg_text
-from twin.serving.simulation import Simulation
-from twin.serving.summary import summarise
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import provenance
-from twin.serving.simulation import Simulation
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 PARTS = ("speculation", "tiers", "prefix_aware", "autoscaling")

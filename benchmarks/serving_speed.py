@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.provenance import provenance
 from latency_models.io.config_io import write_yaml
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import prepare
 

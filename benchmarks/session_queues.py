@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reports.statistics import Estimate, controlled_mean
-from twin.serving.simulation import Run, Simulation
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 from twin.theory.queueing import finite_source_response, mmc_wait
 

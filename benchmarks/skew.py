@@ -27,9 +27,9 @@ from live.device import versions
 from live.validation.pools_backend import PoolsBackend
 from scenarios.reading import read_scenario
 from scenarios.validation import ValidationScenario, check_validation
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation, realisation
-from twin.serving.summary import summarise
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.compare import summary
 from twin.validation.fitting import fitted_document

@@ -33,8 +33,8 @@ from scenarios.serving import check_scenario
 from schedulers.batches import Batch
 from schedulers.engine_config import EngineConfig
 from schedulers.engine_core import EngineCore
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 from workloads.request import Request

@@ -101,7 +101,7 @@ class SystemSpec(Strict):
 
     @property
     def topology(self) -> str:
-        """The name of the topology that the simulator builds of the pools (`twin.serving.topologies`)."""
+        """The name of the topology that the simulator builds of the pools (`twin.serving.system.topologies`)."""
         return self.layout
 
     @property

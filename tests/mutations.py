@@ -43,7 +43,7 @@ NEAREST = {
     "schedulers/chunking.py": ["tests/schedulers/test_chunking.py"],
     "schedulers/routing.py": ["tests/schedulers/test_routing.py"],
     "schedulers": [*STORIES, "tests/schedulers/test_[dkw]*.py", *BY_HAND, *RANDOM_STORIES],
-    "twin/serving/overload.py": ["tests/theory/test_overload.py"],
+    "twin/serving/records/overload.py": ["tests/theory/test_overload.py"],
     "twin/serving": [*BY_HAND, "tests/twin/serving", "tests/parity/test_fast_forward_serving.py"],
     "twin/afd": [*BUNDLE, "tests/parity/test_fast_forward.py", *THEORY, "tests/twin/test_cli_sweep.py"],
     "twin/theory": [*THEORY, "tests/theory/test_paper.py", "tests/golden", "tests/theory/test_queueing.py"],

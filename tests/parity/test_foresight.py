@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import records, reported, scenario
-from twin.serving.simulation import Run, Simulation
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 

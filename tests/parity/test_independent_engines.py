@@ -15,13 +15,14 @@ from schedulers.routing import ROUTERS
 from tests.twin.serving import by_hand
 from tests.twin.serving.by_hand import Row
 from tests.twin.serving.scenarios import records, reported, scenario
-from twin.serving import independent_engines, summary
-from twin.serving import records as records_module
-from twin.serving.engine import Engine
-from twin.serving.independent_engines import independent_groups, simulate_apart, why_together
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation
-from twin.serving.timeseries import timeseries
+from twin.serving.engine.engine import Engine
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.records.engine_log import engine_log
+from twin.serving.results import summary
+from twin.serving.results.timeseries import timeseries
+from twin.serving.run import independent_engines
+from twin.serving.run.independent_engines import independent_groups, simulate_apart, why_together
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps import one_run
 from twin.sweeps.serving_sweep import prepare, report_run
 from workloads.request import Request
@@ -118,7 +119,7 @@ def test_in_processes_as_in_one(
         measure={"after": 0.2}, engine={"num_gpu_blocks": 20},
     )  # fmt: skip
     for module, name, value in (
-        (one_run, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (records_module, "WORTH_A_PART", 3),
+        (one_run, "WORTH_A_PROCESS", 1), (independent_engines, "SPAN", 40), (engine_log, "WORTH_A_PART", 3),
         (summary, "MANY_STEPS", 100 if detail == "requests" else 1 << 20), (summary, "STEPS_OF_PART", 50),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

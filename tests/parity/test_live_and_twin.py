@@ -34,8 +34,8 @@ from schedulers.chunking import ChunkPolicy, StaticChunks  # noqa: E402
 from schedulers.engine_config import EngineConfig, OneShotBudget  # noqa: E402
 from schedulers.engine_core import EngineCore  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402
-from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
-from twin.serving.records import RequestRecord  # noqa: E402
+from twin.serving.engine.engine import Engine as SimulatedEngine  # noqa: E402
+from twin.serving.records.engine_log import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 BLOCK = 4

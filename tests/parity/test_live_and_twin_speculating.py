@@ -24,10 +24,10 @@ from scenarios.steps import SpeculativeSpec  # noqa: E402
 from schedulers.speculation import AnswerDrafts, SpeculativeEngineCore  # noqa: E402
 from tests.parity.test_live_and_twin import BLOCK, CONFIG, Recorded, durations_and_arrivals, noted, trace  # noqa: E402
 from twin.environment import Environment, Priority  # noqa: E402
-from twin.serving.draft_outcomes import DraftOutcomes  # noqa: E402
-from twin.serving.engine import Engine as SimulatedEngine  # noqa: E402
-from twin.serving.records import RequestRecord  # noqa: E402
-from twin.serving.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
+from twin.serving.engine.draft_outcomes import DraftOutcomes  # noqa: E402
+from twin.serving.engine.engine import Engine as SimulatedEngine  # noqa: E402
+from twin.serving.engine.speculation import Acceptance, SimulatedSpeculation  # noqa: E402
+from twin.serving.records.engine_log import RequestRecord  # noqa: E402
 from workloads.request import Request  # noqa: E402
 
 VOCABULARY = 12

@@ -24,9 +24,9 @@ from tests.parity.test_live_and_twin import BLOCK, Recorded, durations_and_arriv
 from tests.twin.serving.scenarios import scenario
 from twin.cli import run
 from twin.environment import Environment, Priority
-from twin.serving.engine import Engine as SimulatedEngine
-from twin.serving.plan import ServingPlan
-from twin.serving.records import RequestRecord
+from twin.serving.engine.engine import Engine as SimulatedEngine
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.records.requests import RequestRecord
 from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 

@@ -48,7 +48,7 @@ from twin.reproductions.prelude.published import (
     one_shot_rows,
     sweep_rows,
 )
-from twin.serving.simulation import Run, Simulation
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from scipy.sparse.linalg import spsolve
 
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import scenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.arrivals import Replay
 from workloads.generator import Workload

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.twin.serving.scenarios import scenario
-from twin.serving.simulation import Simulation
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 STEP, TOKENS, LOAD = 0.01, 10, 0.15

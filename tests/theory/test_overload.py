@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.twin.serving.scenarios import run, scenario
-from twin.serving.overload import Backlog, overload_of
-from twin.serving.simulation import Simulation
-from twin.serving.summary import overload
+from twin.serving.records.overload import Backlog, overload_of
+from twin.serving.results.summary import overload
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 STEP = 1e-3

@@ -10,8 +10,8 @@ import pytest
 
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import scenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from twin.theory.queueing import mmc_wait, priority_waits
 

@@ -16,9 +16,9 @@ import pytest
 
 from reports.statistics import controlled_mean
 from tests.twin.serving.scenarios import run, scenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
-from twin.serving.summary import summarise
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from twin.theory.queueing import erlang_c, md1_wait, mmc_wait
 from workloads.arrivals import Replay

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from scenarios.serving import MeasureSpec
-from twin.serving.records import Columns, EngineLog
-from twin.serving.simulation import Run
-from twin.serving.step_table import step_table
-from twin.serving.summary import in_measured_window, request_latencies
-from twin.serving.uncertainty import flatten
+from twin.serving.records.engine_log import EngineLog
+from twin.serving.records.requests import Columns
+from twin.serving.results.summary import in_measured_window, request_latencies
+from twin.serving.results.timeseries import step_table
+from twin.serving.results.uncertainty import flatten
+from twin.serving.run.simulation import Run
 
 Document = dict[str, Any]
 

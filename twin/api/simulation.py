@@ -16,8 +16,8 @@ from twin.api.run_folder import save_run
 from twin.api.scenario import Scenario, opened
 from twin.executors import processes
 from twin.executors.executor import Executor, ExecutorChoice, choose_executor
-from twin.serving.reference_run import compare, read_reference_run
-from twin.serving.timeseries import timeseries
+from twin.serving.results.reference_run import compare, read_reference_run
+from twin.serving.results.timeseries import timeseries
 from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import ServingSweep, Task, prepare, report_run
 from workloads.errors import BadInput
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from reports.records.run_directory import RunDirectory
-    from twin.serving.simulation import Run
+    from twin.serving.run.simulation import Run
 
 Document = dict[str, Any]
 

@@ -139,7 +139,7 @@ def _run(
 def _note_one_process(plan: ServingSweep, jobs: int | None) -> None:
     """Note on stderr that a run has one process although more are wanted, and why."""
     from twin.cli.console import note
-    from twin.serving.independent_engines import why_together
+    from twin.serving.run.independent_engines import why_together
 
     shared = why_together(plan.cases[0].plan) if jobs is not None and jobs > 1 else None
     if shared is not None:

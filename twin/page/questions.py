@@ -13,7 +13,7 @@ from latency_models.io.builtin_files import CommandLineText, is_path
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link
-from twin.serving.timeseries import timeseries
+from twin.serving.results.timeseries import timeseries
 from twin.sweeps import ratio_sweep
 from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import prepare, report_run, run_task

@@ -20,8 +20,8 @@ from scenarios.reading import ScenarioFile, load_plugins
 from scenarios.serving import MeasuredSpec, MeasureSpec, check_scenario
 from scenarios.serving_workload import OpenLoopSpec, ServingWorkloadSpec
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
-from twin.serving.plan import ServingPlan, StepTimes, make_plan
-from twin.serving.simulation import realisation
+from twin.serving.plan.plan import ServingPlan, StepTimes, make_plan
+from twin.serving.run.simulation import realisation
 from workloads.errors import BadInput
 from workloads.generator import Workload
 from workloads.rates import peak_of

@@ -14,7 +14,7 @@ from twin.planning.max_load import Load
 from twin.planning.question import Document, Question
 from twin.planning.space import Candidate, Family
 from twin.planning.trial import Horizon, Trial, in_unit
-from twin.serving.uncertainty import combine
+from twin.serving.results.uncertainty import combine
 
 NOTE = "Simulated (discrete events, no hardware)."
 HOURS = 100

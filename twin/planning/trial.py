@@ -13,7 +13,7 @@ from scenarios.goals import Goal
 from twin.planning.confidence import Floats, probability
 from twin.planning.question import Document
 from twin.planning.space import Candidate
-from twin.serving.uncertainty import combine
+from twin.serving.results.uncertainty import combine
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,17 @@ from reports.metrics import spread, weighted_spread
 from scenarios.goals import Goal
 from scenarios.serving import MeasureSpec
 from twin.planning.question import Document
-from twin.serving.plan import ServingPlan
-from twin.serving.randomness import Draw
-from twin.serving.simulation import Run, Simulation, realisation
-from twin.serving.summary import in_measured_window, latencies, overload, pooled_gaps, request_latencies, summarise
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.plan.randomness import Draw
+from twin.serving.results.summary import (
+    in_measured_window,
+    latencies,
+    overload,
+    pooled_gaps,
+    request_latencies,
+    summarise,
+)
+from twin.serving.run.simulation import Run, Simulation, realisation
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

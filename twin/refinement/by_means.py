@@ -30,10 +30,10 @@ from twin.refinement.question import (
     prediction_errors,
     read_settings,
 )
-from twin.serving.plan import ServingPlan, make_plan
-from twin.serving.simulation import Run, Simulation
-from twin.serving.summary import summarise
-from twin.serving.uncertainty import combine, flatten
+from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.results.summary import summarise
+from twin.serving.results.uncertainty import combine, flatten
+from twin.serving.run.simulation import Run, Simulation
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

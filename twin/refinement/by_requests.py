@@ -30,9 +30,9 @@ from twin.refinement.question import (
     prediction_errors,
     read_settings,
 )
-from twin.serving.engine import Engine, Watch
-from twin.serving.plan import ServingPlan, make_plan
-from twin.serving.simulation import Simulation
+from twin.serving.engine.engine import Engine, Watch
+from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 from workloads.trace import Trace
 

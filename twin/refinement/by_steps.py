@@ -18,7 +18,7 @@ from schedulers.batches import Batch, Chunk, DecodeBatch, MixedBatch
 from schedulers.sequence import Sequence as Running
 from twin.refinement.posterior import Observations, Posterior, estimate
 from twin.refinement.question import MAX_FITTED, Advance, Evidence, Question, named_scores, one_step_time
-from twin.serving.plan import make_plan
+from twin.serving.plan.plan import make_plan
 from workloads.errors import BadInput
 from workloads.request import Request
 

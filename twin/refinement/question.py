@@ -17,9 +17,9 @@ from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.refinement.engine_settings import engine_settings
 from twin.refinement.posterior import Posterior
-from twin.serving.plan import ServingPlan
-from twin.serving.reference_run import compare
-from twin.serving.uncertainty import combine
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.reference_run import compare
+from twin.serving.results.uncertainty import combine
 from workloads.errors import BadInput
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from twin.executors.processes import each_as_done
-from twin.serving.engine import Engine
-from twin.serving.independent_engines import (
+from twin.serving.engine.engine import Engine
+from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.engine.tier_links import TierLinks
+from twin.serving.plan.plan import ServingPlan, widest
+from twin.serving.plan.randomness import Draw
+from twin.serving.records.engine_log import Counters, EngineLog
+from twin.serving.records.overload import Backlog, Snapshot
+from twin.serving.records.requests import Sink
+from twin.serving.records.step_file import StepFile
+from twin.serving.run.independent_engines import (
     IndependentEngines,
     Rows,
     in_order,
@@ -21,14 +29,7 @@ from twin.serving.independent_engines import (
     merged_run,
     simulate_apart,
 )
-from twin.serving.overload import Backlog, Snapshot
-from twin.serving.plan import ServingPlan, widest
-from twin.serving.randomness import Draw
-from twin.serving.records import Counters, EngineLog, Sink
-from twin.serving.simulation import Run, Simulation
-from twin.serving.speculation import SimulatedSpeculation
-from twin.serving.step_file import StepFile
-from twin.serving.tier_links import TierLinks
+from twin.serving.run.simulation import Run, Simulation
 from workloads.errors import BadInput
 
 WORTH_A_PROCESS = 10_000

@@ -14,14 +14,13 @@ from scenarios.overrides import Settings, in_words
 from scenarios.reading import plugin_digest
 from scenarios.serving import check_scenario
 from twin.executors.executor import Executor
-from twin.serving.client_summary import summarise_clients
-from twin.serving.devices import cost_per_million_tokens, describe_devices
-from twin.serving.plan import ServingPlan, StepTimes, describe, make_plan
-from twin.serving.pool_summary import summarise_pools
-from twin.serving.randomness import Draw
-from twin.serving.simulation import Run
-from twin.serving.summary import engine_summaries, link_summaries, outages, overload, summarise
-from twin.serving.uncertainty import combine, sensitivities, with_width
+from twin.serving.plan.devices import cost_per_million_tokens, describe_devices
+from twin.serving.plan.plan import ServingPlan, StepTimes, describe, make_plan
+from twin.serving.plan.randomness import Draw
+from twin.serving.results.client_summary import summarise_clients, summarise_pools
+from twin.serving.results.summary import engine_summaries, link_summaries, outages, overload, summarise
+from twin.serving.results.uncertainty import combine, sensitivities, with_width
+from twin.serving.run.simulation import Run
 from twin.sweeps.one_run import make_run
 from workloads.errors import BadInput
 
@@ -240,13 +239,13 @@ def report_run(run: Run, plan: ServingPlan) -> dict[str, Any]:
     devices, throughput = describe_devices(plan.pools), summary["output_throughput"]
     scaled: dict[str, Any] = {}
     if run.scaling is not None:
-        from twin.serving.scaling_summary import mean_devices, scaling_document, scaling_summary
+        from twin.serving.results.scaling_summary import mean_devices, scaling_document, scaling_summary
 
         devices = mean_devices(run, plan.pools)
         summary["autoscaling"] = scaling_summary(run, plan)
         scaled = {"autoscaling": scaling_document(run, plan)}
     if plan.scenario.failures:
-        from twin.serving.scaling_summary import around_outages
+        from twin.serving.results.scaling_summary import around_outages
 
         summary["outages"] = around_outages(run, plan.scenario.measure)
     cost = cost_per_million_tokens(devices, throughput)

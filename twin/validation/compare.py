@@ -14,9 +14,9 @@ from latency_models.sources.engine_regression import EngineRegression
 from reports.metrics import spread
 from reports.statistics import student_quantile
 from schedulers.speculation import SpeculationStats
-from twin.serving.speculation import describe_speculation
-from twin.serving.timeseries import curve
-from twin.serving.uncertainty import flatten
+from twin.serving.engine.speculation import describe_speculation
+from twin.serving.results.timeseries import curve
+from twin.serving.results.uncertainty import flatten
 from twin.validation.recordings import TimedBatch
 
 Floats = NDArray[np.float64]
@@ -95,7 +95,7 @@ def summary(columns: Mapping[str, Floats], speculation: SpeculationStats | None 
 
 
 def session_summary(columns: Mapping[str, Floats]) -> dict[str, Any]:
-    """Metrics of the sessions of a live run, as in `twin.serving.session_summary`; times in seconds."""
+    """Metrics of the sessions of a live run, as in `twin.serving.results.summary`; times in seconds."""
     numbers = columns["session"].astype(np.int64)
     rounds = numbers * (1 + int(columns["turn"].max())) + columns["turn"].astype(np.int64)
     _, first = np.unique(rounds, return_index=True)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.statistics import student_quantile
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
-from twin.serving.summary import summarise
-from twin.serving.uncertainty import CONFIDENCE, combine, flatten
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import summarise
+from twin.serving.results.uncertainty import CONFIDENCE, combine, flatten
+from twin.serving.run.simulation import Simulation
 
 DRAWS = 10
 """Draws of the step-time model, in the first repeat's requests."""

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ValidationScenario
-from twin.serving.draft_outcomes import DraftOutcomes
-from twin.serving.draft_outcomes_file import document
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import realisation
+from twin.serving.engine.draft_outcomes import DraftOutcomes, document
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend
 

@@ -18,10 +18,10 @@ from latency_models.io.config_io import read_yaml
 from latency_models.sources.engine_regression import EngineRegression, EngineRegressionFile, read_engine_regression_file
 from reports.records.run_directory import RunDirectory
 from scenarios.validation import ClockName, ValidationScenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation, realisation, realised_sessions
-from twin.serving.summary import latencies, pooled_gaps, summarise
-from twin.serving.timeseries import curve
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import latencies, pooled_gaps, summarise
+from twin.serving.results.timeseries import curve
+from twin.serving.run.simulation import Run, Simulation, realisation, realised_sessions
 from twin.sweeps.serving_sweep import prepare
 from twin.validation.backend import Backend, Requests
 from twin.validation.compare import GOALS, StepTimes, compare_load, compare_steps, curves, summary

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.serving.records import Columns
+from twin.serving.records.requests import Columns
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.twin.planning.scenarios import plan, planner, question
 from twin.planning.family_estimates import estimate_families, horizon
 from twin.planning.prefix_hits import PrefixHits, prefix_hits
-from twin.serving.simulation import Simulation
+from twin.serving.run.simulation import Simulation
 from workloads.block_reuse import BlockStream
 from workloads.prefixes import SharedPrefixes
 from workloads.request import Request

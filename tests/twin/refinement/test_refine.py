@@ -17,7 +17,7 @@ from scenarios.reading import read_scenario
 from twin import cli
 from twin.refinement.by_requests import simulate_requests
 from twin.refinement.posterior import Posterior, estimate
-from twin.serving.simulation import realisation
+from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twin.serving.simulation import Run, Simulation, realisation
-from twin.serving.timeseries import timeseries
+from twin.serving.results.timeseries import timeseries
+from twin.serving.run.simulation import Run, Simulation, realisation
 from twin.sweeps.serving_sweep import prepare, report_run
 
 PLAIN: dict[str, Any] = {

@@ -16,9 +16,9 @@ from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
 from twin.cli import run as cli
 from twin.environment import Alarm, Priority
-from twin.serving.autoscaling import ScalingLog
-from twin.serving.prediction import growth_until
-from twin.serving.simulation import Run, Simulation
+from twin.serving.run.simulation import Run, Simulation
+from twin.serving.system.autoscaling import ScalingLog
+from twin.serving.system.prediction import growth_until
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

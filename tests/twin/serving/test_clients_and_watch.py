@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from scenarios.serving import check_scenario
 from scenarios.serving_workload import ClosedLoopSpec
 from schedulers.batches import Batch
-from twin.serving.engine import Engine
-from twin.serving.simulation import Simulation
+from twin.serving.engine.engine import Engine
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 from .scenarios import records, run, scenario

@@ -11,7 +11,7 @@ from tests.twin.serving.scenarios import records, reported, run
 from tests.twin.serving.test_autoscaling import DAY, POLICIES, QUICK, check_seconds
 from tests.twin.serving.test_failures import outages
 from tests.twin.serving.test_service_classes import tenants
-from twin.serving.simulation import Run
+from twin.serving.run.simulation import Run
 
 REQUESTS = 80
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scenarios.serving import MeasureSpec
 from tests.twin.serving.scenarios import records, reported, run, scenario
-from twin.serving.summary import engine_summaries, summarise
+from twin.serving.results.summary import engine_summaries, summarise
 
 SLOW = {"bandwidth": 32 * 1000.0, "latency": 0.25, "bytes_per_token": 1000.0}  # a second for 32 tokens
 COLOCATED = ["engine-0", "engine-1"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.twin.serving.scenarios import PLAIN, records, reported, run, scenario
-from twin.serving.simulation import Run
+from twin.serving.run.simulation import Run
 from workloads.errors import BadInput
 
 BYTES = 1000.0

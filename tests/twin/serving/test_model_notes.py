@@ -9,7 +9,7 @@ import pytest
 from scenarios.overrides import apply
 from scenarios.reading import read_scenario
 from scenarios.serving import check_scenario
-from twin.serving.plan import describe, make_plan
+from twin.serving.plan.plan import describe, make_plan
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "many-models-h100.yaml"
 

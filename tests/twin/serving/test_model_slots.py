@@ -14,7 +14,7 @@ from latency_models.deployment.models import load_model
 from latency_models.wrapped import LoRACost
 from scenarios.pools import balanced_groups, replicas_by_share
 from tests.twin.serving.scenarios import records, reported, run, scenario
-from twin.serving.plan import ServingPlan
+from twin.serving.plan.plan import ServingPlan
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 
@@ -163,7 +163,7 @@ def test_parts_of_a_device_have_parts_of_its_memory_and_speed() -> None:
 
 
 def test_devices_divided_are_counted_whole() -> None:
-    from twin.serving.devices import describe_devices
+    from twin.serving.plan.devices import describe_devices
 
     document = scenario(workload={"models": {"count": 6}})
     document["engine"] = {"kv_memory": MEMORY}

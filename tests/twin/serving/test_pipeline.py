@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from latency_models.stages import StageLink, Stages
 from tests.twin.serving.by_hand import TICK, play, requests
 from tests.twin.serving.scenarios import records, reported, run, scenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Simulation
-from twin.serving.summary import pooled_gaps
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import pooled_gaps
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

@@ -11,11 +11,11 @@ from scenarios.pools import PoolSpec
 from scenarios.serving import check_scenario
 from scenarios.system import LAYOUTS, SystemSpec
 from tests.twin.serving.scenarios import records, reported, run, scenario
-from twin.serving.plan import ServingPlan, describe
-from twin.serving.simulation import Simulation
-from twin.serving.system import System
-from twin.serving.topologies.parts import Parts
-from twin.serving.topologies.registry import TOPOLOGIES
+from twin.serving.plan.plan import ServingPlan, describe
+from twin.serving.run.simulation import Simulation
+from twin.serving.system.parts import Parts
+from twin.serving.system.system import System
+from twin.serving.system.topologies import TOPOLOGIES
 from twin.sweeps.serving_sweep import prepare, report_run
 from workloads.errors import BadInput
 

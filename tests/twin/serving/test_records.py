@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.twin.serving.scenarios import run, scenario
-from twin.serving import summary
-from twin.serving.records import PART, Columns, RequestRecord
-from twin.serving.simulation import Simulation
+from twin.serving.records.requests import PART, Columns, RequestRecord
+from twin.serving.results import summary
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 from workloads.request import Request
 

@@ -14,9 +14,9 @@ from scenarios.reading import read_scenario
 from scenarios.validation import check_validation
 from tests.twin.serving.by_hand import STEP, TICK
 from tests.twin.serving.scenarios import records, reported, run, scenario
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation, realisation
-from twin.serving.summary import summarise
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Run, Simulation, realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 from workloads.sessions import DrawnSessions

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from scenarios.serving import ServingScenario
 from tests.twin.serving.scenarios import reported, run, scenario
-from twin.serving.plan import make_plan
-from twin.serving.simulation import Simulation
-from twin.serving.uncertainty import combine
+from twin.serving.plan.plan import make_plan
+from twin.serving.results.uncertainty import combine
+from twin.serving.run.simulation import Simulation
 from workloads.errors import BadInput
 
 FLAT = {"source": "linear", "overhead": 0.01, "per_token": 0.0, "per_kv_token": 0.0}

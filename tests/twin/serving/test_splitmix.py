@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twin.serving.splitmix import _by_halves, mixed, uniform
+from twin.serving.engine.speculation import _by_halves, mixed, uniform
 
 BITS = st.integers(0, 2**64 - 1)
 

@@ -12,7 +12,7 @@ import pytest
 from latency_models.io.config_io import write_yaml
 from tests.twin.serving.scenarios import PLAIN
 from twin.cli import run
-from twin.serving.simulation import realisation
+from twin.serving.run.simulation import realisation
 from twin.sweeps.serving_sweep import prepare
 from workloads.errors import BadInput
 

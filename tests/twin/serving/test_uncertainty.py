@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
-from twin.serving.uncertainty import combine, sensitivities, with_width
+from twin.serving.results.uncertainty import combine, sensitivities, with_width
 
 
 def test_replications_alone_are_students_t() -> None:

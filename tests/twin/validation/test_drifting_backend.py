@@ -22,8 +22,8 @@ from scenarios.engine import SchedulerPlan
 from scenarios.validation import ProfilingSpec, ValidationScenario
 from schedulers.batches import Batch
 from twin.environment import Environment, Priority
-from twin.serving.engine import Engine
-from twin.serving.records import RequestRecord
+from twin.serving.engine.engine import Engine
+from twin.serving.records.requests import RequestRecord
 from twin.validation.compare import missed
 from twin.validation.fitting import fitted_document
 from twin.validation.recordings import ProfilingRecording

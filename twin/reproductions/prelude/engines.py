@@ -30,9 +30,9 @@ from twin.reproductions.prelude.published import (
     one_shot_rows,
     sweep_rows,
 )
-from twin.serving.plan import ServingPlan
-from twin.serving.simulation import Run, Simulation
-from twin.serving.uncertainty import combine
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.results.uncertainty import combine
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 FITTED = (1, 16, 96)

@@ -24,9 +24,9 @@ from schedulers.batches import Batch
 from schedulers.engine_core import EngineCore
 from schedulers.sequence import WAITING
 from twin.reproductions.prelude.hardware import step_line
-from twin.serving.engine import Engine
-from twin.serving.simulation import Run, Simulation
-from twin.serving.uncertainty import combine, flatten
+from twin.serving.engine.engine import Engine
+from twin.serving.results.uncertainty import combine, flatten
+from twin.serving.run.simulation import Run, Simulation
 from twin.sweeps.serving_sweep import prepare
 
 JUDGE = 1

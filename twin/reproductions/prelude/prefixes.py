@@ -19,8 +19,8 @@ from scenarios.overrides import Settings
 from schedulers.engine_core import EngineCore
 from twin.reproductions.prelude.hardware import step_line
 from twin.reproductions.prelude.lifetimes import combined
-from twin.serving.simulation import Simulation
-from twin.serving.uncertainty import flatten
+from twin.serving.results.uncertainty import flatten
+from twin.serving.run.simulation import Simulation
 from twin.sweeps.serving_sweep import prepare
 
 REPLICATIONS = 5

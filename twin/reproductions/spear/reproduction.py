@@ -29,7 +29,7 @@ from twin.reproductions.spear.tables import (
     density_misfit,
 )
 from twin.reproductions.spear.workload import SAMPLINGS, SYNTHETIC, Sampling
-from twin.serving.uncertainty import combine
+from twin.serving.results.uncertainty import combine
 from workloads.traces import Trace
 
 SCHEMA = "twin.reproduction-spear/1"

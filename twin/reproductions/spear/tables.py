@@ -40,9 +40,9 @@ from twin.reproductions.spear.published import (
     static_rows,
 )
 from twin.reproductions.spear.workload import scenario
-from twin.serving.plan import make_plan
-from twin.serving.simulation import Simulation
-from twin.serving.summary import summarise
+from twin.serving.plan.plan import make_plan
+from twin.serving.results.summary import summarise
+from twin.serving.run.simulation import Simulation
 from workloads.traces import Trace
 
 CHUNKS = (64, 128, 256, 512)

@@ -15,8 +15,8 @@ from scenarios.serving import MeasureSpec
 from twin.reproductions.sun.concurrency import DEVICE
 from twin.reproductions.sun.decode import fit_decode, fit_prompts, rows_of
 from twin.reproductions.sun.published import Placement, concurrency_rows
-from twin.serving.simulation import Run
-from twin.serving.summary import latencies, summarise
+from twin.serving.results.summary import latencies, summarise
+from twin.serving.run.simulation import Run
 from twin.sweeps.one_run import make_run
 from twin.sweeps.serving_sweep import prepare
 

@@ -1,0 +1,1 @@
+"""Clients, which send requests and sessions."""

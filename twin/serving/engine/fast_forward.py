@@ -1,0 +1,213 @@
+"""Fast-forwarding: many decode steps of an engine as one event.
+
+While an engine only decodes, nothing changes from step to step until an answer ends or a request arrives. The scheduler
+says for how many steps its batch keeps its members (`steady_decode_steps`), `AnswerEnds` when the next answer ends, and
+the step-time model gives the durations of all steps at once. The engine then sleeps to the last of these step ends: a
+window. An arrival cuts the window at the step end that would have noticed it.
+
+Times are summed in the same order as step by step, so the records of both agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from itertools import accumulate, chain
+
+from latency_models.step_time import StepTime, decode_line
+from schedulers.batches import Batch
+from schedulers.engine_core import EngineCore
+from schedulers.lockstep import LockstepGroup
+from schedulers.sequence import Sequence
+from twin.serving.engine.answer_ends import AnswerEnds
+from twin.serving.records.engine_log import DECODE_STEP, EngineLog
+
+SHORT_WINDOW = 32
+"""Steps that a window may always have. Beyond, it has at most twice as many as the one before it ran, since steps that
+an arrival cuts off are wasted work."""
+
+RunningStep = tuple[Batch, float, float]
+"""A step that has begun, its start and its end, seconds."""
+
+
+class Window:
+    """Steps that are passed over in one event.
+
+    Attributes:
+        opened: when the window was opened, seconds. ends: when its steps end, seconds. With a step running at `opened`,
+            the first entry is the end of that step, and one more entry than `num_steps` is known.
+        num_steps: steps that end by the window's end. end: when the last of them ends, seconds.
+        finishes: whether a sequence finishes with the last step.
+        allocated: first steps whose blocks were allocated one step after the other, for observers of the cache.
+        logged: first steps whose states have been logged.
+    """
+
+    __slots__ = ("allocated", "end", "ends", "finishes", "logged", "num_steps", "opened")
+
+    def __init__(self, opened: float, ends: list[float], num_steps: int, finishes: bool) -> None:
+        self.opened, self.ends, self.num_steps, self.finishes = opened, ends, num_steps, finishes
+        self.end = ends[num_steps - 1]
+        self.allocated = self.logged = 0
+
+    def num_ended(self, now: float) -> int:
+        """Steps that have ended before `now`."""
+        return bisect_left(self.ends, now, 0, self.num_steps)
+
+    def num_begun(self, now: float) -> int:
+        """Steps that have begun before `now`, of those that end by the window's end."""
+        return min(self.num_ended(now) + 1, self.num_steps)
+
+    def cut(self, now: float, late: bool) -> bool:
+        """End the window with the next step end; whether that shortens it.
+
+        A step end at this very instant is the next one, unless `late` (see `Priority.LATE`).
+        """
+        num_steps = (bisect_right if late else bisect_left)(self.ends, now, 0, self.num_steps) + 1
+        shorter = num_steps < self.num_steps
+        if shorter:
+            self.num_steps, self.end, self.finishes = num_steps, self.ends[num_steps - 1], False
+        return shorter
+
+
+class FastForward:
+    """Opens and closes the windows of one engine.
+
+    Args:
+        log, running, answer_ends: the engine's own, shared with it.
+        step_time: for the durations of steps.
+    """
+
+    def __init__(
+        self,
+        log: EngineLog,
+        running: deque[RunningStep],
+        answer_ends: AnswerEnds,
+        step_time: StepTime,
+    ) -> None:
+        self._log, self._running, self._answer_ends = log, running, answer_ends
+        self._step_time = step_time
+        self._decode_line = decode_line(step_time)
+        self._longest = SHORT_WINDOW  # steps that the next window may have
+
+    def open(self, core: EngineCore | LockstepGroup, now: float) -> Window | None:
+        """A window from now on if the next two steps, and the one that runs, change nothing; else None.
+
+        Without a running step, the step after the last steady one belongs to the window too: it has the same members,
+        and a sequence finishes with it, so its end is visited anyway.
+        """
+        steps = core.steady_decode_steps()
+        if steps < 2:
+            return None
+        next_end = self._answer_ends.next_step()
+        steps = min(steps, next_end - core.step_index - 1, self._longest)
+        if steps < 2:
+            return None
+        running, start = self._running, now
+        if running:
+            batch, _, start = running[0]
+            if batch.finishing or batch.chunks or batch.transferred or next_end <= batch.step_index:
+                return None
+        finishes = not running and core.has_blocks_for_steps(steps + 1)
+        steps += finishes
+        ends = self._step_ends(core, start, steps)
+        if running:
+            ends.insert(0, start)
+        return Window(now, ends, steps, finishes)
+
+    def _step_ends(self, core: EngineCore | LockstepGroup, start: float, steps: int) -> list[float]:
+        """Ends of the next `steps` steps, if the first begins at `start` and all of them decode the same sequences."""
+        if self._decode_line is not None and isinstance(core, EngineCore) and core.model_slots is None:
+            decodes = core.decode_set.size
+            fixed, slope = self._decode_line(decodes)
+            end, first = start, core.decode_set.kv_tokens + decodes
+            return [end := end + (fixed + slope * kv) for kv in range(first, first + decodes * steps, decodes)]
+        ends = list(accumulate(steady_step_seconds(core, self._step_time, steps), initial=start))
+        del ends[0]
+        return ends
+
+    def close(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
+        """Log the window's steps, advance the scheduler to its end, and return the sequences that finish with it."""
+        self._longest = max(SHORT_WINDOW, 2 * window.num_steps)
+        if self._log.detail:
+            self._log_states(core, window, window.num_steps)
+        return self._advance(core, window)
+
+    def close_early(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
+        """Close the window when the engine fails: steps that have not ended by `now` are lost."""
+        window.num_steps, window.finishes = window.num_ended(now), False
+        window.end = window.ends[window.num_steps - 1]
+        if self._log.detail:
+            self._log_states(core, window, window.num_steps + 1)
+        if window.num_steps:
+            self._advance(core, window)
+
+    def _advance(self, core: EngineCore | LockstepGroup, window: Window) -> list[Sequence]:
+        if self._running:
+            self._advance_ahead(core, window)
+            return []
+        steps, ends, end, log = window.num_steps, window.ends, window.end, self._log
+        log.steps(ends[:steps] if steps < len(ends) else ends, core.num_decodes)
+        log.ran(window.opened, end)
+        finished = self._run(core, steps, window.finishes)
+        if window.finishes:
+            log.step_details(DECODE_STEP, 0, ends[steps - 2] if steps > 1 else window.opened)
+        return finished
+
+    def _run(self, core: EngineCore | LockstepGroup, steps: int, finishes: bool) -> list[Sequence]:
+        """Have the scheduler run so many steps; returns the sequences that finish with the last, if some do."""
+        if not finishes:
+            core.advance(steps)
+            return []
+        core.advance(steps - 1)
+        return core.run_decode_step(self._answer_ends.pop(core.step_index + 1))
+
+    def _advance_ahead(self, core: EngineCore | LockstepGroup, window: Window) -> None:
+        """Advance over a window that was opened while a step ran. Afterwards the step after the window's end runs."""
+        batch, start, end = self._running.popleft()
+        steps, ends, log, size = window.num_steps, window.ends, self._log, core.num_decodes
+        core.advance(steps)
+        log.step(end, batch.n_decodes)
+        log.steps(ends[1:steps], size)
+        log.ran(start, window.end)
+        self._running.append((core.current_decode_batch(), window.end, ends[steps]))
+
+    def log_begun_steps(self, core: EngineCore | LockstepGroup, window: Window, now: float) -> None:
+        """Log the states of steps that have begun, before blocks are freed that are not of these steps."""
+        if self._log.detail:
+            self._log_states(core, window, window.num_begun(now))
+            window.logged = window.num_begun(now)
+
+    def _log_states(self, core: EngineCore | LockstepGroup, window: Window, num_steps: int) -> None:
+        """Log free blocks at the start of the window's first `num_steps` steps, as if each had been visited."""
+        cores = cores_of(core)
+        free = sum(each.kv_cache.num_free_blocks + each.blocks_allocated_ahead for each in cores)
+        allocated = core.num_new_blocks_by_step(num_steps)
+        starts = chain((window.opened,), window.ends)
+        running, waiting = core.num_running, core.num_waiting
+        for i, (start, blocks) in enumerate(zip(starts, allocated, strict=False)):
+            free -= blocks
+            if i == window.logged or (blocks and i > window.logged):
+                self._log.state(start, running, waiting, free)
+
+
+def cores_of(core: EngineCore | LockstepGroup) -> list[EngineCore]:
+    """The scheduler itself, or those of its data-parallel ranks."""
+    return core.ranks if isinstance(core, LockstepGroup) else [core]
+
+
+def steady_step_seconds(core: EngineCore | LockstepGroup, step_time: StepTime, steps: int) -> list[float]:
+    """Durations of the next `steps` steps, if all of them decode the same sequences."""
+    if isinstance(core, LockstepGroup):
+        return step_time.group_decode_seconds([next_decode_step(rank) for rank in core.ranks], steps)
+    decodes, kv, longest = next_decode_step(core)
+    seconds = step_time.decode_seconds(decodes, kv, longest, steps)
+    if core.model_slots is not None:
+        adapters = step_time.adapter_seconds(core.decode_set.sequences)
+        seconds = [each + adapters for each in seconds]
+    return seconds
+
+
+def next_decode_step(core: EngineCore) -> tuple[int, int, int]:
+    """Decodes of the next decode step, the tokens that they attend to, and the largest number that one attends to."""
+    decode_set = core.decode_set
+    return decode_set.size, decode_set.kv_tokens + decode_set.size, decode_set.longest() + 1

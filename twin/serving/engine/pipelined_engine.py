@@ -1,0 +1,147 @@
+"""A simulated engine whose layers are divided into pipeline stages, with a batch in flight for each.
+
+Batches pass the stages in the order in which they began. A stage computes one at a time, and the link behind it carries
+the activations of one at a time, while the stage computes the next batch. So when a batch leaves is known when it
+begins: it is the makespan recurrence of a permutation flow shop whose machines are stages and links.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from latency_models.stages import Stages
+from latency_models.step_time import StepTime
+from schedulers.batches import Batch
+from schedulers.kv_events import CacheView
+from schedulers.pipeline import MICRO_BATCH_STEPS, PipelinedEngineCore, micro_batch_of
+from schedulers.sequence import Sequence
+from twin.environment import Environment
+from twin.serving.engine.answer_ends import AnswerEnds
+from twin.serving.engine.engine import Engine, Watch
+from twin.serving.records.engine_log import EngineLog
+from twin.serving.records.requests import RequestRecord
+
+
+class PipelinedEngine(Engine):
+    """See `Engine` for the arguments that are not explained here. Steps are visited one by one.
+
+    Args:
+        make_core: makes a scheduler with as many micro-batches as there are stages.
+        stages: layers of the stages, and the link between them.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        make_core: Callable[[], PipelinedEngineCore],
+        step_time: StepTime,
+        stages: Stages,
+        *,
+        name: str,
+        index: int,
+        detail: bool = True,
+        watch: Watch | None = None,
+        view: CacheView | None = None,
+        deliver: float = 0.0,
+    ) -> None:
+        size = len(stages.layers)
+        super().__init__(
+            env, make_core, step_time, name=name, index=index, depth=size, fast_forward=False, detail=detail,
+            watch=watch, view=view, deliver=deliver,
+        )  # fmt: skip
+        self.stage_busy = [0.0] * size
+        self.log.micro_batches = [EngineLog(name, detail=False) for _ in range(size)]
+        self._shares, self._link = stages.shares, stages.link
+        self._stage_free, self._link_free = [0.0] * size, [0.0] * size
+        self._durations: deque[list[float]] = deque()  # of the batches in flight in each stage, seconds
+        self._ends_of = [AnswerEnds() for _ in range(size)]
+        self._lost_of = [0] * size  # steps of each micro-batch that earlier schedulers had
+
+    @property
+    def _pipeline(self) -> PipelinedEngineCore:
+        core = self.core
+        assert isinstance(core, PipelinedEngineCore)
+        return core
+
+    # -- a batch on its way ------------------------------------------------------------------------------------------
+
+    def _begin_steps(self, now: float) -> None:
+        """See `Engine._begin_steps`: a batch begins while fewer are in flight than there are stages."""
+        core, running = self._pipeline, self._running
+        while len(running) < self._depth:
+            batch = core.begin_step(now)
+            if batch is None:
+                return
+            start, end = self._pass_stages(batch, now)
+            running.append((batch, start, end))
+            if self._watch is not None:
+                self._watch(self, batch, start, end)
+            if batch.chunks or batch.transferred:
+                self._answer_ends = self._ends_of[micro_batch_of(batch.step_index)]
+                self._note_starts(batch, now)
+
+    def _pass_stages(self, batch: Batch, now: float) -> tuple[float, float]:
+        """When a batch enters the first stage and leaves the last one, seconds."""
+        durations = self._step_time.stage_seconds(batch, self._shares)
+        self._durations.append(durations)
+        free, last = self._stage_free, len(durations) - 1
+        entered = end = max(now, free[0])
+        message = self._message_seconds(batch.tokens) if last else 0.0
+        for stage in range(last + 1):
+            end = free[stage] = max(end, free[stage]) + durations[stage]
+            if stage < last:
+                end = self._link_free[stage] = max(end, self._link_free[stage]) + message
+        return entered, end
+
+    def _message_seconds(self, tokens: int) -> float:
+        if self._link is not None:
+            return self._link.seconds(tokens)
+        seconds = self._step_time.send_seconds(tokens)
+        assert seconds is not None, "the scenario states the link that step times do not know"
+        return seconds
+
+    def _end_step(self, batch: Batch, start: float, end: float) -> list[Sequence]:
+        """See `Engine._end_step`. The gap to the step before is that of the same micro-batch."""
+        number = micro_batch_of(batch.step_index)
+        self._answer_ends = self._ends_of[number]
+        self.log.micro_batches[number].step(end, batch.n_decodes - len(batch.transferred))
+        for stage, seconds in enumerate(self._durations.popleft()):
+            self.stage_busy[stage] += seconds
+        return super()._end_step(batch, start, end)
+
+    def _end_of_step(self, step: int) -> float:
+        """See `Engine._end_of_step`."""
+        number = micro_batch_of(step)
+        return self.log.micro_batches[number].end_of(self._lost_of[number] + step % MICRO_BATCH_STEPS - 1)
+
+    def _next_visit_tells(self) -> bool:
+        """See `Engine._next_visit_tells`."""
+        if self._running:
+            self._answer_ends = self._ends_of[micro_batch_of(self._running[0][0].step_index)]
+        return super()._next_visit_tells()
+
+    # -- outages -----------------------------------------------------------------------------------------------------
+
+    def fail(self) -> list[RequestRecord]:
+        """See `Engine.fail`."""
+        lost = super().fail()
+        size = len(self._ends_of)
+        self._ends_of = [AnswerEnds() for _ in range(size)]
+        self._durations.clear()
+        self._stage_free, self._link_free = [self._env.now] * size, [self._env.now] * size
+        return lost
+
+    def recover(self) -> None:
+        """See `Engine.recover`."""
+        super().recover()
+        self._lost_of = [log.num_steps for log in self.log.micro_batches]
+
+    def _abort(self, sequence: Sequence, now: float) -> RequestRecord:
+        """See `Engine._abort`. A token whose batch is in flight is lost."""
+        record: RequestRecord = sequence.payload  # type: ignore[assignment]
+        lost = self._pipeline.awaits_token(sequence)
+        self.core.abort(sequence.request.id, now)
+        record.delivered += max(sequence.num_output_tokens - lost, 0)
+        record.preemptions += sequence.preemptions
+        return record

@@ -1,0 +1,1 @@
+"""Plans: everything that a run needs, checked and built from a scenario."""

@@ -1,0 +1,229 @@
+"""The plan of a run: a checked scenario turned into a workload, an engine configuration and step times.
+
+Every input error is raised here, before a simulation starts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from latency_models.sources.registry import StepTimeSpec
+from latency_models.step_time import StepTime
+from latency_models.unknowns import Unknown
+from scenarios.engine import SchedulerPlan
+from scenarios.serving import ServingScenario
+from scenarios.serving_workload import ReplaySpec
+from twin.serving.plan.devices import describe_devices
+from twin.serving.plan.pools import EnginesByModel, PlannedPool, engines_by_model, plan_pools
+from twin.serving.plan.randomness import STEP_TIME, random_parts
+from workloads.arrivals import Replay
+from workloads.errors import BadInput
+from workloads.generator import Workload
+
+if TYPE_CHECKING:
+    from workloads.recorded_sessions import RecordedSessions
+    from workloads.sessions import DrawnSessions
+    from workloads.trace import Trace
+
+LENGTHS_DRAWN = 1000
+"""Requests whose lengths are drawn for `ServingPlan.mean_lengths`."""
+
+ASSUMED_LENGTHS = (1000.0, 250.0)
+
+AnyWorkload: TypeAlias = "Workload | DrawnSessions | RecordedSessions"
+
+PLAYED_ONCE = (
+    "which come once and in order, since their prompts have prefix ids and one that came again would be found in the "
+    "cache (workload.trace.pairing: independent draws lengths alone)"
+)
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """Everything that a run needs.
+
+    Attributes:
+        pools: engines that are alike, those that prefill first.
+        trace_digest: a digest of the trace's content; None without a trace.
+        replayed: the part of a trace that is replayed (`_replayed`); None with other arrivals.
+        file: the scenario's, for errors of a run; None if it is not known.
+    """
+
+    scenario: ServingScenario
+    base: Path
+    workload: AnyWorkload
+    requests: int
+    pools: list[PlannedPool]
+    trace_name: str | None
+    trace_digest: str | None
+    replayed: dict[str, float] | None
+    file: Path | None = None
+
+    @property
+    def scheduler(self) -> SchedulerPlan:
+        """The plan of the schedulers of the first pool, which is the only pool of many systems."""
+        return self.pools[0].scheduler
+
+    @property
+    def step_time(self) -> StepTime:
+        """The step times of the first pool."""
+        return self.pools[0].step_time
+
+    @property
+    def clients(self) -> tuple[tuple[str, str], ...]:
+        """See `Workload.clients`; turns of sessions have neither class nor tenant."""
+        return self.workload.clients if isinstance(self.workload, Workload) else ()
+
+    @cached_property
+    def prefill_engines(self) -> EnginesByModel:
+        """The engines that a model's requests go to first. Those of a colocated system decode, too."""
+        return engines_by_model(pool for pool in self.pools if pool.spec.role != "decode")
+
+    @cached_property
+    def decode_engines(self) -> EnginesByModel:
+        """The engines that decode a model's requests after a transfer; empty in a colocated system."""
+        return engines_by_model(pool for pool in self.pools if pool.spec.role == "decode")
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Engines that a router chooses among, one tuple for each router."""
+        return list(dict.fromkeys((*self.prefill_engines.values(), *self.decode_engines.values())))
+
+    @cached_property
+    def mean_lengths(self) -> tuple[float, float]:
+        """Mean prompt and output tokens of the first requests; of sessions, which are not drawn for it, assumed."""
+        if not isinstance(self.workload, Workload):
+            return ASSUMED_LENGTHS
+        size = min(self.requests, LENGTHS_DRAWN)
+        drawn = list(self.workload.requests(np.random.default_rng(self.scenario.seed), size))
+        return sum(each.prompt_tokens for each, _ in drawn) / size, sum(answer for _, answer in drawn) / size
+
+    def with_step_time(self, step_time: StepTime) -> ServingPlan:
+        """The same plan with other step times in every pool."""
+        return replace(self, pools=[replace(pool, step_time=step_time) for pool in self.pools])
+
+    def for_one_run(self) -> ServingPlan:
+        """The same plan with copies of its step-time models, since a model remembers what lay beyond its measurements.
+
+        Pools that share a model share its copy.
+        """
+        copies = copy.deepcopy([pool.step_time for pool in self.pools])
+        pools = [replace(pool, step_time=step_time) for pool, step_time in zip(self.pools, copies, strict=True)]
+        return replace(self, pools=pools)
+
+    @property
+    def random(self) -> tuple[str, ...]:
+        """Names of the parts that differ between replications (`random_parts`); empty if none does."""
+        return random_parts(self.scenario, self.workload, max(map(len, self.groups)))
+
+    def unknowns(self) -> tuple[Unknown, ...]:
+        """Unknowns of all pools; one entry for each name. Empty if no step-time model has any."""
+        if not any(pool.step_time.can_draw for pool in self.pools):
+            return ()
+        found = {unknown.name: unknown for pool in self.pools for unknown in pool.unknowns()}
+        return tuple(found.values())
+
+    @property
+    def can_draw(self) -> bool:
+        """True if the step-time model of a pool has unknowns to draw; they are not computed."""
+        return any(pool.step_time.can_draw for pool in self.pools)
+
+    def outside(self) -> dict[str, float]:
+        """Axes on which steps of any pool lay beyond its measurements so far, with the largest value on each."""
+        return widest(pool.step_time.outside() for pool in self.pools)
+
+
+def widest(outsides: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The largest value on each axis, by name."""
+    found: dict[str, float] = {}
+    for outside in outsides:
+        for axis, value in outside.items():
+            found[axis] = max(value, found.get(axis, value))
+    return dict(sorted(found.items()))
+
+
+class StepTimes:
+    """Step-time models for the plans of one sweep. Equal sections are read and fitted once, and share a model."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._built: dict[str, StepTime] = {}
+
+    def build(self, spec: StepTimeSpec) -> StepTime:
+        """The model of a `step_time` section.
+
+        Raises:
+            BadInput: what it names cannot be used.
+        """
+        key = spec.model_dump_json()
+        if key not in self._built:
+            self._built[key] = spec.build(self._base)
+        return self._built[key]
+
+
+def make_plan(
+    scenario: ServingScenario, base: Path, trace: Trace | None, step_times: StepTimes | None = None
+) -> ServingPlan:
+    """Build the plan of a scenario. Relative paths start from `base`.
+
+    Args:
+        step_times: shared by the plans of a sweep, so that files are read once.
+
+    Raises:
+        BadInput: a field cannot be used; it names the field and its value.
+    """
+    workload = scenario.workload.build(trace)
+    build = (step_times or StepTimes(base)).build
+    pools = plan_pools(scenario, base, workload.prefix_block_tokens, build)
+    requests = scenario.workload.count(trace)
+    if workload.recorded is not None and requests > workload.recorded:
+        why = "which replay plays once" if isinstance(scenario.workload.arrivals, ReplaySpec) else PLAYED_ONCE
+        if scenario.workload.sessions is not None:
+            why = "whose sessions are played once"
+        expected = f"expected at most the {workload.recorded} rows of the trace, {why}"
+        raise BadInput(expected, field="workload.requests", value=requests)
+    plan = ServingPlan(
+        scenario, base, workload, requests, pools, trace.name if trace else None, trace.digest if trace else None,
+        _replayed(workload, requests),
+    )  # fmt: skip
+    _check_failures(plan)
+    return plan
+
+
+def _replayed(workload: AnyWorkload, requests: int) -> dict[str, float] | None:
+    """Numbers of rows replayed and recorded, and the time spans of both in seconds at the replayed speed."""
+    if not isinstance(workload.arrivals, Replay):
+        return None
+    times = workload.arrivals.recorded
+    span, recorded = float(times[requests - 1] - times[0]), float(times[-1] - times[0])
+    return {"requests": requests, "rows": len(times), "seconds": span, "recorded_seconds": recorded}
+
+
+def _check_failures(plan: ServingPlan) -> None:
+    names = dict.fromkeys(name for pool in plan.pools for name in pool.names) if plan.scenario.failures else {}
+    for i, failure in enumerate(plan.scenario.failures):
+        if failure.engine not in names:
+            expected = f"expected one of {', '.join(names)}"
+            raise BadInput(expected, field=f"failures.{i}.engine", value=failure.engine)
+
+
+def describe(plan: ServingPlan) -> dict[str, Any]:
+    """The plan's fields in a manifest and in a document."""
+    return {
+        "scenario": plan.scenario.model_dump(mode="json", by_alias=True),
+        "requests": plan.requests,
+        "num_gpu_blocks": plan.scheduler.config.num_gpu_blocks,
+        "step_time": plan.pools[0].describe()["step_time"],
+        "pools": [pool.describe() for pool in plan.pools],
+        "devices": describe_devices(plan.pools),
+        "trace": plan.trace_name,
+        "random": [*plan.random, *([STEP_TIME] if plan.can_draw else [])],
+        "replayed": plan.replayed,
+    }

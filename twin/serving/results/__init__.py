@@ -1,0 +1,1 @@
+"""Results of runs: summaries, intervals, time series and comparisons with a measured run."""

@@ -1,0 +1,354 @@
+"""The summary of a run: metrics of its requests, engines, links and outages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reports.metrics import spread, weighted_spread, weighted_spread_of_parts
+from scenarios.serving import MeasureSpec
+from scenarios.serving_workload import ClosedLoopSpec
+from twin.serving.engine.speculation import speculation_summary
+from twin.serving.engine.tier_links import CopyLink
+from twin.serving.plan.plan import ServingPlan
+from twin.serving.records.engine_log import EngineLog
+from twin.serving.records.overload import describe_overload, first_overload
+from twin.serving.records.requests import Columns
+from twin.serving.records.session_log import SessionLog
+from twin.serving.records.shedding import ShedLog
+from twin.serving.run.simulation import EngineAtEnd, Run
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def summarise(run: Run, measure: MeasureSpec) -> dict[str, Any]:
+    """Latencies (seconds), throughput (tokens/s and requests/s of the whole system), and counts of the engines.
+
+    TTFT and E2E count from `measure.start`; TPOT is (E2E - TTFT)/(n - 1) over answers of n > 1 tokens; ITL pools the
+    gaps between successive tokens of all requests. Throughput counts the output of requests that ended in the measured
+    window, over the window; without one, over the time from the first arrival to the last answer.
+    """
+    columns = run.columns
+    counted = in_measured_window(columns, measure)
+    output = _whole(columns.output_tokens)[counted]
+    seconds = _span(columns, counted, measure)
+    document: dict[str, Any] = {
+        "requests": int(counted.sum()),
+        "duration": seconds,
+        "ttft": spread(latency("ttft", columns, measure)),
+        "tpot": spread(latency("tpot", columns, measure)),
+        "itl": _itl(run.logs, measure),
+        "e2e": spread(latency("e2e", columns, measure)),
+        "output_tokens": int(output.sum()),
+        "output_throughput": float(output.sum()) / seconds if seconds else None,
+        "request_throughput": float(counted.sum()) / seconds if seconds else None,
+    }
+    if measure.slo:
+        good = float((meets_goals(columns, measure) & counted).sum())
+        document["goodput"] = good / seconds if seconds else None
+        document["goodput_share"] = good / int(counted.sum()) if counted.any() else None
+    if run.sessions is not None:
+        document["sessions"] = summarise_sessions(run.sessions, measure)
+    document |= _engine_counts(run)
+    speculating = [engine.speculation for engine in run.engines if engine.speculation is not None]
+    if speculating:
+        document["speculation"] = speculation_summary(speculating)
+    document |= _tiers(run)
+    if run.shed is not None:
+        document["shed"] = _shed(run.shed, measure, document["requests"])
+    if run.prefix_reuse is not None:
+        document["prefix_cache"] = run.prefix_reuse.summary()
+    document["littles_law_error"] = _littles_law(run)
+    return document
+
+
+def _shed(log: ShedLog, measure: MeasureSpec, finished: int) -> dict[str, Any]:
+    """Requests that were shed for good in the measured window, their share of all, and those that were sent again."""
+    shed = int(shed_in_window(log, measure).sum())
+    return {"requests": shed, "share": shed / (shed + finished) if shed + finished else 0.0, "retries": log.retries}
+
+
+def shed_in_window(log: ShedLog, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that were shed for good in the measured window."""
+    ended = _floats(log.ended)
+    counted: Mask = ended >= measure.after
+    if measure.before is not None:
+        counted &= ended < measure.before
+    return counted
+
+
+def engine_summaries(run: Run) -> list[dict[str, Any]]:
+    """Steps, utilisation while it is paid for, and counters of each engine."""
+    return [
+        {
+            "name": log.name,
+            "steps": log.num_steps,
+            "busy": log.busy / seconds if seconds else 0.0,
+            "load": log.running_seqs.area / (seconds * engine.max_num_seqs) if seconds else 0.0,
+            "kv_used": _kv_used(run, [engine]),
+            **{name: count for name, count in asdict(engine.counters).items() if count or name != "model_loads"},
+            **_stages(engine, log, run.end),
+        }
+        for log, engine in zip(run.logs, run.engines, strict=True)
+        for seconds in (run.engine_seconds(engine.name),)
+    ]
+
+
+def _stages(engine: EngineAtEnd, log: EngineLog, end: float) -> dict[str, Any]:
+    """Shares of time that each stage of a pipeline computes, and its bubbles; empty for an engine without stages.
+
+    Bubbles are the share of the stages' time that none computes, while a batch is in flight.
+    """
+    if not engine.stage_busy or not end:
+        return {}
+    worked = log.busy * len(engine.stage_busy)
+    return {
+        "stages_busy": [busy / end for busy in engine.stage_busy],
+        "bubbles": 1.0 - sum(engine.stage_busy) / worked if worked else 0.0,
+    }
+
+
+def link_summaries(run: Run) -> list[dict[str, Any]]:
+    """Utilisation, bytes moved and mean waiting time (seconds) of each link."""
+    return [
+        {
+            "name": name,
+            "utilization": link.busy / run.end if run.end else 0.0,
+            "bytes": link.moved,
+            "mean_wait": link.waited / link.sent if link.sent else 0.0,
+        }
+        for name, link in run.links.items()
+    ]
+
+
+def outages(run: Run) -> list[dict[str, Any]]:
+    """Engine, start and end (seconds) of each outage; overlapping outages of an engine are one."""
+    return [{"engine": log.name, "start": start, "end": end} for log in run.logs for start, end in log.outages]
+
+
+def overload(run: Run, plan: ServingPlan) -> dict[str, Any] | None:
+    """The first pool whose queue grows for as long as requests arrive (`overload_of`); None if there is none.
+
+    Clients of a closed loop wait for their answers before they send again, so they cannot overload a system.
+    """
+    if isinstance(plan.scenario.workload.arrivals, ClosedLoopSpec):
+        return None
+    backlogs = {engine.name: engine.backlog for engine in run.engines}
+    found = first_overload([{name: backlogs[name] for name in names} for names in plan.groups])
+    return describe_overload(found, max(run.columns.arrival), run.end) if found else None
+
+
+LATENCIES = ("ttft", "tpot", "e2e")
+"""The latencies that each request has."""
+
+
+def latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
+    """TTFT and E2E of each request that counts, and TPOT of those with several tokens, seconds."""
+    return {name: latency(name, columns, measure) for name in LATENCIES}
+
+
+def latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
+    """One of `LATENCIES` of each request that counts and has it, seconds."""
+    values, counted = request_latency(name, columns, measure), in_measured_window(columns, measure)
+    if name == "tpot":
+        counted &= _whole(columns.output_tokens) > 1
+    return values if counted.all() else values[counted]
+
+
+def request_latencies(columns: Columns, measure: MeasureSpec) -> dict[str, Floats]:
+    """TTFT, TPOT and E2E of every request, seconds; the TPOT of an answer of fewer than two tokens is NaN."""
+    return {name: request_latency(name, columns, measure) for name in LATENCIES}
+
+
+def request_latency(name: str, columns: Columns, measure: MeasureSpec) -> Floats:
+    """One of `request_latencies`; a million requests take 8 MB each."""
+    first, last = _floats(columns.first_token), _floats(columns.last_token)
+    if name == "tpot":
+        gaps = _whole(columns.output_tokens) - 1
+        tpot = np.full(len(gaps), np.nan)
+        np.divide(last - first, gaps, out=tpot, where=gaps > 0)
+        return tpot
+    return (first if name == "ttft" else last) - _start_times(columns, measure)
+
+
+def pooled_gaps(logs: list[EngineLog], measure: MeasureSpec) -> tuple[Floats, NDArray[np.int64]]:
+    """Inter-token latencies, seconds, and the number of tokens that have each: a step's is that of all its decodes."""
+    parts = [(np.empty(0), np.empty(0, dtype=np.int64)), *_parts_of_gaps(logs, measure)]
+    gaps, weights = zip(*parts, strict=True)
+    return np.concatenate(gaps), np.concatenate(weights)
+
+
+MANY_STEPS = 1 << 20
+"""Steps from which on inter-token latencies are not brought together in memory."""
+
+
+def _itl(logs: list[EngineLog], measure: MeasureSpec) -> dict[str, float] | None:
+    """The spread of inter-token latencies."""
+    if sum(log.num_steps for log in logs) < MANY_STEPS:
+        return weighted_spread(*pooled_gaps(logs, measure))
+    return weighted_spread_of_parts(lambda: _parts_of_gaps(logs, measure))
+
+
+def _parts_of_gaps(logs: list[EngineLog], measure: MeasureSpec) -> Iterator[tuple[Floats, NDArray[np.int64]]]:
+    """The gaps and weights that `pooled_gaps` brings together, in parts of one engine."""
+    for log in [each for engine in logs for each in (*engine.micro_batches, engine)]:
+        last = None
+        for ends, decodes, repeats in () if log.micro_batches else log.step_parts(STEPS_OF_PART):
+            weights = np.repeat(decodes.astype(np.int64), repeats)
+            measured = ends >= measure.after
+            if measure.before is not None:
+                measured &= ends < measure.before
+            yield np.diff(ends, prepend=ends[:1] if last is None else last)[measured], weights[measured]
+            last = ends[-1:]
+        if len(log.odd_gaps):
+            yield _floats(log.odd_gaps), np.ones(len(log.odd_gaps), dtype=np.int64)
+
+
+STEPS_OF_PART = 1 << 17
+"""Steps from which on a part of `_parts_of_gaps` has no more."""
+
+
+def _start_times(columns: Columns, measure: MeasureSpec) -> Floats:
+    return _floats(columns.queued if measure.start == "queued" else columns.arrival)
+
+
+def in_measured_window(columns: Columns, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that end in the measured window, which the summary counts."""
+    last = _floats(columns.last_token)
+    counted: Mask = last >= measure.after
+    if measure.before is not None:
+        counted &= last < measure.before
+    return counted
+
+
+def meets_goals(columns: Columns, measure: MeasureSpec) -> Mask:
+    """A mask of the requests that meet every goal of `measure.slo`."""
+    start, first, last = _start_times(columns, measure), _floats(columns.first_token), _floats(columns.last_token)
+    tokens = np.maximum(_whole(columns.output_tokens) - 1, 1)
+    times = {"ttft": first - start, "tpot": (last - first) / tokens, "e2e": last - start}
+    good = np.ones(len(first), dtype=np.bool_)
+    for name, limit in measure.slo.items():
+        good &= times[name] <= limit
+    return good
+
+
+def _span(columns: Columns, counted: Mask, measure: MeasureSpec) -> float:
+    if not counted.any():
+        return 0.0
+    last = float(_floats(columns.last_token).max())
+    if measure.after or measure.before is not None:
+        return min(measure.before or last, last) - measure.after
+    return last - float(_floats(columns.arrival).min())
+
+
+def _engine_counts(run: Run) -> dict[str, Any]:
+    counters = [engine.counters for engine in run.engines]
+    seconds, seats = run.end * len(run.logs), run.end * sum(engine.max_num_seqs for engine in run.engines)
+    if run.scaling is not None:
+        paid = [(run.engine_seconds(engine.name), engine.max_num_seqs) for engine in run.engines]
+        seconds, seats = sum(each for each, _ in paid), sum(each * max_num_seqs for each, max_num_seqs in paid)
+    return {
+        "prefill_tokens": sum(each.prefill_tokens for each in counters),
+        "cached_tokens": sum(each.cached_tokens for each in counters),
+        "preemptions": sum(each.preemptions for each in counters),
+        "steps": sum(log.num_steps for log in run.logs),
+        "busy": sum(log.busy for log in run.logs) / seconds if seconds else 0.0,
+        "load": sum(log.running_seqs.area for log in run.logs) / seats if seats else 0.0,
+        "kv_used": _kv_used(run, run.engines),
+    }
+
+
+def _tiers(run: Run) -> dict[str, Any]:
+    """Copies to and from the tiers below devices, summed over engines; empty without tiers."""
+    every = [engine.tier_links for engine in run.engines if engine.tier_links is not None]
+    if not every:
+        return {}
+    prompts = sum(engine.counters.prefill_tokens + engine.counters.cached_tokens for engine in run.engines)
+    tiers: dict[str, Any] = {}
+    for name in dict.fromkeys(name for links in every for name in links.names):
+        places = [(links, links.names.index(name)) for links in every if name in links.names]
+        loads = {id(links.loads[i]): links.loads[i] for links, i in places}.values()  # a host's engines share theirs
+        loaded = sum(links.loaded_nodes[i] * links.node_tokens for links, i in places)
+        tiers[name] = {
+            "loaded_tokens": loaded,
+            "loaded_share": loaded / prompts if prompts else 0.0,
+            "stored_tokens": sum(links.stored_nodes[i] * links.node_tokens for links, i in places),
+            "loaded_bytes": sum(link.moved for link in loads),
+            "stored_bytes": sum(links.stores[i].moved for links, i in places),
+            "load_utilization": _mean_busy(list(loads), run.end),
+            "store_utilization": _mean_busy([links.stores[i] for links, i in places], run.end),
+        }
+    seconds = np.concatenate([_floats(links.load_seconds) for links in every])
+    return {"kv_tiers": tiers, "kv_load": spread(seconds)}
+
+
+def _mean_busy(links: list[CopyLink], end: float) -> float:
+    return sum(link.busy for link in links) / (end * len(links)) if end else 0.0
+
+
+def _kv_used(run: Run, engines: Sequence[EngineAtEnd]) -> float | None:
+    """Mean share of KV blocks in use over the time for which engines are paid; None for a run without detail."""
+    if not run.end or not all(engine.log.detail for engine in engines):
+        return None
+    used = 0.0
+    for engine in engines:
+        states = engine.log.states()
+        seconds = np.diff(np.minimum(states[:, 0], run.end), append=run.end)
+        used += float(((engine.blocks - states[:, 3]) * seconds).sum())
+    if run.scaling is None:
+        return used / (run.end * sum(engine.blocks for engine in engines))
+    paid = sum(run.engine_seconds(engine.name) * engine.blocks for engine in engines)
+    return used / paid if paid else 0.0
+
+
+def _littles_law(run: Run) -> float:
+    """Relative difference between ∫ L dt, counted at arrivals and departures, and the sum of times in the system."""
+    times = float((_floats(run.columns.last_token) - _floats(run.columns.arrival)).sum())
+    if run.shed is not None:
+        times += float((_floats(run.shed.ended) - _floats(run.shed.arrival)).sum())
+    return abs(run.population - times) / times if times else 0.0
+
+
+def _floats(column: Any) -> Floats:
+    return np.frombuffer(column, dtype=np.float64) if len(column) else np.empty(0)
+
+
+def _whole(column: Any) -> NDArray[Any]:
+    return np.frombuffer(column, dtype=column.typecode) if len(column) else np.empty(0, dtype=np.int64)
+
+
+def summarise_sessions(log: SessionLog, measure: MeasureSpec) -> dict[str, Any]:
+    """Metrics of the sessions whose last answer is in the measured window; times in seconds.
+
+    `time` is from a session's first request to its last answer, and `waited` the part of it without the pauses.
+    `resent_tokens` are prompt tokens that the session had sent before or been answered with, `resent_share` their share
+    of its prompt tokens, and `resent_cached` the share of them that the prefix cache supplied.
+    """
+    start, end, waited = (_array(column, np.float64) for column in (log.start, log.end, log.waited))
+    counted = end >= measure.after
+    if measure.before is not None:
+        counted &= end < measure.before
+    sums = {
+        name: int(_array(getattr(log, name), np.int64)[counted].sum())
+        for name in ("turns", "requests", "prompt_tokens", "resent_tokens", "resent_cached_tokens")
+    }
+    count, resent = int(counted.sum()), sums["resent_tokens"]
+    return {
+        "count": count,
+        "turns": sums["turns"] / count if count else None,
+        "requests": sums["requests"] / count if count else None,
+        "time": spread((end - start)[counted]),
+        "waited": spread(waited[counted]),
+        "resent_tokens": resent,
+        "resent_share": resent / sums["prompt_tokens"] if sums["prompt_tokens"] else None,
+        "resent_cached": sums["resent_cached_tokens"] / resent if resent else None,
+    }
+
+
+def _array(column: Any, kind: Any) -> NDArray[Any]:
+    return np.frombuffer(column, dtype=kind) if len(column) else np.empty(0, dtype=kind)

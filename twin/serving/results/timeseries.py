@@ -1,0 +1,142 @@
+"""Curves of a run for the report: quantiles of latencies, and running and waiting requests over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reports.metrics import quantiles, spread
+from scenarios.serving import MeasureSpec
+from twin.serving.records.engine_log import EngineLog
+from twin.serving.results.summary import LATENCIES, in_measured_window, latencies, pooled_gaps, request_latency
+from twin.serving.run.simulation import Run
+
+Floats = NDArray[np.float64]
+
+POINTS = 101
+"""Number of quantiles of a curve."""
+
+SAMPLES = 400
+"""Number of instants of a time series."""
+
+
+def timeseries(run: Run, measure: MeasureSpec) -> dict[str, Any]:
+    """Quantiles of every latency, seconds, also by class, and time series over all engines at even instants.
+
+    The series are `running` and `waiting` requests, `kv_used`, the share of KV blocks in use, and, of an autoscaled
+    run, `engines` in each state. Needs a run with detail.
+    """
+    of_requests = latencies(run.columns, measure)
+    gaps, weights = pooled_gaps(run.logs, measure)
+    curves = {name: curve(values) for name, values in of_requests.items()}
+    curves["itl"] = _weighted_quantiles(gaps, weights)
+    instants = np.linspace(0.0, run.end, SAMPLES)
+    running, waiting, used = (np.zeros(SAMPLES) for _ in range(3))
+    blocks = sum(engine.blocks for engine in run.engines)
+    for engine in run.engines:
+        changes = engine.log.states()
+        if not len(changes):
+            continue
+        at = np.searchsorted(changes[:, 0], instants, side="right") - 1
+        known = at >= 0
+        running += np.where(known, changes[at, 1], 0)
+        waiting += np.where(known, changes[at, 2], 0)
+        used += np.where(known, engine.blocks - changes[at, 3], 0) / blocks
+    series: dict[str, Any] = {
+        "quantiles": {"p": np.linspace(0, 1, POINTS).tolist(), **curves},
+        "classes": _classes(run, measure),
+        "time": instants.tolist(),
+        "running": running.tolist(),
+        "waiting": waiting.tolist(),
+        "kv_used": used.tolist(),
+    }
+    if run.scaling is not None:
+        from twin.serving.results.scaling_summary import STATES, states_at
+
+        states = sum(states_at(log, instants) for log in run.scaling)
+        series["engines"] = dict(zip(STATES[1:], np.asarray(states).T.tolist(), strict=True))
+    return series
+
+
+def _classes(run: Run, measure: MeasureSpec) -> dict[str, Any] | None:
+    """Requests, spreads and quantiles of latencies of each class of requests; None where there is one class.
+
+    A class has one model, task, service class and tenant, and is named by what tells it from the others.
+    """
+    columns = run.columns
+    kind = np.frombuffer(columns.kind, dtype=np.int32)
+    names: list[tuple[str, ...]] = list(columns.kinds)
+    if columns.clients:
+        kind = kind * len(columns.clients) + np.frombuffer(columns.client, dtype=np.int32)
+        names = [pair + client for pair in columns.kinds for client in columns.clients]
+    present = set(np.unique(kind).tolist())
+    kinds = {index: parts for index, parts in enumerate(names) if index in present}
+    if len(kinds) < 2:
+        return None
+    varies = [len(set(parts)) > 1 for parts in zip(*kinds.values(), strict=True)]
+    counted = in_measured_window(columns, measure)
+    found: dict[str, Any] = {}
+    for index, parts in sorted(kinds.items(), key=lambda each: each[1]):
+        chosen = counted & (kind == index)
+        values = {name: request_latency(name, columns, measure)[chosen] for name in LATENCIES}
+        values["tpot"] = values["tpot"][np.frombuffer(columns.output_tokens, dtype=np.int32)[chosen] > 1]
+        name = " ".join(part for part, several in zip(parts, varies, strict=True) if several)
+        found[name] = {
+            "requests": int(chosen.sum()),
+            **{name: spread(each) for name, each in values.items()},
+            "quantiles": {name: curve(each) for name, each in values.items()},
+        }
+    return found
+
+
+def curve(values: Floats) -> list[float] | None:
+    """Evenly spaced quantiles of an empirical distribution; None for an empty one."""
+    return quantiles(values, np.linspace(0, 1, POINTS)).tolist() if len(values) else None
+
+
+def _weighted_quantiles(values: Floats, weights: NDArray[np.int64]) -> list[float] | None:
+    kept = weights > 0
+    values, weights = values[kept], weights[kept]
+    if not len(values):
+        return None
+    order = np.argsort(values)
+    through = np.cumsum(weights[order])
+    ranks = np.linspace(0, 1, POINTS) * (through[-1] - 1)
+    found: list[float] = values[order][np.searchsorted(through, ranks, side="right")].tolist()
+    return found
+
+
+KINDS = np.array(["decode", "mixed", "one-shot"])
+"""Names of `DECODE_STEP`, `MIXED_STEP` and `ONE_SHOT_STEP`."""
+
+
+def step_table(log: EngineLog) -> dict[str, NDArray[Any]]:
+    """One row for each step of an engine, in order. Needs a log with detail.
+
+    A fast-forwarded step is a decode step without prompt tokens that starts at the end of the step before: nothing
+    else is fast-forwarded.
+
+    Returns:
+        `start` and `end` (seconds), `kind` (of `KINDS`), `num_decodes` (sequences with a token in this step and in the
+        step before it), `prefill_tokens` (prompt tokens computed), `fast_forwarded`.
+    """
+    ends = np.array(log.ends, dtype=np.float64)
+    logged = np.array(log.index, dtype=np.int64)
+    start = np.concatenate([[np.nan], ends[:-1]])[: len(ends)]
+    start[logged] = log.starts
+    prefill_tokens, kind = (np.zeros(len(ends), dtype=np.int64) for _ in range(2))
+    prefill_tokens[logged] = log.prefill_tokens
+    kind[logged] = log.kinds
+    fast_forwarded = np.ones(len(ends), dtype=np.bool_)
+    fast_forwarded[logged] = False
+    decodes, repeats = np.array(log.decodes, dtype=np.int64), np.array(log.repeats, dtype=np.int64)
+    return {
+        "start": start,
+        "end": ends,
+        "kind": KINDS[kind],
+        "num_decodes": np.repeat(decodes, repeats),
+        "prefill_tokens": prefill_tokens,
+        "fast_forwarded": fast_forwarded,
+    }

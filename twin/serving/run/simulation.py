@@ -1,0 +1,333 @@
+"""A simulation of a serving system: its parts, and one run of it, `Simulation(scenario).run()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from scenarios.serving import ServingScenario
+from scenarios.serving_workload import ClosedLoopSpec
+from schedulers.admission_control import RequestShed
+from twin.environment import Environment
+from twin.process import paused_garbage_collection
+from twin.serving.clients.loops import ClosedLoop, OpenLoop
+from twin.serving.clients.sessions import ClosedSessions, OpenSessions
+from twin.serving.engine.engine import Engine, Watch
+from twin.serving.engine.speculation import SimulatedSpeculation
+from twin.serving.engine.tier_links import TierLinks
+from twin.serving.plan.plan import ServingPlan, make_plan
+from twin.serving.plan.randomness import Draw
+from twin.serving.records.engine_log import Counters, EngineLog, StepIntegral, StepKeeper
+from twin.serving.records.overload import Backlog
+from twin.serving.records.prefix_reuse import PrefixReuse
+from twin.serving.records.requests import Columns, RequestRecord, Sink
+from twin.serving.records.session_log import SessionLog
+from twin.serving.records.shedding import Retries, ShedLog
+from twin.serving.records.step_file import StepFile
+from twin.serving.system.link import Link
+from twin.serving.system.parts import Parts
+from twin.serving.system.system import System
+from twin.serving.system.topologies import TOPOLOGIES
+from workloads.errors import BadInput
+from workloads.generator import Workload
+from workloads.request import Request
+from workloads.sessions import Session
+
+if TYPE_CHECKING:
+    from twin.serving.system.autoscaling import Autoscaling, ScalingLog
+
+
+class EngineAtEnd(Protocol):
+    """The part of an engine that a report reads when its run is over; see `Engine` for all of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> EngineLog: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def speculation(self) -> SimulatedSpeculation | None: ...
+
+    @property
+    def tier_links(self) -> TierLinks | None: ...
+
+    @property
+    def stage_busy(self) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of a simulation.
+
+    Attributes:
+        columns: one entry a request. engines, links: in their states at the end.
+        population: ∫ requests in the system dt, counted at arrivals and departures.
+        outside: axes on which step times lay beyond their measurements; see `ServingPlan.outside`.
+        sessions: the finished sessions; None for a workload without sessions.
+        prefix_reuse: the prompts, if the scenario measures prefix caches.
+        scaling: the engines over time of each group that is autoscaled.
+        shed: the requests that were shed; None without admission control.
+    """
+
+    columns: Columns
+    engines: Sequence[EngineAtEnd]
+    links: dict[str, Link]
+    population: float
+    outside: dict[str, float]
+    sessions: SessionLog | None = None
+    prefix_reuse: PrefixReuse | None = None
+    scaling: list[ScalingLog] | None = None
+    shed: ShedLog | None = None
+
+    @property
+    def logs(self) -> list[EngineLog]:
+        """The logs of all engines."""
+        return [engine.log for engine in self.engines]
+
+    @cached_property
+    def end(self) -> float:
+        """When the last answer was complete and the last step had ended, seconds."""
+        last_steps = [log.end_of(-1) for log in self.logs if log.num_steps]
+        return max([max(self.columns.last_token, default=0.0), *last_steps])
+
+    def engine_seconds(self, name: str) -> float:
+        """The time for which an engine was there and is paid for, seconds: all of it, unless it is autoscaled."""
+        for log in self.scaling or ():
+            if name in log.engines:
+                return log.seconds(name, self.end)
+        return self.end
+
+    def request_table(self) -> dict[str, Any]:
+        """All columns of the requests by name, in the order in which they finished. Needs detail."""
+        table = self.columns.table()
+        return table if self.sessions is None else table | self.sessions.columns_of(table["id"])
+
+
+class Simulation:
+    """One run of a serving system, not started yet.
+
+    Args:
+        scenario: a checked scenario whose paths start from the current folder, or the plan of one (`make_plan`).
+        replication: which realisation of the workload: other seeds, the same distributions.
+        draw: of what is not known; None: all at the estimates.
+        watch: called for each step that begins: for every step with `fast_forward: false`, else for those that are not
+            passed over.
+        drafts: which luck the drafts have, in the same replication; where their outcomes were measured, other numbers
+            than 0 also draw which ones might have been.
+        sink: gets the finished requests in parts, which then leave memory but for what the summary needs.
+
+    Attributes:
+        environment: the SimPy environment. system: engines, pools and links. clients: the senders of requests.
+        columns: the finished requests so far. population: the integral of requests in the system.
+        outages: the processes that let engines fail. autoscaling: the processes that change their number, if any do.
+    """
+
+    def __init__(
+        self,
+        scenario: ServingScenario | ServingPlan,
+        replication: int = 0,
+        draw: Draw = None,
+        watch: Watch | None = None,
+        sink: Sink | None = None,
+        drafts: int = 0,
+    ) -> None:
+        if isinstance(scenario, ServingPlan):
+            plan, scenario = scenario, scenario.scenario
+        else:
+            plan = make_plan(scenario, Path(), scenario.workload.read_trace(Path()))
+        for_workload, for_routing, for_clients = generators(plan, replication)
+        self.plan = plan = plan.for_one_run()
+        self.environment = env = Environment()
+        self.prefix_reuse: PrefixReuse | None = None
+        self.columns = Columns(
+            detail=bool(scenario.detail), sink=sink, after_part=self._keep_steps, clients=plan.clients
+        )
+        self._keep = StepKeeper(StepFile)
+        seed = (scenario.seed << 20) + replication
+        luck = seed + (drafts << 52)
+        parts = Parts(
+            plan, env, for_routing, draw, watch, speculation_seed=luck, drafts=drafts
+        )  # fmt: skip
+        self.system = TOPOLOGIES.select(scenario.system.topology)(parts)
+        if scenario.measure.prefix_cache:
+            self.prefix_reuse = PrefixReuse(plan.scheduler.config.prefix_id_tokens, _cache_sizes(self.system))
+        self.population = self.system.population = StepIntegral()
+        self.shed: ShedLog | None = None
+        if any(pool.scheduler.config.admission_control is not None for pool in plan.pools):
+            self.shed, self.system.on_shed = ShedLog(plan.clients), self._shed
+        retries = scenario.workload.retries
+        self._retries = Retries(
+            retries.attempts if retries else 0, retries.jitter if retries else 0.0, for_clients.spawn(1)[0]
+        )
+        engines = {engine.name: engine for engine in self.system.engines()}
+        self.outages = [
+            env.process(self.system.outage(engines[failure.engine], failure.at, failure.duration))
+            for failure in scenario.failures
+        ]
+        self.autoscaling = self._autoscaling(draw, seed) if scenario.system.autoscaling else None
+        if self.autoscaling is not None:
+            self.system.on_arrival.append(self.autoscaling.arrived)
+        self.clients = _clients(plan, env, self.system, for_workload, for_clients)
+        self.system.on_finish.append(self.columns.add)
+        if self.prefix_reuse is not None:
+            self.system.on_finish.append(self.prefix_reuse.add)
+        self.system.on_finish.append(self.clients.finished)
+        if watch is None and (self.shed is None or not self._retries.attempts):
+            _foresee(plan, self.system, self.clients)
+
+    def run(self) -> Run:
+        """Run until every request is answered.
+
+        Raises:
+            BadInput: a request does not fit into an engine's KV memory, even alone.
+            AssertionError: requests were lost or blocks leaked, which is an error of the simulator.
+        """
+        with paused_garbage_collection():  # it takes a tenth of a run and finds nothing: a run drops no cycles
+            self.environment.run()
+        self._check()
+        self.columns.flush()
+        system, area = self.system, self.population.area
+        sessions = self.clients.log if isinstance(self.clients, OpenSessions | ClosedSessions) else None
+        links, reuse = _named_links(system), self.prefix_reuse
+        scaling = None if self.autoscaling is None else self.autoscaling.logs
+        return Run(
+            self.columns, system.engines(), links, area, self.plan.outside(), sessions, reuse, scaling, self.shed
+        )
+
+    def _autoscaling(self, draw: Draw, seed: int) -> Autoscaling:
+        from twin.serving.system.autoscaling import Autoscaling
+
+        return Autoscaling(self.plan, self.environment, self.system, draw, seed, self.population)
+
+    def _shed(self, record: RequestRecord, shed: RequestShed) -> None:
+        log, now = self.shed, self.environment.now
+        assert log is not None, "engines shed requests only with admission control"
+        log.reasons[shed.reason] += 1
+        wait = self._retries.wait(record, shed.retry_after)
+        if wait is not None:
+            log.retries += 1
+            self.system.submit_again(record, wait)
+            return
+        self.population.set(now, self.population.value - 1)
+        log.add(record, now)
+        self.clients.finished(record)
+
+    def _keep_steps(self) -> None:
+        self._keep(engine.log for engine in self.system.engines())
+
+    def _check(self) -> None:
+        finished, shed = len(self.columns.arrival), 0 if self.shed is None else len(self.shed.ended)
+        if finished + shed != self.plan.requests:
+            expected = f"expected {self.plan.requests} finished or shed requests"
+            raise AssertionError(f"{expected}, found {finished} and {shed}")
+        check_engines(self.system.engines())
+
+
+def check_engines(engines: Iterable[Engine]) -> None:
+    """Check that engines whose requests are all answered have leaked nothing.
+
+    Raises:
+        AssertionError: they have, which is an error of the simulator.
+    """
+    for engine in engines:
+        engine.core.check_integrity()
+        if engine.free_blocks != engine.blocks:
+            raise AssertionError(f"{engine.name}: {engine.free_blocks} of {engine.blocks} blocks are free")
+
+
+def realisation(plan: ServingPlan, replication: int) -> list[tuple[Request, int]]:
+    """The requests of a replication, each with the length of its answer in tokens.
+
+    Raises:
+        BadInput: a workload of sessions, whose requests depend on the answers; see `realised_sessions`.
+    """
+    if not isinstance(plan.workload, Workload):
+        raise BadInput("expected none: requests are listed before any is answered", field="workload.sessions")
+    return list(plan.workload.requests(generators(plan, replication)[0], plan.requests))
+
+
+def realised_sessions(plan: ServingPlan, replication: int) -> list[Session]:
+    """The sessions of a replication, whose rounds have not begun. The plan's workload has sessions."""
+    assert not isinstance(plan.workload, Workload)
+    return list(plan.workload.sessions(generators(plan, replication)[0], plan.requests))
+
+
+def generators(plan: ServingPlan, replication: int) -> list[np.random.Generator]:
+    """Random generators for the workload, for routing and for clients."""
+    seeds = np.random.SeedSequence([plan.scenario.seed, replication])
+    return [np.random.default_rng(seed) for seed in seeds.spawn(3)]
+
+
+def _clients(
+    plan: ServingPlan,
+    env: Environment,
+    system: System,
+    for_workload: np.random.Generator,
+    for_clients: np.random.Generator,
+) -> OpenLoop | ClosedLoop | OpenSessions | ClosedSessions:
+    workload, spec = plan.workload, plan.scenario.workload.arrivals
+    if isinstance(workload, Workload):
+        requests = workload.requests(for_workload, plan.requests)
+        if isinstance(spec, ClosedLoopSpec):
+            clients = min(spec.concurrency, plan.requests)  # others find no request left
+            return ClosedLoop(env, system, requests, clients, spec.pauses(for_clients))
+        return OpenLoop(env, system, requests, max(map(len, plan.groups)))
+    sessions, log = workload.sessions(for_workload, plan.requests), SessionLog(detail=bool(plan.scenario.detail))
+    if isinstance(spec, ClosedLoopSpec):
+        users = min(spec.concurrency, plan.requests)
+        return ClosedSessions(env, system, sessions, log, users, spec.pauses(for_clients))
+    return OpenSessions(env, system, sessions, log)
+
+
+def _foresee(plan: ServingPlan, system: System, clients: OpenLoop | ClosedLoop | OpenSessions | ClosedSessions) -> None:
+    """Let engines visit step ends early where nothing can come in between: no failure, no transfer,
+    no request that follows an answer or is sent again, and none that is still being routed.
+
+    An engine that several routers choose is left out, too, and one whose prefixes are loaded from tiers. An autoscaler
+    looks at engines at any time.
+    """
+    routed_later = plan.scenario.system.frontend.route > 0
+    if not isinstance(clients, OpenLoop) or plan.scenario.failures or system.decode_pools or routed_later:
+        return
+    if plan.scenario.system.autoscaling or any(engine.tier_links is not None for engine in system.engines()):
+        return
+    pools = system.pools()
+    if sum(len(pool.engines) for pool in pools) == len(system.engines()):
+        for pool in pools:
+            pool.foresee(clients)
+
+
+def _cache_sizes(system: System) -> dict[str, int]:
+    """Prefix ids that the caches which prompts are looked up in can hold: on devices, and in all tiers together."""
+    engines = {engine.name: engine for pool in system.prefill_pools.values() for engine in pool.engines}.values()
+    device = in_all = 0
+    for engine in engines:
+        on_device = sum(core.kv_cache.num_blocks // core.kv_cache.blocks_per_node for core in engine.cores)
+        device += on_device
+        in_all += on_device + (sum(engine.tier_links.capacities) * len(engine.cores) if engine.tier_links else 0)
+    return {"device": device} | ({"all": in_all} if in_all > device else {})
+
+
+def _named_links(system: System) -> dict[str, Link]:
+    """Links by the name of the engine that they leave; one `shared` link if all engines share it."""
+    links = system.links
+    shared = len({id(link) for link in links.values()}) < len(links)
+    return {"shared": next(iter(links.values()))} if shared else dict(links)

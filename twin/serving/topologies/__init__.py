@@ -1,1 +1,0 @@
-"""Topologies, which make systems of pools, routers and links: a module for each, and the registry of names."""
