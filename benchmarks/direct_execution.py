@@ -36,12 +36,13 @@ from live.models.decoder import Decoder
 from live.models.weights import random_weights
 from live.topologies.bundle.deployment import BundleDeployment
 from live.topologies.bundle.layout import OUTPUT, BundleLayout
-from live.topologies.bundle.measure import closed_loop, measure_bundle
+from live.topologies.bundle.measure import MeasuredBundle, closed_loop, run_in_turns
 from live.topologies.direct_time import DirectTime
 from live.topologies.membership import Address, Membership, listen_at
 from live.topologies.processes import QUIET, TimeLimits, run_worker
 from live.topologies.sockets import SocketTransport
 from live.topologies.transport import Message, Receive, Role, Transport, pack, unpack
+from reports.bundle_metrics import bundle_metrics
 from reports.metrics import tpot
 from schedulers.engine_config import EngineConfig
 from workloads.lengths import Geometric
@@ -198,9 +199,10 @@ def measure(deployment: BundleDeployment, completions: int, repeat: int) -> dict
     link = measure_link(deployment)
 
     def direct() -> float:
-        found = measure_bundle(layout, decoder, prefill, decode, completions, time=DirectTime(link))
-        assert found.tpot_gaps is not None
-        return found.tpot_gaps
+        bundle = MeasuredBundle(layout, decoder, prefill, decode, completions, time=DirectTime(link))
+        metrics = bundle_metrics(run_in_turns([bundle])[0].times)
+        assert metrics.tpot_gaps is not None
+        return metrics.tpot_gaps
 
     pairs = [(wall_tpot(deployment, prefill, decode, completions), direct()) for _ in range(repeat)]
     with burning():

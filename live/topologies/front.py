@@ -42,7 +42,6 @@ class TopologyBackend:
         self._deliver: Callable[[Progress], None] = lambda progress: None
         self._fail: Callable[[str], None] = lambda reason: None
         self._thread = threading.Thread(target=self._run, name="topology", daemon=True)
-        self._failed = False
 
     @property
     def config(self) -> ModelConfig:

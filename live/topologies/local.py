@@ -121,12 +121,11 @@ class LocalNetwork:
         timekeeper: the clock on the wall by default. handover: the receiver gets the sender's tensors by default.
 
     Attributes:
-        sent: messages sent so far. timekeeper: the roles' clocks.
+        timekeeper: the roles' clocks.
     """
 
     def __init__(self, forms: Forms, timekeeper: Timekeeper | None = None, handover: Handover | None = None) -> None:
         self.timekeeper = timekeeper or Timekeeper()
-        self.sent = 0
         self._forms, self._handover = forms, handover or Handover()
         self._mail: dict[tuple[int, int], deque[_InTransit]] = {}
         self._outside: dict[int, deque[tuple[float, Callable[[], None]]]] = {}
@@ -143,7 +142,6 @@ class LocalNetwork:
         content = self._handover.give(message)
         arrival = self.timekeeper.arrival(source, destination, message.size)
         self._mail.setdefault((source, destination), deque()).append(_InTransit(arrival, source, content))
-        self.sent += 1
 
     def at(self, rank: int, moment: float, action: Callable[[], None]) -> None:
         """Let something reach a role from outside at a time of its clock; call it in the order of these times.

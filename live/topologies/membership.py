@@ -82,7 +82,6 @@ class Membership:
     Attributes:
         meeting_point: rank 0's address. address: this rank's own, towards the others.
         watch: called by `check`; raises for what else can fail, such as a process that this one has started.
-        on_failure: called, from any thread, when a rank has failed: it ends waits for messages.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Membership:
             self._peers[0] = self._call(address)
         self.meeting_point, self.address = address, (listener or self._peers[0]).getsockname()[0]
         self.watch: Callable[[], None] = lambda: None
-        self.on_failure: list[Callable[[], None]] = []
+        self._on_failure: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._leaving = threading.Event()
         for peer in self._peers.values():
@@ -150,6 +149,14 @@ class Membership:
         while key not in self._facts:
             self._pause()
         return self._facts[key]
+
+    def on_failure(self, action: Callable[[], None]) -> None:
+        """Let something be called, from any thread, when a rank has failed: it should end waits for messages."""
+        with self._changed:
+            self._on_failure.append(action)
+            has_failed = FAILED in self._facts
+        if has_failed:
+            action()
 
     def check(self) -> None:
         """Raise the first failure if a rank has failed or is lost; for a rank that waits for no message."""
@@ -212,9 +219,9 @@ class Membership:
             self._changed.notify_all()
             if self.rank == 0:
                 self._tell_all(key, value)
-        if key == FAILED:
-            for action in self.on_failure:
-                action()
+            actions = list(self._on_failure) if key == FAILED else []
+        for action in actions:
+            action()
 
     def _tell_all(self, *fact: str) -> None:
         """Send a key and a value, or nothing but a sign of life. That a peer has ended is noticed by `_listen`."""

@@ -60,7 +60,7 @@ def run_worker(
         link = None
         if make_group is not None or deployment.device != "cpu":
             link = device_link(members, limits.answer, deployment.device, make_group)
-            members.on_failure.append(link.abort)  # on a GPU nothing else would end the host's waits
+            members.on_failure(link.abort)  # on a GPU nothing else would end the host's waits
         transport = SocketTransport(members, deployment.forms(), limits.answer, link)
         transport.run(make_role(transport))
     except TransportError:
@@ -138,11 +138,6 @@ class LocalWorkers:
                 env={**os.environ, **QUIET, **_visible((gpus or {}).get(rank))},
                 text=True,
             )
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """Process ids by rank."""
-        return {rank: process.pid for rank, process in self._processes.items()}
 
     def check(self) -> None:
         """Raise how one of them has ended, if one has."""

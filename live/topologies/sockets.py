@@ -215,7 +215,8 @@ class SocketTransport:
         self._woken, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         self._poll = cache(self._make_poll)
-        members.on_failure += [connection.interrupt for connection in self._connections.values()]
+        for connection in self._connections.values():
+            members.on_failure(connection.interrupt)
 
     def clock(self) -> float:
         return time.perf_counter()

@@ -26,7 +26,7 @@ from live.models.decoder import Decoder
 from live.topologies.bundle.deployment import LocalBundle
 from live.topologies.bundle.layout import COORDINATOR, BundleLayout
 from live.topologies.direct_time import DirectTime, RoleTime
-from reports.bundle_metrics import BundleMetrics, BundleTimes, Transfers, bundle_metrics
+from reports.bundle_metrics import BundleTimes, Transfers
 from schedulers.bundle_slots import Refill, refill_fcfs
 
 Integers = NDArray[np.int64]
@@ -149,25 +149,6 @@ class MeasuredBundle:
             self._bundle.coordinator.stop()
 
 
-def measure_bundle(
-    layout: BundleLayout,
-    decoder: Decoder,
-    prefill: Integers,
-    decode: Integers,
-    completions: int,
-    *,
-    time: DirectTime | None = None,
-    refill: Refill = refill_fcfs,
-    prefilled: bool = False,
-) -> BundleMetrics:
-    """The metrics of one `MeasuredBundle`, which takes and raises the same."""
-    bundle = MeasuredBundle(
-        layout, decoder, prefill, decode, completions, time=time, refill=refill, prefilled=prefilled
-    )
-    (run,) = run_in_turns([bundle])
-    return bundle_metrics(run.times)
-
-
 TURNS = 64
 """Resumptions of roles after which the next of several bundles goes on."""
 
@@ -210,11 +191,7 @@ def closed_loop(
     block_size = layout.engine.prefix_id_tokens
     generations = [
         make_generation(
-            i,
-            rng.integers(vocabulary, size=prompt),
-            tokens + prefilled,
-            sampling_params=greedy,
-            block_size=block_size,
+            i, rng.integers(vocabulary, size=prompt), tokens + prefilled, sampling_params=greedy, block_size=block_size
         )
         for i, (prompt, tokens) in enumerate(lengths)
     ]

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="the live backend needs the extra [l
 from latency_models.message_link import MessageLink  # noqa: E402
 from live.topologies.bundle.deployment import LocalBundle  # noqa: E402
 from live.topologies.bundle.layout import BundleLayout  # noqa: E402
-from live.topologies.bundle.measure import measure_bundle  # noqa: E402
+from live.topologies.bundle.measure import MeasuredBundle, run_in_turns  # noqa: E402
 from live.topologies.direct_time import DirectTime, RoleTime  # noqa: E402
 from live.topologies.local import LocalNetwork, LocalTransport, Timekeeper  # noqa: E402
 from live.topologies.transport import (  # noqa: E402
@@ -26,7 +26,7 @@ from live.topologies.transport import (  # noqa: E402
     Role,
     received,
 )
-from reports.bundle_metrics import Transfers  # noqa: E402
+from reports.bundle_metrics import Transfers, bundle_metrics  # noqa: E402
 from tests.live.topologies.answers import CONFIGS, make_decoder, outputs, requests, serve, settings  # noqa: E402
 
 DATA = 2
@@ -243,10 +243,11 @@ def test_metrics_of_a_bundle_whose_work_takes_no_time(microbatches: int, end: fl
     """
     cpu, slots = Cpu(), 2 * microbatches
     lengths = np.full(3 * slots, 3), np.full(3 * slots, 4)
-    metrics = measure_bundle(
+    bundle = MeasuredBundle(
         BundleLayout(1, 1, microbatches, settings(2)), make_decoder("llama"), *lengths, 2 * slots,
         time=DirectTime(MessageLink(latency=1e-3), cpu),
     )  # fmt: skip
+    metrics = bundle_metrics(run_in_turns([bundle])[0].times)
     assert metrics.tpot_gaps == pytest.approx(6e-3)
     assert metrics.tpot == pytest.approx(3 / 4 * 6e-3)
     assert metrics.total_time == pytest.approx(end)
@@ -261,4 +262,4 @@ def test_metrics_of_a_bundle_whose_work_takes_no_time(microbatches: int, end: fl
 
 def test_a_measured_bundle_needs_requests_for_its_completions() -> None:
     with pytest.raises(ValueError, match="at most the 2 requests as completions, found 3"):
-        measure_bundle(BundleLayout(1, 1, 1, settings(2)), make_decoder("llama"), np.ones(2, int), np.ones(2, int), 3)
+        MeasuredBundle(BundleLayout(1, 1, 1, settings(2)), make_decoder("llama"), np.ones(2, int), np.ones(2, int), 3)
