@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from cyclopts import App
 
 from twin.cli.adapt_measure import measure
-from twin.cli.adapt_text import compensate, diagnose, quantise, text, use_torch
+from twin.cli.adapt_options import FLAG, JSON, TorchOptions, draw_losses, finish, resumable
+from twin.cli.adapt_text import compensate, diagnose, quantise, text
 from twin.cli.commands import COMMANDS
-from twin.cli.trainings import FLAG, resumable
 from workloads.errors import BadInput
 
 adapt = App(name="adapt", help=COMMANDS["adapt"].summary)
@@ -27,9 +27,7 @@ def base(
     size: Literal["reduced", "full"] = "reduced",
     family: Literal["llama", "qwen3"] = "llama",
     steps: int | None = None,
-    seed: int = 0,
-    threads: int = 1,
-    json: Annotated[bool, FLAG] = False,
+    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Train a small model on eight sequence operations, and write it to a directory that `twin serve-live` loads.
 
@@ -47,29 +45,19 @@ def base(
         The architecture.
     steps
         Training steps, in place of the size's.
-    seed
-        Seed of weights and data.
-    threads
-        CPU threads. Results of other numbers of threads may differ in the last bits.
-    json
-        Print one JSON document on stdout and nothing else there.
     """
-    from twin.api.arguments import require_at_least
-
-    require_at_least("--steps", steps, 1)
-    require_at_least("--seed", seed, 0)
-    use_torch(threads)
+    options.start(steps=(steps, 1))
+    from live.adaptation.runs import run_base
     from live.adaptation.sizes import SIZES
+    from twin.cli.console import progress
 
     sizes = SIZES[size]
     if steps is not None:
         sizes = replace(sizes, base=replace(sizes.base, steps=steps))
-    from live.adaptation.runs import run_base
-    from twin.cli.console import progress
-
     with resumable(directory), progress("training", sizes.base.steps, 0) as advance:
-        document = run_base(directory, sizes, family, seed, advance)
-    return _finish(directory, document, as_json=json)
+        document = run_base(directory, sizes, family, options.seed, advance)
+    draw_losses(directory, document)
+    return finish(document, _shares(document), as_json=options.json, directory=directory)
 
 
 @adapt.command
@@ -86,9 +74,7 @@ def prefill(
     start: Path | None = None,
     steps: int | None = None,
     learning_rate: float | None = None,
-    seed: int = 0,
-    threads: int = 1,
-    json: Annotated[bool, FLAG] = False,
+    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Tune a prefill module for a task, against the frozen decode module of a base model.
 
@@ -116,30 +102,21 @@ def prefill(
         Training steps, in place of the size's.
     learning_rate
         The highest learning rate, in place of the size's.
-    seed
-        Seed of the data.
-    threads
-        CPU threads. Results of other numbers of threads may differ in the last bits.
-    json
-        Print one JSON document on stdout and nothing else there.
     """
-    from twin.api.arguments import require_at_least
-
-    for option, value, least in (("--steps", steps, 1), ("--rank", rank, 1), ("--seed", seed, 0)):
-        require_at_least(option, value, least)
     if method == "full" and (bits is not None or scope != "all"):
-        field, found = ("--bits", str(bits)) if bits is not None else ("--scope", scope)
-        raise BadInput("expected it with --method sun only", field=field, value=found)
+        field, value = ("--bits", str(bits)) if bits is not None else ("--scope", scope)
+        raise BadInput("expected it with --method sun only", field=field, value=value)
     if learning_rate is not None and not learning_rate > 0:
         raise BadInput("expected a number above 0", field="--learning-rate", value=learning_rate)
-    use_torch(threads)
+    options.start(steps=(steps, 1), rank=(rank, 1))
     from live.adaptation.runs import Adaptation, run_adaptation
     from twin.cli.console import progress
 
-    chosen = Adaptation(model, task, method, scope, rank, bits, start, steps, learning_rate, seed)
-    with resumable(directory), progress("training", chosen.settings().steps, 0) as advance:
-        document = run_adaptation(directory, chosen, advance)
-    return _finish(directory, document, as_json=json)
+    adaptation = Adaptation(model, task, method, scope, rank, bits, start, steps, learning_rate, options.seed)
+    with resumable(directory), progress("training", adaptation.settings().steps, 0) as advance:
+        document = run_adaptation(directory, adaptation, advance)
+    draw_losses(directory, document)
+    return finish(document, _shares(document), as_json=options.json, directory=directory)
 
 
 @adapt.command
@@ -150,9 +127,7 @@ def evaluate(
     task: str,
     bits: int | None = None,
     prompts: int = 1024,
-    seed: int = 0,
-    threads: int = 1,
-    json: Annotated[bool, FLAG] = False,
+    options: TorchOptions = TorchOptions(),  # noqa: B008 (frozen)
 ) -> int:
     """Measure the exact answers of a prefill module with a decode module, on prompts that no training draws.
 
@@ -168,27 +143,13 @@ def evaluate(
         Round the decode module to 4 or 3 bits first.
     prompts
         The number of prompts.
-    seed
-        Seed of the prompts.
-    threads
-        CPU threads.
-    json
-        Print one JSON document on stdout and nothing else there.
     """
-    from twin.api.arguments import require_at_least
-    from twin.cli.console import print_json
-
-    require_at_least("--prompts", prompts, 1)
-    require_at_least("--seed", seed, 0)
-    use_torch(threads)
+    options.start(prompts=(prompts, 1))
     from live.adaptation.runs import evaluate as measure
 
-    document = measure(prefill, decode, task, bits, prompts, seed)
-    if json:
-        print_json(document)
-    else:
-        print(f"{task}: {100 * document['exact_match']:.1f} % of {prompts} answers are exact")
-    return 0
+    document = measure(prefill, decode, task, bits, prompts, options.seed)
+    line = f"{task}: {100 * document['exact_match']:.1f} % of {prompts} answers are exact"
+    return finish(document, [line], as_json=options.json)
 
 
 @adapt.command
@@ -202,7 +163,7 @@ def serve(
     prompts: int = 256,
     concurrency: int = 32,
     seed: int = 0,
-    json: Annotated[bool, FLAG] = False,
+    json: JSON = False,
 ) -> int:
     """Serve tuned modules over HTTP, and measure their answers and speed.
 
@@ -225,27 +186,15 @@ def serve(
         Requests at a time.
     seed
         Seed of the prompts.
-    json
-        Print one JSON document on stdout and nothing else there.
     """
-    from twin.api.arguments import require_at_least
-    from twin.cli.console import print_json
-
-    for option, value in (("--prompts", prompts), ("--concurrency", concurrency)):
-        require_at_least(option, value, 1)
-    require_at_least("--seed", seed, 0)
     if isolated and bits is not None:
         raise BadInput("expected none beside --isolated", field="--bits", value=bits)
-    use_torch(1)
+    TorchOptions(seed).start(prompts=(prompts, 1), concurrency=(concurrency, 1))
     from live.adaptation.served import ServedModules, measure_served
     from reports.adaptation.served_table import served_table
 
     document = measure_served(ServedModules(model, _by_task(module), bits, isolated), prompts, concurrency, seed)
-    if json:
-        print_json(document)
-    else:
-        print(served_table(document))
-    return 0
+    return finish(document, [str(served_table(document))], as_json=json)
 
 
 def _by_task(modules: list[str]) -> dict[str, Path]:
@@ -254,26 +203,14 @@ def _by_task(modules: list[str]) -> dict[str, Path]:
     Raises:
         BadInput: something else, or a task twice.
     """
-    found: dict[str, Path] = {}
+    directories: dict[str, Path] = {}
     for entry in modules:
         task, separator, directory = entry.partition("=")
-        if not (task and separator and directory) or task in found:
+        if not (task and separator and directory) or task in directories:
             raise BadInput("expected TASK=DIRECTORY, each task once", field="--module", value=entry)
-        found[task] = Path(directory)
-    return found
+        directories[task] = Path(directory)
+    return directories
 
 
-def _finish(directory: Path, document: dict[str, Any], *, as_json: bool) -> int:
-    """Draw the losses into the directory and print the result."""
-    from reports.adaptation.figures import loss_figure
-    from reports.records.run_directory import write_text
-    from twin.cli.console import note, print_json
-
-    write_text(directory / "loss.svg", loss_figure(document))
-    if as_json:
-        print_json(document)
-    else:
-        for task, share in document["exact_match"].items():
-            print(f"{task}: {100 * share:.1f} % of answers are exact")
-    note(f"model directory: {directory}")
-    return 0
+def _shares(document: dict[str, Any]) -> list[str]:
+    return [f"{task}: {100 * share:.1f} % of answers are exact" for task, share in document["exact_match"].items()]

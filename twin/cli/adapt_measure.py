@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from twin.cli.trainings import FLAG
+from twin.cli.adapt_options import FLAG, JSON, SOURCES, TorchOptions, finish
 from workloads.errors import BadInput
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def measure(
     requests: int = 60,
     concurrency: int = 8,
     rounds: int = 20,
-    sources: Path | None = None,
+    sources: SOURCES = None,
     seed: int = 0,
-    json: Annotated[bool, FLAG] = False,
+    json: JSON = False,
     runs: Path = Path("runs"),
 ) -> int:
     """Measure quality, memory and speed of language models, and predict the speed by the twin.
@@ -57,31 +57,17 @@ def measure(
         Sequences of a batch, at most.
     rounds
         Rounds of profiling.
-    sources
-        Folder whose held-out Python files are the evaluation text, in place of the standard library.
     seed
         Seed of the requests.
-    json
-        Print one JSON document on stdout and nothing else there.
     runs
         Parent of the run folders.
     """
-    from twin.api.arguments import require_at_least
-    from twin.cli.adapt_text import use_torch
-    from twin.cli.console import note, print_json
-
-    for option, value, least in (
-        ("--requests", requests, 4),
-        ("--concurrency", concurrency, 1),
-        ("--rounds", rounds, 10),
-    ):
-        require_at_least(option, value, least)
-    require_at_least("--seed", seed, 0)
     if not 0 < load < 1:
         raise BadInput("expected a number between 0 and 1", field="--load", value=load)
-    use_torch(1)
+    TorchOptions(seed).start(requests=(requests, 4), concurrency=(concurrency, 1), rounds=(rounds, 10))
     from live.adaptation.compensation.quality import text_quality
     from reports.adaptation.measured_table import measured_table
+    from twin.cli.console import note
 
     quality = text_quality(models, sources)
     rows = []
@@ -89,11 +75,7 @@ def measure(
         scenario = _scenario(directory, load, requests, concurrency, rounds, seed)
         rows.append({"model": str(directory), **row, **_latency(scenario, directory, runs, note)})
     document = {"schema": SCHEMA, "load": load, "concurrency": concurrency, "seed": seed, "models": rows}
-    if json:
-        print_json(document)
-    else:
-        print(measured_table(document))
-    return 0
+    return finish(document, [str(measured_table(document))], as_json=json)
 
 
 def _scenario(
