@@ -122,7 +122,7 @@ def setting_fields(settings: Sequence[Mapping[str, Any]]) -> list[Field]:
     keys = varying(settings) if settings else []
     names = short_names(keys)
     return [
-        _numbers_or_texts(Field(key, name, [each[key] for each in settings], f"Setting {key}", setting=True))
+        _numbers_or_texts(Field(key, name, [row[key] for row in settings], f"Setting {key}", setting=True))
         for key, name in zip(keys, names, strict=True)
     ]
 

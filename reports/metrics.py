@@ -81,30 +81,30 @@ def spread(values: Floats, percentiles: Sequence[float] = PERCENTILES) -> dict[s
     """Mean and percentiles (linear between order statistics); None for an empty array."""
     if not len(values):
         return None
-    found = {"mean": float(values.mean())}
+    quantities = {"mean": float(values.mean())}
     for q, value in zip(percentiles, quantiles(values, np.array(percentiles) / 100).tolist(), strict=True):
-        found[f"p{q:g}"] = value
-    return found
+        quantities[f"p{q:g}"] = value
+    return quantities
 
 
 def weighted_spread(
     values: Floats, weights: Integers, percentiles: Sequence[float] = PERCENTILES
 ) -> dict[str, float] | None:
     """The `spread` of an array that repeats each value by its whole weight, computed without making that array."""
-    kept = weights > 0
-    values, weights = values[kept], weights[kept]
+    positive = weights > 0
+    values, weights = values[positive], weights[positive]
     if not len(values):
         return None
     order = np.argsort(values)
     values, through = values[order], np.cumsum(weights[order])
     count = int(through[-1])
-    found = {"mean": float((values * weights[order]).sum() / count)}
+    quantities = {"mean": float((values * weights[order]).sum() / count)}
     for q in percentiles:
         rank = q / 100 * (count - 1)
         low, high = math.floor(rank), math.ceil(rank)
         below, above = values[np.searchsorted(through, (low, high), side="right")]
-        found[f"p{q:g}"] = float(below + (above - below) * (rank - low))
-    return found
+        quantities[f"p{q:g}"] = float(below + (above - below) * (rank - low))
+    return quantities
 
 
 Parts = Callable[[], Iterable[tuple[Floats, Integers]]]
@@ -122,13 +122,13 @@ def weighted_spread_of_parts(parts: Parts) -> dict[str, float] | None:
         return None
     total = exact_sum(values * weights for values, weights in parts())
     ranks = {q: q / 100 * (count - 1) for q in PERCENTILES}
-    wanted = sorted({whole(rank) for rank in ranks.values() for whole in (math.floor, math.ceil)})
-    value = dict(zip(wanted, _order_statistics(parts, wanted), strict=True))
-    found = {"mean": total / count}
+    places = sorted({rounded(rank) for rank in ranks.values() for rounded in (math.floor, math.ceil)})
+    value = dict(zip(places, _order_statistics(parts, places), strict=True))
+    quantities = {"mean": total / count}
     for q, rank in ranks.items():
         below, above = value[math.floor(rank)], value[math.ceil(rank)]
-        found[f"p{q}"] = float(below + (above - below) * (rank - math.floor(rank)))
-    return found
+        quantities[f"p{q}"] = float(below + (above - below) * (rank - math.floor(rank)))
+    return quantities
 
 
 def exact_sum(parts: Iterable[Floats]) -> float:
@@ -146,8 +146,8 @@ def exact_sum(parts: Iterable[Floats]) -> float:
         wholes = np.ldexp(shares, 53)
         high = np.floor(np.ldexp(wholes, -27))
         for half, power in ((high, 27), (wholes - np.ldexp(high, 27), 0)):
-            for index, found in enumerate(np.bincount(powers - lowest, half).tolist()):
-                total += int(found) << (lowest + index + power - 53 - _SMALLEST)
+            for index, count in enumerate(np.bincount(powers - lowest, half).tolist()):
+                total += int(count) << (lowest + index + power - 53 - _SMALLEST)
     return total / (1 << -_SMALLEST)
 
 
@@ -165,18 +165,18 @@ def _order_statistics(parts: Parts, ranks: list[int]) -> list[float]:
     Numbers from 0 on are in the order of their bits. A pass counts, among the values that share the leading bits found
     so far, how often each next digit occurs.
     """
-    leading, left = [0] * len(ranks), list(ranks)  # the bits found, and the rank among the values that have them
+    leading, remaining = [0] * len(ranks), list(ranks)  # the bits found, and the rank among the values that have them
     for shift in range(64 - _DIGIT, -1, -_DIGIT):
         counts = {bits: np.zeros(1 << _DIGIT) for bits in leading}
         for values, weights in parts():
             numbers = (np.abs(values).view(np.int64)) >> shift
-            for bits, counted in counts.items():
+            for bits, count in counts.items():
                 digits = numbers - (bits << _DIGIT)
-                here = (digits >= 0) & (digits < 1 << _DIGIT)
-                counted += np.bincount(digits[here], weights[here], 1 << _DIGIT)
+                inside = (digits >= 0) & (digits < 1 << _DIGIT)
+                count += np.bincount(digits[inside], weights[inside], 1 << _DIGIT)
         for index, bits in enumerate(leading):
             through = np.cumsum(counts[bits])
-            digit = int(np.searchsorted(through, left[index], side="right"))
-            left[index] -= int(through[digit - 1]) if digit else 0
+            digit = int(np.searchsorted(through, remaining[index], side="right"))
+            remaining[index] -= int(through[digit - 1]) if digit else 0
             leading[index] = (bits << _DIGIT) + digit
     return np.array(leading, dtype=np.int64).view(np.float64).tolist()  # type: ignore[no-any-return]

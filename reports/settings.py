@@ -11,7 +11,7 @@ Settings = Mapping[str, Any]
 def varying(configurations: Sequence[Settings]) -> list[str]:
     """Keys that have more than one value, in the order given."""
     first = configurations[0]
-    return [key for key in first if any(each[key] != first[key] for each in configurations)]
+    return [key for key in first if any(settings[key] != first[key] for settings in configurations)]
 
 
 def fixed(configurations: Sequence[Settings]) -> str:
@@ -27,14 +27,14 @@ def in_words(settings: Settings, keys: Iterable[str]) -> str:
 
 def short_names(keys: Sequence[str]) -> list[str]:
     """The shortest last parts of dotted keys that are all different."""
-    return [_short(key, [other for other in keys if other != key]) for key in keys]
+    return [_short(key, [rival for rival in keys if rival != key]) for key in keys]
 
 
-def _short(key: str, others: Sequence[str]) -> str:
+def _short(key: str, rivals: Sequence[str]) -> str:
     parts = key.split(".")
     for count in range(1, len(parts)):
         ending = ".".join(parts[-count:])
-        if not any(f".{other}".endswith(f".{ending}") for other in others):
+        if not any(f".{rival}".endswith(f".{ending}") for rival in rivals):
             return ending
     return key
 
@@ -48,11 +48,12 @@ def axis_and_lines(configurations: Sequence[Settings]) -> tuple[str, list[str]] 
     keys = varying(configurations) if configurations else []
     if not keys:
         return None
-    counts = {key: len({str(each[key]) for each in configurations}) for key in keys}
+    counts = {key: len({str(settings[key]) for settings in configurations}) for key in keys}
     axis = max(
-        [key for key in keys if is_number(each[key] for each in configurations)] or keys[:1], key=counts.__getitem__
+        [key for key in keys if is_number(settings[key] for settings in configurations)] or keys[:1],
+        key=counts.__getitem__,
     )
-    pairs = {key: len({(str(each[axis]), str(each[key])) for each in configurations}) for key in keys}
+    pairs = {key: len({(str(settings[axis]), str(settings[key])) for settings in configurations}) for key in keys}
     return axis, [key for key in keys if key != axis and pairs[key] > counts[axis]]
 
 

@@ -46,11 +46,11 @@ def controlled_mean(batches: Floats, control: Floats, control_mean: float, confi
     """
     count = len(batches)
     plain, centre = float(batches.mean()), float(control.mean())
-    spread = float(((control - centre) ** 2).sum())
+    variation = float(((control - centre) ** 2).sum())
     negligible = 1e-18 * max(abs(centre), 1.0) ** 2 * count
-    slope = float(((control - centre) * (batches - plain)).sum()) / spread if spread > negligible else 0.0
+    slope = float(((control - centre) * (batches - plain)).sum()) / variation if variation > negligible else 0.0
     residuals = batches - plain - slope * (control - centre)
-    leverage = (centre - control_mean) ** 2 / spread if spread > negligible else 0.0
+    leverage = (centre - control_mean) ** 2 / variation if variation > negligible else 0.0
     inflation, degrees = _worth(residuals, fitted=2)
     variance = float((residuals**2).sum()) / (count - 2) * (1 / count + leverage) * inflation
     half_width = student_quantile(confidence, degrees) * math.sqrt(variance)

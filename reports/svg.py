@@ -56,19 +56,19 @@ def canvas(
 
 def drawing(figure: Figure) -> Drawing:
     """A figure with its legend below, which names lines once where all charts have the same."""
-    drawn, panels = canvas(len(figure.charts), figure.columns, figure.size)
+    result, panels = canvas(len(figure.charts), figure.columns, figure.size)
     for panel, chart in zip(panels, figure.charts, strict=True):
         _draw(panel, chart)
     if figure.title:
-        drawn.suptitle(figure.title, x=0.01, ha="left", fontsize=10)
+        result.suptitle(figure.title, x=0.01, ha="left", fontsize=10)
     legends = [panel.get_legend_handles_labels() for panel in panels]
     if all(labels == legends[0][1] for _, labels in legends):
-        _legend_below(drawn, *legends[0])
+        _legend_below(result, *legends[0])
     else:
         for panel, (_, labels) in zip(panels, legends, strict=True):
             if len(labels) > 1:
                 panel.legend(fontsize=7.5, frameon=False)
-    return drawn
+    return result
 
 
 def _legend_below(figure: Drawing, handles: Sequence[Any], labels: Sequence[str]) -> None:

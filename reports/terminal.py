@@ -54,7 +54,7 @@ class FittingTable:
             last = max(index for index, column in enumerate(columns) if column.rank == rank)
             del columns[last]
         yield _grid(self._table, columns)
-        hidden = [column for column in self._table.columns if not any(column is shown for shown in columns)]
+        hidden = [column for column in self._table.columns if not any(column is visible for visible in columns)]
         if hidden:
             titles = ", ".join(column.title.replace("\n", "") for column in hidden)
             yield Line(f"Left out for lack of width: {titles}.", style="dim")
@@ -72,7 +72,7 @@ def _grid(table: Table, columns: Sequence[Column]) -> Grid:
         grid.add_column(
             column.title, justify="left" if column.left else "right", overflow="fold" if table.fits else "ellipsis"
         )
-    places = [index for index, column in enumerate(table.columns) if any(column is shown for shown in columns)]
+    places = [index for index, column in enumerate(table.columns) if any(column is visible for visible in columns)]
     for row in table.rows:
         cells = [_text_of(row[place]) if place < len(row) else "" for place in places]
         grid.add_row(*cells, style="dim" if cells and cells[0].startswith("  ") else None)

@@ -17,7 +17,7 @@ def served_table(document: Mapping[str, Any]) -> str:
     steps = document["decode_steps_by_models"]
     total = sum(steps)
     mean = sum(models * count for models, count in enumerate(steps, 1)) / total if total else 0.0
-    most = max((models for models, count in enumerate(steps, 1) if count), default=0)
+    largest = max((models for models, count in enumerate(steps, 1) if count), default=0)
     bits = "" if document["bits"] is None else f" in {document['bits']} bits"
     decoders = len(document["tasks"]) if document["decode"] == "isolated" else 1
     lines += [
@@ -25,6 +25,6 @@ def served_table(document: Mapping[str, Any]) -> str:
         f"token, {1e3 * document['tpot_mean']:.2f} ms per further token",
         f"{document['decode']} decoding: {decoders} decode module{'s' * (decoders > 1)}{bits}, "
         f"{document['decoder_bytes'] / 2**20:.2f} MiB",
-        f"tasks in a decode step: {mean:.1f} on average, {most} at most",
+        f"tasks in a decode step: {mean:.1f} on average, {largest} at most",
     ]
     return "\n".join(lines)

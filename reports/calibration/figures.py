@@ -29,10 +29,10 @@ def operation_figure(picture: Document) -> str:
     colours = {value: COLOURS[i % len(COLOURS)] for i, value in enumerate(values)}
     for value in values:
         _series(times, errors, picture, value, colours[value])
-    held = picture["held"]
-    if held:
-        times.plot([x for x, _, _ in held], [1e6 * t for _, t, _ in held], "x", color=HELD, ms=5, label="held out")
-        errors.plot([x for x, _, _ in held], [100 * (guess / t - 1) for _, t, guess in held], "x", color=HELD, ms=5)
+    unseen = picture["held"]
+    if unseen:
+        times.plot([x for x, _, _ in unseen], [1e6 * t for _, t, _ in unseen], "x", color=HELD, ms=5, label="held out")
+        errors.plot([x for x, _, _ in unseen], [100 * (guess / t - 1) for _, t, guess in unseen], "x", color=HELD, ms=5)
     times.set_ylabel("µs")
     times.set_xscale("symlog", base=2, linthresh=1)
     times.set_yscale("log")
@@ -64,8 +64,8 @@ def _series(times: Axes, errors: Axes, picture: Document, value: int, colour: st
 
 def _title(picture: Document) -> str:
     held_out = picture.get("held_out")
-    found = f"held-out median {100 * held_out['median']:.1f} %, " if held_out else ""
-    allowed = f"allowed {100 * picture['allowed']:.0f} %"
+    median = f"held-out median {100 * held_out['median']:.1f} %, " if held_out else ""
+    limit = f"allowed {100 * picture['allowed']:.0f} %"
     return (
-        f"{picture['name']} ({picture['via']}): {found}{allowed}; repeats within {100 * picture['repeat_spread']:.1f} %"
+        f"{picture['name']} ({picture['via']}): {median}{limit}; repeats within {100 * picture['repeat_spread']:.1f} %"
     )

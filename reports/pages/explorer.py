@@ -44,14 +44,14 @@ def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str
     chart = _chart(source, view, fields, bool(names))
     choices = _choices(fields, views, sheet)
     filters = _filters(fields, sheet)
-    told = _text("", sheet)
+    note = _text("", sheet)
     table = _table(source, view, fields, bool(names))
     callback = CustomJS(
         args={
-            "fields": {each.key: _facts(each) for each in fields},
+            "fields": {field.key: _facts(field) for field in fields},
             "source": source, "view": view, "chart": chart["figure"], "bar": chart["bar"], "front": chart["front"],
             "lines": chart["lines"], "goals": chart["goals"], "axes": chart["axes"], "choices": choices,
-            "filters": filters, "told": told, "palette": scale(200), "categories": list(SERIES),
+            "filters": filters, "told": note, "palette": scale(200), "categories": list(SERIES),
         },
         code=asset("explorer.js"),
         tags=["ready"],
@@ -65,7 +65,7 @@ def explorer(fields: Sequence[Field], views: Sequence[View], names: Sequence[str
         row(*_view_buttons(fields, views, choices, sheet), styles=wrap, sizing_mode="stretch_width"),
         row(*choices.values(), styles=wrap, sizing_mode="stretch_width"),
         *([row(*filters.values(), styles=wrap, sizing_mode="stretch_width")] if filters else []),
-        chart["figure"], told, table, sizing_mode="stretch_width",
+        chart["figure"], note, table, sizing_mode="stretch_width",
     )  # fmt: skip
 
 
@@ -76,11 +76,11 @@ def _columns(fields: Sequence[Field], names: Sequence[str]) -> dict[str, Any]:
     columns: dict[str, Any] = {"#name": list(names)} if names else {}
     for field in fields:
         if field.is_number:
-            columns[field.key] = np.array([math.nan if each is None else float(each) for each in field.values])
+            columns[field.key] = np.array([math.nan if value is None else float(value) for value in field.values])
         else:
             codes = {text: index for index, text in enumerate(field.categories)}
-            columns[field.key] = ["–" if each is None else str(each) for each in field.values]
-            columns[f"{field.key}#"] = np.array([codes.get(str(each), math.nan) for each in field.values])
+            columns[field.key] = ["–" if value is None else str(value) for value in field.values]
+            columns[f"{field.key}#"] = np.array([codes.get(str(value), math.nan) for value in field.values])
     return columns
 
 
@@ -93,7 +93,7 @@ def _facts(field: Field) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _chart(source: ColumnDataSource, view: Any, fields: Sequence[Field], named: bool) -> dict[str, Any]:
+def _chart(source: ColumnDataSource, view: Any, fields: Sequence[Field], has_names: bool) -> dict[str, Any]:
     from bokeh.models import (
         BasicTicker,
         BasicTickFormatter,
@@ -120,8 +120,8 @@ def _chart(source: ColumnDataSource, view: Any, fields: Sequence[Field], named: 
         "#x", "#y", source=source, view=view, size=8, fill_color={"field": "#colour", "transform": mapper},
         line_color=None, fill_alpha=0.85, nonselection_fill_alpha=0.2,
     )  # fmt: skip
-    tips = [("", "@{#name}")] if named else []
-    tips += [(each.label, f"@{{{each.key}}}" + ("{0.[0000]}" if each.is_number else "")) for each in fields[:14]]
+    tips = [("", "@{#name}")] if has_names else []
+    tips += [(field.label, f"@{{{field.key}}}" + ("{0.[0000]}" if field.is_number else "")) for field in fields[:14]]
     chart.add_tools(HoverTool(renderers=[points], tooltips=tips))
     bar = ColorBar(
         color_mapper=mapper, width=12, padding=4, title_standoff=6, ticker=FixedTicker(ticks=[]), visible=False
@@ -151,18 +151,18 @@ LOG_X, LOG_Y, LINES, PARETO = range(4)
 
 def _scales(fields: Sequence[Field], view: View) -> list[int]:
     """The buttons that a view presses: logarithmic axes where a linear one would hide most values."""
-    by_key = {each.key: each for each in fields}
-    found = [
+    by_key = {field.key: field for field in fields}
+    flags = [
         flag for flag, key in ((LOG_X, view.x), (LOG_Y, view.y))
         if by_key[key].spans_decades and not by_key[key].setting
     ]  # fmt: skip
-    return [*found, LINES, *([PARETO] if view.pareto else [])]
+    return [*flags, LINES, *([PARETO] if view.pareto else [])]
 
 
 def _choices(fields: Sequence[Field], views: Sequence[View], sheet: Any) -> dict[str, Any]:
     from bokeh.models import CheckboxButtonGroup, Select
 
-    options: list[Any] = [(each.key, each.label) for each in fields]
+    options: list[Any] = [(field.key, field.label) for field in fields]
     shared: dict[str, Any] = {"width": 210, "stylesheets": [sheet]}
     view = views[0]
     return {
@@ -182,7 +182,7 @@ def _view_buttons(
     """A button for each view, where there are several."""
     from bokeh.models import Button, CustomJS
 
-    found: list[Widget] = []
+    buttons: list[Widget] = []
     for view in views if len(views) > 1 else ():
         button = Button(label=view.label, stylesheets=[sheet])
         values = {"x": view.x, "y": view.y, "colour": view.colour}
@@ -193,33 +193,33 @@ def _view_buttons(
                 "choices.scales.active = active",
             )
         )
-        found.append(button)
-    return found
+        buttons.append(button)
+    return buttons
 
 
 def _filters(fields: Sequence[Field], sheet: Any) -> dict[str, Widget]:
     """A filter for each setting, and ranges for `FILTERED` metrics with a goal."""
     from bokeh.models import MultiChoice, RangeSlider
 
-    found: dict[str, Widget] = {}
+    filters: dict[str, Widget] = {}
     for field in fields:
         if not field.setting and (field.goal is None or field.key not in FILTERED):
             continue
         values = field.categories
         if not field.is_number or (field.setting and len(values) <= FEW):
-            found[field.key] = MultiChoice(
+            filters[field.key] = MultiChoice(
                 title=f"only {field.label}", value=[], options=list(values), width=210, stylesheets=[sheet],
                 placeholder="all",
             )  # fmt: skip
             continue
-        numbers = [float(each) for each in field.values if each is not None]
+        numbers = [float(value) for value in field.values if value is not None]
         low, high = min(numbers), max(numbers)
         if low < high:
-            found[field.key] = RangeSlider(
+            filters[field.key] = RangeSlider(
                 title=f"only {field.label}", start=low, end=high, value=(low, high), step=(high - low) / 200,
                 width=210, stylesheets=[sheet], format="0.[0000]",
             )  # fmt: skip
-    return found
+    return filters
 
 
 def _text(text: str, sheet: Any) -> UIElement:
@@ -228,11 +228,11 @@ def _text(text: str, sheet: Any) -> UIElement:
     return Div(text=text, sizing_mode="stretch_width", stylesheets=[sheet])
 
 
-def _table(source: ColumnDataSource, view: Any, fields: Sequence[Field], named: bool) -> DataTable:
+def _table(source: ColumnDataSource, view: Any, fields: Sequence[Field], has_names: bool) -> DataTable:
     """A table whose columns sort, of the points that the filters leave; a selected row is a selected point."""
     from bokeh.models import DataTable, InlineStyleSheet, NumberFormatter, StringFormatter, TableColumn
 
-    columns = [TableColumn(field="#name", title="", width=220)] if named else []
+    columns = [TableColumn(field="#name", title="", width=220)] if has_names else []
     for field in fields:
         formatter = NumberFormatter(format="0,0.[0000]", nan_format="–") if field.is_number else StringFormatter()
         columns.append(TableColumn(field=field.key, title=field.label, formatter=formatter, width=_width(field)))

@@ -68,7 +68,7 @@ def _placed(part: Part, models: list[UIElement]) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, Sequence):
-        return '<div class="charts">' + "\n".join(_placed(each, models) for each in part) + "</div>"
+        return '<div class="charts">' + "\n".join(_placed(child, models) for child in part) + "</div>"
     models.append(part)
     return f'<div class="chart" id="chart-{len(models) - 1}"></div>'
 
@@ -105,25 +105,25 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
     Ids occur in references only, `{"id": …}` alone or beside the model's `type` and `name`.
     """
     if isinstance(value, list | tuple):
-        return [_renamed(each, names) for each in value]
+        return [_renamed(child, names) for child in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _renamed(each, names) for key, each in value.items() if key != "id"}
+    copy = {key: _renamed(child, names) for key, child in value.items() if key != "id"}
     if "id" in value and (value.keys() == {"id"} or value.get("type") == "object"):
-        return {**found, "id": names.setdefault(value["id"], f"p{len(names)}")}
-    return found | ({"id": value["id"]} if "id" in value else {})
+        return {**copy, "id": names.setdefault(value["id"], f"p{len(names)}")}
+    return copy | ({"id": value["id"]} if "id" in value else {})
 
 
 def _types(value: Any) -> Iterator[str]:
     """Names of all models of a document."""
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _types(each)
+        for child in value:
+            yield from _types(child)
     elif isinstance(value, dict):
         if value.get("type") == "object":
             yield value["name"]
-        for each in value.values():
-            yield from _types(each)
+        for child in value.values():
+            yield from _types(child)
 
 
 def _components(document: Document) -> tuple[str, ...]:
@@ -132,12 +132,12 @@ def _components(document: Document) -> tuple[str, ...]:
     from bokeh.models.widgets import tables
 
     names = set(_types(document))
-    needed = ["bokeh"]
+    components = ["bokeh"]
     if any(hasattr(widgets, name) for name in names):
-        needed.append("bokeh-widgets")
+        components.append("bokeh-widgets")
     if any(hasattr(tables, name) for name in names if name.endswith(("Table", "Column", "Formatter"))):
-        needed.append("bokeh-tables")
-    return tuple(needed)
+        components.append("bokeh-tables")
+    return tuple(components)
 
 
 @cache
@@ -158,14 +158,14 @@ def origin(manifest: Document) -> list[str]:
     hidden = ["scenarios", "scenario", "plan"]
     if manifest.get("status") == "running":  # a run draws its page before it is marked as complete
         hidden += ["complete", "status", "updated"]
-    shown = {key: value for key, value in manifest.items() if key not in hidden}
-    rows = "".join(f"<tr><td>{escape(key)}</td><td>{_value(value)}</td></tr>" for key, value in shown.items())
+    entries = {key: value for key, value in manifest.items() if key not in hidden}
+    rows = "".join(f"<tr><td>{escape(key)}</td><td>{_value(value)}</td></tr>" for key, value in entries.items())
     parts = ["<h2>How this was made</h2>", f'<div class="scroll"><table class="origin">{rows}</table></div>']
     for key in ("scenario", "plan", "scenarios"):
         if manifest.get(key):
-            shortened, told = _first_few(manifest[key])
+            shortened, extent = _first_few(manifest[key])
             text = yaml.safe_dump(shortened, sort_keys=False, allow_unicode=True, width=110)
-            parts.append(f"<details><summary>{escape(key + told)}</summary><pre>{escape(text)}</pre></details>")
+            parts.append(f"<details><summary>{escape(key + extent)}</summary><pre>{escape(text)}</pre></details>")
     return parts
 
 
@@ -173,9 +173,9 @@ def _value(value: object) -> str:
     if value is None or value == [] or value == {}:
         return "–"
     if isinstance(value, dict):
-        return ", ".join(f"{escape(str(key))} {_value(each)}" for key, each in value.items())
+        return ", ".join(f"{escape(str(key))} {_value(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(dict.fromkeys(_value(each) for each in value))  # points of a sweep often say the same
+        return ", ".join(dict.fromkeys(_value(item) for item in value))  # points of a sweep often say the same
     if isinstance(value, bool):
         return "yes" if value else "no"
     return escape(str(value))

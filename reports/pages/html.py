@@ -77,10 +77,10 @@ def _text(block: Text) -> Iterator[str]:
 
 def charts(figure: Figure) -> list[UIElement]:
     """The charts of a figure as models."""
-    first, *others = figure.charts
+    first, *following = figure.charts
     models = [bokeh_chart(first)]
     shared = {"x_range": models[0].x_range} if figure.shared else {}
-    return [*models, *(bokeh_chart(chart, **shared) for chart in others)]
+    return [*models, *(bokeh_chart(chart, **shared) for chart in following)]
 
 
 def _table(table: Table) -> Iterator[Part]:

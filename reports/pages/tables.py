@@ -34,7 +34,7 @@ def sortable(headers: Sequence[str], rows: Sequence[Sequence[Any]], filtered: Se
     sheet = InlineStyleSheet(css=WIDGETS)
     columns = list(zip(*rows, strict=True)) if rows else [() for _ in headers]
     data: dict[str, list[Any]] = {}
-    shown = []
+    table_columns = []
     for index, (header, values) in enumerate(zip(headers, columns, strict=True)):
         numbers = all(value is None or (isinstance(value, int | float) and not isinstance(value, bool))
                       for value in values)  # fmt: skip
@@ -43,11 +43,11 @@ def sortable(headers: Sequence[str], rows: Sequence[Sequence[Any]], filtered: Se
         formatter = NumberFormatter(format="0,0.[0000]", nan_format="–") if numbers else StringFormatter()
         longest = 10 if numbers else max(map(len, data[f"c{index}"]), default=0)
         width = min(24 + 7 * max(len(header), longest), 560)
-        shown.append(TableColumn(field=f"c{index}", title=header, formatter=formatter, width=width))
+        table_columns.append(TableColumn(field=f"c{index}", title=header, formatter=formatter, width=width))
     source = ColumnDataSource(data)
     view = CDSView(filter=BooleanFilter(booleans=[True] * len(rows)))
     table = DataTable(
-        source=source, view=view, columns=shown, sizing_mode="stretch_width", index_position=None,
+        source=source, view=view, columns=table_columns, sizing_mode="stretch_width", index_position=None,
         height=min(40 + ROW * max(len(rows), 1), MOST_HEIGHT), autosize_mode="none",
         stylesheets=[InlineStyleSheet(css=TABLE)],
     )  # fmt: skip
@@ -61,13 +61,13 @@ def sortable(headers: Sequence[str], rows: Sequence[Sequence[Any]], filtered: Se
             )
     if not choices:
         return table
-    told = Div(text=f"{len(rows)} rows.", stylesheets=[sheet])
-    args = {"source": source, "view": view, "choices": choices, "told": told}
+    note = Div(text=f"{len(rows)} rows.", stylesheets=[sheet])
+    args = {"source": source, "view": view, "choices": choices, "told": note}
     callback = CustomJS(args=args, code=asset("filter.js"))
     for choice in choices.values():
         choice.js_on_change("value", callback)
     filters = row(*choices.values(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
-    return column(filters, told, table, sizing_mode="stretch_width")
+    return column(filters, note, table, sizing_mode="stretch_width")
 
 
 def _text(value: object) -> str:

@@ -16,10 +16,10 @@ def commit() -> str | None:
     if not (ROOT / ".git").exists():
         return None
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             cwd=ROOT, capture_output=True, text=True, timeout=5, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return process.stdout.strip()

@@ -38,7 +38,7 @@ def writing_columns(file: Path) -> Iterator[Callable[[Mapping[str, Any]], None]]
             table = pa.table({name: _arrow(column) for name, column in columns.items()})
             if writer is None:
                 draft = opened.enter_context(replacing(file))
-                texts = [each.name for each in table.schema if each.type == pa.string()]
+                texts = [field.name for field in table.schema if field.type == pa.string()]
                 options = {"compression": "zstd", "use_dictionary": texts}  # of times, a dictionary saves nothing
                 writer = opened.enter_context(parquet.ParquetWriter(draft, table.schema, **options))
             writer.write_table(table)
@@ -56,10 +56,10 @@ def read_columns(file: Path) -> dict[str, list[Any]]:
 
     with naming(file):
         try:
-            found: dict[str, list[Any]] = parquet.read_table(file).to_pydict()
+            columns: dict[str, list[Any]] = parquet.read_table(file).to_pydict()
         except ArrowInvalid as error:
             raise OSError(errno.EINVAL, "is no Parquet file", str(file)) from error
-    return found
+    return columns
 
 
 def _arrow(column: Any) -> Any:

@@ -47,10 +47,10 @@ class RunDirectory:
         interrupted = isinstance(error, KeyboardInterrupt)
         if error is not None:
             self.abandon("interrupted" if interrupted else f"{type(error).__name__}: {error}".rstrip(": "))
-        kept = self._kept() if interrupted else ""
+        summary = self._kept() if interrupted else ""
         self.close()
         if interrupted:
-            raise KeyboardInterrupt(kept) from None
+            raise KeyboardInterrupt(summary) from None
 
     def _kept(self) -> str:
         """The results that an interruption leaves, in words."""
@@ -71,11 +71,11 @@ class RunDirectory:
     def points(self) -> dict[str, dict[str, Any]]:
         """Finished points by key. A last line cut short by a kill is dropped, from the file too."""
         file = self.path / "points.jsonl"
-        found: dict[str, dict[str, Any]] = {}
+        points: dict[str, dict[str, Any]] = {}
         if not file.exists():
-            return found
+            return points
         with naming(file), file.open("r+b") as lines:
-            kept = 0
+            size = 0
             for line in lines:
                 try:
                     point = json.loads(line)
@@ -83,20 +83,20 @@ class RunDirectory:
                     break
                 if not line.endswith(b"\n"):
                     break
-                found[point.pop("key")] = point
-                kept += len(line)
-            lines.truncate(kept)
-        return found
+                points[point.pop("key")] = point
+                size += len(line)
+            lines.truncate(size)
+        return points
 
     def add_point(self, key: str, point: dict[str, Any]) -> None:
         """Append one finished point; it is on disk when this returns."""
         file = self.path / "points.jsonl"
-        rest = (json.dumps({"key": key, **point}) + "\n").encode()
+        data = (json.dumps({"key": key, **point}) + "\n").encode()
         with naming(file), file.open("ab", buffering=0) as lines:
             before = lines.tell()
             try:
-                while rest:
-                    rest = rest[lines.write(rest) :]
+                while data:
+                    data = data[lines.write(data) :]
                 os.fsync(lines.fileno())
             except OSError:
                 lines.truncate(before)
@@ -193,12 +193,12 @@ def _read_object(file: Path) -> dict[str, Any]:
     with naming(file):
         text = file.read_text(encoding="utf-8")
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{file.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ValueError(f"{file.name} is no JSON object")
-    return found
+    return document
 
 
 def write_text(file: Path, text: str) -> Path:

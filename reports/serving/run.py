@@ -79,8 +79,8 @@ def _clients(clients: Document, title: str) -> Table:
     table = Table([Column("", left=True), *map(Column, columns)], title=f"by {title}", edge=True)
     for name, row in clients.items():
         values = [seconds(row[latency][point]) for latency in latencies for point in ("mean", "p99")]
-        met = row.get("goals_met")
-        shares = ["–" if met is None else f"{met:.1%}"] if goals else []
+        share = row.get("goals_met")
+        shares = ["–" if share is None else f"{share:.1%}"] if goals else []
         shares += [f"{row['shed_share']:.1%}"] if sheds else []
         table.add_row(name, f"{row['requests']:g}", *values, *shares)
     return table
@@ -183,8 +183,8 @@ def _over_time(document: Document) -> list[Block]:
             curves.append(Curve(f"{name}, measured", measured["time"], measured[name], colour, "points"))
     outages = document.get("outages") or []
     requests = timeline("Who ran and who waited", curves, "requests", outages)
-    used = [Curve("KV blocks in use", series["time"], [100 * share for share in series["kv_used"]], PREDICTED)]
-    memory = timeline("KV blocks in use", used, "KV blocks in use, %", outages)
+    memory_curves = [Curve("KV blocks in use", series["time"], [100 * share for share in series["kv_used"]], PREDICTED)]
+    memory = timeline("KV blocks in use", memory_curves, "KV blocks in use, %", outages)
     figure = Figure("over-time", [requests, memory], document["name"], size=(7.6, 4.6), shared=True)
     return [Text("Over time", "heading", detail=True), figure]
 

@@ -82,10 +82,10 @@ def fairness(summary: Document) -> list[str]:
 def devices(document: Document) -> str:
     """The number of devices of each type, and their price."""
     fleet = document["devices"]
-    bound = "at most " if document["summary"].get("autoscaling") else ""
-    text = bound + ", ".join(f"{count:,} × {kind}" for kind, count in fleet["by_type"].items())
+    at_most = "at most " if document["summary"].get("autoscaling") else ""
+    text = at_most + ", ".join(f"{count:,} × {kind}" for kind, count in fleet["by_type"].items())
     if fleet["cost_per_hour"] is not None:
-        text += f": {bound}{fleet['cost_per_hour']:,.2f} an hour"
+        text += f": {at_most}{fleet['cost_per_hour']:,.2f} an hour"
         cost = document["summary"].get("cost_per_million_output_tokens")
         text += f", {cost:,.3g} per million output tokens" if cost is not None else ""
     return text
@@ -202,8 +202,8 @@ def _measured_on(origin: Document) -> str:
     """The GPU, engine, model and split of the measured step times, as far as their file states them."""
     engine = " ".join(origin[name] for name in ("engine", "engine_version") if name in origin)
     ranks = f"tensor parallel {origin['tensor_parallel']}" if "tensor_parallel" in origin else ""
-    known = [text for text in (origin.get("gpu"), engine, origin.get("model"), ranks) if text]
-    return f", measured on {', '.join(known)}" if known else ""
+    parts = [text for text in (origin.get("gpu"), engine, origin.get("model"), ranks) if text]
+    return f", measured on {', '.join(parts)}" if parts else ""
 
 
 def warnings(document: Document) -> list[str]:

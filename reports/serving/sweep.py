@@ -127,8 +127,8 @@ def _points(document: Document, table: Table) -> list[Block]:
 
 
 def _views(metric: str, place: tuple[str, list[str]] | None, keys: set[str]) -> list[View]:
-    axis, others = place or (metric, [])
-    colour = others[0] if others else ""
+    axis, line_keys = place or (metric, [])
+    colour = line_keys[0] if line_keys else ""
     views = [View("latency", axis, metric, colour)]
     if "output_throughput" in keys:
         views.append(View("throughput", axis, "output_throughput", colour))
@@ -168,11 +168,11 @@ PANELS = (
 """Panels of the figure: label, metric, factor of its unit, and whether its inverse is drawn."""
 
 
-def _figure(document: Document, axis: str, others: Sequence[str]) -> Figure:
+def _figure(document: Document, axis: str, line_keys: Sequence[str]) -> Figure:
     """Throughput, interactivity, TTFT and P99 ITL over one swept field; other fields make lines."""
     charts = []
     for label, name, factor, inverse in PANELS:
-        curves = _curves(document["points"], axis, others, name, factor, inverse=inverse)
+        curves = _curves(document["points"], axis, line_keys, name, factor, inverse=inverse)
         heights = [height for curve in curves for height in curve.y if height]
         log = factor > 1 and bool(heights) and max(heights) > SPAN_OF_LOG * min(heights)
         charts.append(Chart("", curves, axis, label, log_y=log))
@@ -180,12 +180,12 @@ def _figure(document: Document, axis: str, others: Sequence[str]) -> Figure:
 
 
 def _curves(
-    points: Sequence[Document], axis: str, others: Sequence[str], name: str, factor: float, *, inverse: bool
+    points: Sequence[Document], axis: str, line_keys: Sequence[str], name: str, factor: float, *, inverse: bool
 ) -> list[Curve]:
     numeric = is_number(point["settings"][axis] for point in points)
     lines: dict[str, list[Document]] = {}
     for point in sorted(points, key=lambda point: float(point["settings"][axis])) if numeric else points:
-        lines.setdefault(in_words(point["settings"], others), []).append(point)
+        lines.setdefault(in_words(point["settings"], line_keys), []).append(point)
     curves = []
     for label, line in lines.items():
         places = [point["settings"][axis] if numeric else str(point["settings"][axis]) for point in line]

@@ -90,14 +90,14 @@ def trace_events(logs: Sequence[StepLog], requests: Requests) -> Iterator[dict[s
 
 
 def _steps(log: StepLog, pid: int) -> Iterator[dict[str, Any]]:
-    done, ended = 0, 0.0
+    begin, end = 0, 0.0
     for step, start, tokens, kind in zip(log.index, log.starts, log.prefill_tokens, log.kinds, strict=True):
-        if step > done:
-            yield _slice(f"decode ×{step - done}", ended, log.ends[step - 1], pid, {})
+        if step > begin:
+            yield _slice(f"decode ×{step - begin}", end, log.ends[step - 1], pid, {})
         yield _slice(KINDS[kind], start, log.ends[step], pid, {"prompt tokens": tokens})
-        done, ended = step + 1, log.ends[step]
-    if len(log.ends) > done:
-        yield _slice(f"decode ×{len(log.ends) - done}", ended, log.ends[-1], pid, {})
+        begin, end = step + 1, log.ends[step]
+    if len(log.ends) > begin:
+        yield _slice(f"decode ×{len(log.ends) - begin}", end, log.ends[-1], pid, {})
 
 
 def _slice(name: str, start: float, end: float, pid: int, args: dict[str, Any]) -> dict[str, Any]:

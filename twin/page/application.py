@@ -164,8 +164,8 @@ def _free_port() -> int:
 def _template(name: str) -> str:
     """The page around the charts, which Bokeh renders inside its own."""
     places = "\n".join(
-        f'<div class="chart">{{{{ embed(roots.{each}) }}}}</div>'
-        for each in ("ttft", "tpot", "e2e", "timeline", "pareto", "afd")
+        f'<div class="chart">{{{{ embed(roots.{place}) }}}}</div>'
+        for place in ("ttft", "tpot", "e2e", "timeline", "pareto", "afd")
     )
     text = PAGE.replace("TITLE", escape(name)).replace("PLACES", places)
     return text.replace("STYLE", asset("page.css") + LAYOUT).replace("THEME", asset("theme.js"))

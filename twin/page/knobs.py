@@ -97,11 +97,11 @@ def settings_of(knobs: list[Knob], choices: Choices, spec: ServingScenario) -> S
 
 def from_link(knobs: list[Knob], query: Mapping[str, str]) -> Choices:
     """The choices that a link states; the scenario's where it states none, or none that can be."""
-    found: Choices = {}
+    choices: Choices = {}
     for knob in knobs:
         value = knob.read(query[knob.name]) if knob.name in query else None
-        found[knob.name] = knob.value if value is None else value
-    return found
+        choices[knob.name] = knob.value if value is None else value
+    return choices
 
 
 def to_link(knobs: list[Knob], choices: Choices) -> dict[str, str]:
@@ -109,43 +109,43 @@ def to_link(knobs: list[Knob], choices: Choices) -> dict[str, str]:
     return {knob.name: str(value) for knob in knobs if (value := choices[knob.name]) != knob.value}
 
 
-def _number(name: str, label: str, value: float, field: str, *, whole: bool = False, most: float = 4.0,
+def _number(name: str, label: str, value: float, field: str, *, integral: bool = False, factor: float = 4.0,
             help: str = "") -> Knob:  # fmt: skip
     """A slider from near 0 to several times the scenario's value."""
-    step = 1.0 if whole else float(f"{value / 50:.1g}")
-    low = 1.0 if whole else step
-    return Knob(name, label, value, (), low, max(round(most * value / step) * step, low + step), step, field, help)
+    step = 1.0 if integral else float(f"{value / 50:.1g}")
+    low = 1.0 if integral else step
+    return Knob(name, label, value, (), low, max(round(factor * value / step) * step, low + step), step, field, help)
 
 
 def _workload(workload: Mapping[str, Any]) -> list[Knob]:
-    arrivals, found = workload["arrivals"], []
+    arrivals, knobs = workload["arrivals"], []
     if "rate" in arrivals and isinstance(arrivals["rate"], int | float):
-        found.append(_number("rate", "requests/s", arrivals["rate"], "workload.arrivals.rate"))
+        knobs.append(_number("rate", "requests/s", arrivals["rate"], "workload.arrivals.rate"))
     if "concurrency" in arrivals:
-        found.append(_number("users", "users at once", arrivals["concurrency"], "workload.arrivals.concurrency",
-                             whole=True))  # fmt: skip
+        knobs.append(_number("users", "users at once", arrivals["concurrency"], "workload.arrivals.concurrency",
+                             integral=True))  # fmt: skip
     for name, key, label in (("prompt", "prefill", "prompt tokens, mean"), ("answer", "decode", "answer tokens, mean")):
         lengths = workload.get(key) or {}
         if isinstance(lengths.get("mean"), int | float) and lengths.get("distribution") != "fixed":
-            found.append(_number(name, label, lengths["mean"], f"workload.{key}.mean", whole=True))
-    return found
+            knobs.append(_number(name, label, lengths["mean"], f"workload.{key}.mean", integral=True))
+    return knobs
 
 
 def _step_time(step_time: Mapping[str, Any]) -> list[Knob]:
     """Model, device and split, where step times are computed from data sheets."""
     if step_time["source"] != "roofline":
         return []
-    found = []
+    knobs = []
     for name, key, kind, label in (("model", "model", "models", "model"), ("gpu", "hardware", "hardware", "GPU")):
         names = builtin_names(kind)  # type: ignore[arg-type]
         value = str(step_time[key])
-        found.append(Knob(name, label, value, tuple(dict.fromkeys([value, *names])), field=f"step_time.{key}"))
+        knobs.append(Knob(name, label, value, tuple(dict.fromkeys([value, *names])), field=f"step_time.{key}"))
     degrees = tuple(dict.fromkeys(["1", "2", "4", "8", str(step_time["tensor_parallel"])]))
-    found.append(Knob("tp", "tensor parallel", str(step_time["tensor_parallel"]), degrees,
+    knobs.append(Knob("tp", "tensor parallel", str(step_time["tensor_parallel"]), degrees,
                       help="GPUs that share each layer of an engine"))  # fmt: skip
     value = step_time["weights"] or AS_PUBLISHED
     weights = tuple(dict.fromkeys([value, AS_PUBLISHED, "bf16", "fp8"]))
-    return [*found, Knob("weights", "weights", value, weights, field="step_time.weights")]
+    return [*knobs, Knob("weights", "weights", value, weights, field="step_time.weights")]
 
 
 def _system(system: Mapping[str, Any]) -> list[Knob]:
@@ -164,10 +164,10 @@ def _system(system: Mapping[str, Any]) -> list[Knob]:
 
 def _engine(engine: Mapping[str, Any]) -> list[Knob]:
     return [
-        _number("seqs", "max_num_seqs", engine["max_num_seqs"], "engine.max_num_seqs", whole=True,
+        _number("seqs", "max_num_seqs", engine["max_num_seqs"], "engine.max_num_seqs", integral=True,
                 help="Sequences that an engine runs at a time"),
         _number("chunk", "max_num_batched_tokens", engine["max_num_batched_tokens"], "engine.max_num_batched_tokens",
-                whole=True, most=2.0, help="Tokens of a step: the most of a prompt's chunk"),
+                integral=True, factor=2.0, help="Tokens of a step: the most of a prompt's chunk"),
     ]  # fmt: skip
 
 
@@ -199,11 +199,11 @@ def _system_settings(changed: Mapping[str, Value], choices: Choices, spec: Servi
         return settings
     apart = choices["layout"] == APART
     if "layout" in changed:
-        kept: Settings = {"routing": spec.system.model_dump(mode="json", by_alias=True)["routing"]}
+        routing: Settings = {"routing": spec.system.model_dump(mode="json", by_alias=True)["routing"]}
         if apart:
             counts = {"prefill_replicas": choices["prefill"], "decode_replicas": choices["engines"]}
-            return settings | {"system": {"layout": "disaggregated", **kept, **counts, "link": _link(choices)}}
-        return settings | {"system": {"layout": "colocated", **kept, "replicas": choices["engines"]}}
+            return settings | {"system": {"layout": "disaggregated", **routing, **counts, "link": _link(choices)}}
+        return settings | {"system": {"layout": "colocated", **routing, "replicas": choices["engines"]}}
     if apart:
         return settings | {
             "system.prefill_replicas": choices["prefill"],

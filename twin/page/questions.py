@@ -64,8 +64,8 @@ class Inquiry:
         spec = self.spec
         document = apply(self.document, settings_of(self.knobs, choices, spec))
         check_scenario(document, {}, self.path)
-        written: Document = _plain(document)
-        return written
+        result: Document = _plain(document)
+        return result
 
     def link(self, choices: Choices) -> dict[str, str]:
         """The query that restores these choices."""
@@ -77,8 +77,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, CommandLineText):
         return str(Path(value).absolute()) if is_path(value) or Path(value).is_file() else str(value)
     if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def answer(inquiry: Inquiry, choices: Choices, tell: Tell) -> None:
@@ -124,8 +124,8 @@ def _pareto_points(choices: Choices) -> list[tuple[str, str | None, float]]:
     """Lines of the Pareto chart, as (name, tensor parallelism, load): the chosen split first."""
     if "tp" not in choices:
         return [("as chosen", None, load) for load in LOADS]
-    own = str(choices["tp"])
-    degrees = [own, *(each for each in DEGREES if each != own)]
+    degree = str(choices["tp"])
+    degrees = [degree, *(option for option in DEGREES if option != degree)]
     return [(f"TP {degree}", degree, load) for degree in degrees for load in LOADS]
 
 

@@ -134,9 +134,9 @@ class View:
                             **shared)  # fmt: skip
 
         def change(attribute: str, old: object, new: Any) -> None:
-            chosen = new if knob.options else knob.whole(float(new))
-            if chosen != self._choices[knob.name]:
-                self._choices[knob.name] = chosen
+            choice = new if knob.options else knob.whole(float(new))
+            if choice != self._choices[knob.name]:
+                self._choices[knob.name] = choice
                 self._changed(dict(self._choices))
 
         widget.on_change("value", change)
@@ -201,17 +201,17 @@ class View:
             if point["load"] == 1.0 and len(self._fresh) == 1:  # the split that is chosen is the first
                 self._here.data = {"x": [new["x"]], "y": [new["y"]]}
         source.data = data
-        notes = "; ".join(f"{each}: {reason}" for each, reason in self._reasons.items())
+        notes = "; ".join(f"{split}: {reason}" for split, reason in self._reasons.items())
         self.pareto_note.text = f"<p>{escape(notes)}</p>" if notes else ""
 
-    def _show_afd(self, found: Document) -> None:
-        if found.get("reason"):
+    def _show_afd(self, bundle: Document) -> None:
+        if bundle.get("reason"):
             for source in self._afd.values():
                 source.data = dict(NOTHING)
             self._star.data = {"x": []}
-            self.afd_note.text = f"<p>{escape(found['reason'])}</p>"
+            self.afd_note.text = f"<p>{escape(bundle['reason'])}</p>"
             return
-        curves, theory, cards = found["curves"], found["theory"], found["cards"]
+        curves, theory, cards = bundle["curves"], bundle["theory"], bundle["cards"]
         for name, source in self._afd.items():
             source.data = {"x": curves["ratio"], "y": curves[name]}
         self._star.data = {"x": [theory["r_star_per_card"]]}
@@ -264,13 +264,13 @@ def _timeline() -> tuple[dict[str, ColumnDataSource], UIElement]:
     chart = canvas("Who ran and who waited", height=240)
     chart.xaxis.axis_label, chart.yaxis.axis_label = "time, s", "requests"
     chart.y_range.start = 0
-    sources, shown = {}, {}
+    sources, glyphs = {}, {}
     for name, colour in (("running", PREDICTED), ("waiting", WAITING)):
         sources[name] = ColumnDataSource(dict(NOTHING))
         line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=1.6)
         _hover(chart, line, [("time", "@x{0.[0]} s"), (name, "@y")])
-        shown[name] = [line]
-    legend(chart, shown)
+        glyphs[name] = [line]
+    legend(chart, glyphs)
     return sources, chart
 
 
@@ -280,18 +280,18 @@ def _pareto_chart(knobs: list[Knob]) -> tuple[dict[str, ColumnDataSource], Colum
     degrees = next((knob.options for knob in knobs if knob.name == "tp"), ())
     names = [f"TP {degree}" for degree in degrees] or ["as chosen"]
     sources: dict[str, ColumnDataSource] = {}
-    shown: dict[str, list[Any]] = {}
+    glyphs: dict[str, list[Any]] = {}
     for name, colour in zip(names, SERIES[1:], strict=False):
         sources[name] = ColumnDataSource({"x": [], "y": [], "rate": []})
         line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=1.6)
         points = chart.scatter("x", "y", source=sources[name], color=colour, size=6)
         tips = [("", name), ("load", "@rate{0.[00]}"), ("a user's tokens/s", "@x{0.[0]}"), ("a GPU's", "@y{0.[0]}")]
         _hover(chart, points, tips, "mouse")
-        shown[name] = [line, points]
-    here = ColumnDataSource(dict(NOTHING))
-    shown["as chosen"] = [chart.scatter("x", "y", source=here, marker="star", size=16, color=PREDICTED)]
-    legend(chart, shown)
-    return sources, here, chart
+        glyphs[name] = [line, points]
+    star_source = ColumnDataSource(dict(NOTHING))
+    glyphs["as chosen"] = [chart.scatter("x", "y", source=star_source, marker="star", size=16, color=PREDICTED)]
+    legend(chart, glyphs)
+    return sources, star_source, chart
 
 
 def _afd_chart() -> tuple[dict[str, ColumnDataSource], ColumnDataSource, UIElement]:
@@ -300,16 +300,16 @@ def _afd_chart() -> tuple[dict[str, ColumnDataSource], ColumnDataSource, UIEleme
     chart.yaxis.axis_label = "output tokens/s of a GPU"
     chart.y_range.start = 0
     sources: dict[str, ColumnDataSource] = {}
-    shown: dict[str, list[Any]] = {}
+    glyphs: dict[str, list[Any]] = {}
     labels = {"theory": "as published (eq. 6)", "barrier": "with barrier and pipeline"}
     for (name, label), colour, dash in zip(labels.items(), SERIES[1:], ("dashed", "solid"), strict=False):
         sources[name] = ColumnDataSource(dict(NOTHING))
         line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=2, line_dash=dash)
         _hover(chart, line, [("r", "@x{0.[00]}"), (label, "@y{0.[0]}")])
-        shown[label] = [line]
+        glyphs[label] = [line]
     star = ColumnDataSource({"x": []})
-    shown["r*"] = [chart.vspan(x="x", source=star, line_color=GOAL, line_dash="dotted", line_width=2)]
-    legend(chart, shown)
+    glyphs["r*"] = [chart.vspan(x="x", source=star, line_color=GOAL, line_dash="dotted", line_width=2)]
+    legend(chart, glyphs)
     plain_ticks(chart)
     chart.xaxis.ticker = [0.5, 1, 2, 4, 8, 16, 32]
     return sources, star, chart

@@ -42,14 +42,14 @@ class Worker:
     def __init__(self, inquiry: Inquiry, answered: Answered) -> None:
         context = multiprocessing.get_context("spawn")  # a server has threads, which a fork would not copy
         self._newest = context.Value("q", 0)
-        self._connection, theirs = context.Pipe()
+        self._connection, far_end = context.Pipe()
         # A copy without what it has computed: the process reads the scenario, and its plug-ins, itself.
         self._process = context.Process(
-            target=_serve, args=(replace(inquiry), theirs, self._newest), daemon=True, name="what-if"
+            target=_serve, args=(replace(inquiry), far_end, self._newest), daemon=True, name="what-if"
         )
         self._ready = False
         self._process.start()
-        theirs.close()
+        far_end.close()
         self._reader = threading.Thread(target=self._read, args=(answered,), daemon=True)
         self._reader.start()
 
