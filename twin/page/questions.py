@@ -10,6 +10,7 @@ from typing import Any
 
 from latency_models.deployment.hugging_face import any_model
 from latency_models.io.builtin_files import CommandLineText, is_path
+from reports.afd.curves import curve_per_unit
 from scenarios.overrides import Settings, apply
 from scenarios.serving import ServingScenario, check_scenario
 from twin.page.knobs import AS_PUBLISHED, Choices, Knob, knobs_of, settings_of, to_link
@@ -213,21 +214,8 @@ def _afd(inquiry: Inquiry, knobs: list[Knob], choices: Choices) -> Document:
             reason = error.expected.removeprefix("expected ")
             continue
         theory, per_instance = sweep.theory[0]
-        of_instance = sweep.cases[0].plan.cards
-        return {
-            "curves": _per_gpu(per_instance, of_instance.attention, of_instance.ffn),
-            "theory": theory,
-            "cards": {"attention": of_instance.attention, "ffn": of_instance.ffn},
-        }
+        cards_of = sweep.cases[0].plan.cards
+        bundle: Document = {"curves": per_instance, "cards": {"attention": cards_of.attention, "ffn": cards_of.ffn}}
+        curves = {name: curve_per_unit(bundle, name, "card") for name in ("theory", "barrier")}
+        return {**bundle, "curves": {"ratio": per_instance["ratio"], **curves}, "theory": theory}
     return {"reason": f"no AFD curve: {reason}"}
-
-
-def _per_gpu(curves: dict[str, list[float]], attention: int, ffn: int) -> dict[str, list[float]]:
-    """Curves of throughput over the ratio r, tokens/s of a GPU in place of an instance."""
-    ratios = curves["ratio"]
-    return {
-        name: ratios
-        if name == "ratio"
-        else [value * (r + 1) / (r * attention + ffn) for value, r in zip(curves[name], ratios, strict=True)]
-        for name in ("ratio", "theory", "barrier")
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
+from math import nan
 from typing import Any
 
 from bokeh.layouts import column
@@ -12,7 +13,6 @@ from bokeh.models import (
     ColumnDataSource,
     CustomJS,
     Div,
-    HoverTool,
     InlineStyleSheet,
     Select,
     Slider,
@@ -20,13 +20,12 @@ from bokeh.models import (
     UIElement,
     Widget,
 )  # fmt: skip
-from bokeh.plotting import figure as Figure
 
-from reports.blocks import Column
+from reports.blocks import Chart, Column, Curve
 from reports.fields import POINTS as MEANINGS
-from reports.pages.charts import canvas, legend, plain_ticks
+from reports.pages.charts import bokeh_chart
 from reports.pages.html import html_cell, html_table
-from reports.pages.theme import GOAL, PREDICTED, SERIES, WAITING, WIDGETS
+from reports.pages.theme import PREDICTED, SERIES, WAITING, WIDGETS
 from reports.serving.sentences import LATENCIES, POINTS, headline, warnings
 from twin.page.knobs import Choices, Knob
 
@@ -40,7 +39,6 @@ document.querySelector('h1').textContent = link.tags[1]
 """
 """Script that shows a question's link and title."""
 
-NOTHING: dict[str, list[float]] = {"x": [], "y": []}
 ANSWER = """
 :host { font-size: 13px } .bk-clearfix { max-width: 100% } .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
@@ -49,6 +47,8 @@ th, td { padding: 2px 9px; text-align: right; border-bottom: 1px solid var(--lin
 """Style of the answer, whose shadow root the page's own does not reach."""
 
 CURVES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+AFD = {"theory": "as published (eq. 6)", "barrier": "with barrier and pipeline"}
+CHOICE = "at this load"
 
 
 class View:
@@ -74,22 +74,21 @@ class View:
         self.link = Div(text="", tags=[""], stylesheets=[sheet], visible=False)
         self.titled = CustomJS(args={"link": self.link}, code=TITLED)
         self.link.js_on_change("tags", self.titled)
-        self._latency, self._goals, latencies = self._latency_charts()
-        self._time, timeline = _timeline()
-        self._pareto, self._here, pareto = _pareto_chart(knobs)
-        self._afd, self._star, afd = _afd_chart()
         self.afd_note = Div(text="", sizing_mode="stretch_width", stylesheets=[sheet])
         self.pareto_note = Div(text="", sizing_mode="stretch_width", stylesheets=[sheet])
+        self.charts = {name: LiveChart(chart) for name, chart in _charts(knobs).items()}
+        self.charts["afd"].model.xaxis.ticker = [0.5, 1, 2, 4, 8, 16, 32]
+        notes: dict[str, list[UIElement]] = {"pareto": [self.pareto_note], "afd": [self.afd_note]}
         self.roots: dict[str, UIElement] = {
             "controls": column(*self.widgets.values(), self._write_button(sheet), sizing_mode="stretch_width"),
             "answer": column(self.status, self.answer, self.link, sizing_mode="stretch_width"),
-            **{name: chart for name, chart in latencies.items()},
-            "timeline": timeline,
-            "pareto": column(pareto, self.pareto_note, sizing_mode="stretch_width"),
-            "afd": column(afd, self.afd_note, sizing_mode="stretch_width"),
+            **{
+                name: column(chart.model, *notes.get(name, ()), sizing_mode="stretch_width")
+                for name, chart in self.charts.items()
+            },
             "scenario": self.yaml,
         }
-        self._fresh: set[str] = set()
+        self._points: dict[str, list[tuple[float, float, float]]] = {}
         self._reasons: dict[str, str] = {}
 
     def show(self, kind: str, document: Document) -> None:
@@ -108,17 +107,13 @@ class View:
     def begin(self, scenario: str, query: str, title: str) -> None:
         """A question has been asked: show its scenario, its link and its title."""
         self.yaml.value, self.link.tags = scenario, [query, title]
-        self._fresh, self._reasons = set(), {}
+        self._points, self._reasons = {}, {}
 
     def _clear(self) -> None:
         """Remove the numbers and curves of an earlier question."""
         self.answer.text = self.afd_note.text = self.pareto_note.text = ""
-        for source in (*self._latency.values(), *self._time.values(), *self._afd.values(), self._here):
-            source.data = dict(NOTHING)
-        for source in self._pareto.values():
-            source.data = {**NOTHING, "rate": []}
-        for source in (*self._goals.values(), self._star):
-            source.data = {"x": []}
+        for chart in self.charts.values():
+            chart.clear()
 
     def _widget(self, knob: Knob, sheet: InlineStyleSheet) -> Widget:
         value = self._choices[knob.name]
@@ -158,64 +153,48 @@ class View:
         )
         return button
 
-    def _latency_charts(
-        self,
-    ) -> tuple[dict[str, ColumnDataSource], dict[str, ColumnDataSource], dict[str, UIElement]]:
-        sources, goals, charts = {}, {}, {}
-        for name, label in CURVES.items():
-            chart = canvas(label, height=240, y_range=(0, 101))
-            chart.xaxis.axis_label, chart.yaxis.axis_label = f"{label}, s", "share of requests, %"
-            sources[name], goals[name] = ColumnDataSource(dict(NOTHING)), ColumnDataSource({"x": []})
-            line = chart.line("x", "y", source=sources[name], line_color=PREDICTED, line_width=2)
-            chart.vspan(x="x", source=goals[name], line_color=GOAL, line_dash="dotted", line_width=2)
-            _hover(chart, line, [(label, "@x{0.[0000]} s"), ("share", "@y{0.} %")])
-            plain_ticks(chart)
-            charts[name] = chart
-        return sources, goals, charts
-
     def _show_run(self, document: Document, *, draft: bool) -> None:
         series, summary = document["series"], document["summary"]
         slo = document["scenario"]["measure"]["slo"]
-        for name, source in self._latency.items():
-            values = series["quantiles"][name]
-            source.data = {"x": values or [], "y": [100 * p for p in series["quantiles"]["p"]] if values else []}
-            self._goals[name].data = {"x": [slo[name]] if name in slo else []}
-        for name, source in self._time.items():
+        for name in CURVES:
+            values, chart = series["quantiles"][name], self.charts[name]
+            shares = [100 * share for share in series["quantiles"]["p"]] if values else []
+            chart.curves[""].data = {"x": values or [], "y": shares}
+            chart.marks["goal"].data = {"x": [slo[name]] if name in slo else []}
+        for name, source in self.charts["timeline"].curves.items():
             source.data = {"x": series["time"], "y": series[name]}
         what = "a draft of" if draft else "all"
         self.status.text = f"<p>{what} {summary['requests']:,} requests{' …' if draft else ''}</p>"
         self.answer.text = answer_text(document)
 
     def _show_point(self, point: Document) -> None:
-        name = point["name"]
-        source = self._pareto.get(name)
+        name, curves = point["name"], self.charts["pareto"].curves
         if point.get("reason"):
             self._reasons.setdefault(name, point["reason"])
-        if source is None:
+        if name not in curves:
             return
-        data = {"x": [], "y": [], "rate": []} if name not in self._fresh else dict(source.data)
-        self._fresh.add(name)
+        points = self._points.setdefault(name, [])
         if point["user"] is not None and point["gpu"] is not None:
-            new = {"x": point["user"], "y": point["gpu"], "rate": point["rate"]}
-            data = _with_point(data, new)
-            if point["load"] == 1.0 and len(self._fresh) == 1:  # the split that is chosen is the first
-                self._here.data = {"x": [new["x"]], "y": [new["y"]]}
-        source.data = data
+            points.append((point["rate"], point["user"], point["gpu"]))
+            points.sort()
+            if point["load"] == 1.0 and len(self._points) == 1:  # the split that is chosen is the first
+                curves[CHOICE].data = {"x": [point["user"]], "y": [point["gpu"]]}
+        columns = {key: [row[index] for row in points] for index, key in enumerate(("rate", "x", "y"))}
+        curves[name].data = {**columns, "name": [f"load {rate:.3g}" for rate in columns["rate"]]}
         notes = "; ".join(f"{split}: {reason}" for split, reason in self._reasons.items())
         self.pareto_note.text = f"<p>{escape(notes)}</p>" if notes else ""
 
     def _show_afd(self, bundle: Document) -> None:
+        chart = self.charts["afd"]
         if bundle.get("reason"):
-            for source in self._afd.values():
-                source.data = dict(NOTHING)
-            self._star.data = {"x": []}
+            chart.clear()
             self.afd_note.text = f"<p>{escape(bundle['reason'])}</p>"
             return
-        curves, theory, cards = bundle["curves"], bundle["theory"], bundle["cards"]
-        for name, source in self._afd.items():
-            source.data = {"x": curves["ratio"], "y": curves[name]}
-        self._star.data = {"x": [theory["r_star_per_card"]]}
+        theory, cards = bundle["theory"], bundle["cards"]
+        for name, label in AFD.items():
+            chart.curves[label].data = {"x": bundle["curves"]["ratio"], "y": bundle["curves"][name]}
         published, best = theory["r_star_per_card"], theory["r_star_barrier_per_card"]
+        chart.marks["r*"].data = {"x": [published]}
         self.afd_note.text = (
             f"<p>Best by GPUs: r* = {published:.2f} ({theory['regime_per_card'].replace('-', ' ')}), with barrier and "
             f"pipeline {best:.2f}; {cards['attention']} GPUs an attention and {cards['ffn']} an FFN instance. Closed "
@@ -223,11 +202,47 @@ class View:
         )
 
 
-def _with_point(data: dict[str, list[float]], new: dict[str, float]) -> dict[str, list[float]]:
-    """Columns with a point more, in the order of load."""
-    rows = [*zip(data["rate"], data["x"], data["y"], strict=True), (new["rate"], new["x"], new["y"])]
-    rows.sort()
-    return {key: [row[index] for row in rows] for index, key in enumerate(("rate", "x", "y"))}
+class LiveChart:
+    """A chart whose curves come later.
+
+    Attributes:
+        model: for the page. curves: the data of each curve by its label. marks: of each vertical line.
+    """
+
+    def __init__(self, chart: Chart) -> None:
+        self.model = bokeh_chart(chart)
+        sources = list(dict.fromkeys(renderer.data_source for renderer in self.model.renderers))
+        count = len(chart.curves)
+        self.curves: dict[str, ColumnDataSource] = {
+            curve.label: source for curve, source in zip(chart.curves, sources[:count], strict=True)
+        }
+        self.marks: dict[str, ColumnDataSource] = dict(zip(chart.marks, sources[count:], strict=True))
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all points and lines."""
+        for source in (*self.curves.values(), *self.marks.values()):
+            source.data = {name: [] for name in source.data}
+
+
+def _charts(knobs: list[Knob]) -> dict[str, Chart]:
+    """The charts of a page without their curves' points, by the names of their places."""
+    degrees = next((knob.options for knob in knobs if knob.name == "tp"), ())
+    splits = [f"TP {degree}" for degree in degrees] or ["as chosen"]
+    pareto = [Curve(name, [None], [None], colour, "both", names=[""])
+              for name, colour in zip(splits, SERIES[1:], strict=False)]  # fmt: skip
+    afd = [Curve(label, (), (), colour, kind)
+           for label, colour, kind in zip(AFD.values(), SERIES[1:], ("dashed", "solid"), strict=False)]  # fmt: skip
+    states = [Curve("running", (), (), PREDICTED), Curve("waiting", (), (), WAITING)]
+    return {
+        **{name: Chart(label, [Curve("", (), (), PREDICTED)], f"{label}, s", "share of requests, %", y_range=(0, 101),
+                       marks={"goal": nan}, height=240) for name, label in CURVES.items()},
+        "timeline": Chart("Who ran and who waited", states, "time, s", "requests", height=240),
+        "pareto": Chart("Throughput against interactivity", [*pareto, Curve(CHOICE, (), (), PREDICTED, "points")],
+                        "tokens/s of a user (1 / mean TPOT)", "output tokens/s of a GPU", from_zero=False),
+        "afd": Chart("Attention and FFN apart (AFD)", afd, "attention instances per FFN instance, r",
+                     "output tokens/s of a GPU", log_x=True, marks={"r*": nan}),
+    }  # fmt: skip
 
 
 def answer_text(document: Document) -> str:
@@ -254,62 +269,3 @@ def answer_text(document: Document) -> str:
     style = f"<style>{ANSWER}</style>"
     sentence = f"<p><b>{escape(headline(document))}</b></p>"
     return f"{style}{sentence}{alerts}<p>{escape(line)}</p>{html_table(columns, rows)}"
-
-
-def _hover(chart: Figure, renderer: Any, tips: list[tuple[str, str]], mode: Any = "vline") -> None:
-    chart.add_tools(HoverTool(renderers=[renderer], tooltips=tips, mode=mode, visible=False))
-
-
-def _timeline() -> tuple[dict[str, ColumnDataSource], UIElement]:
-    chart = canvas("Who ran and who waited", height=240)
-    chart.xaxis.axis_label, chart.yaxis.axis_label = "time, s", "requests"
-    chart.y_range.start = 0
-    sources, glyphs = {}, {}
-    for name, colour in (("running", PREDICTED), ("waiting", WAITING)):
-        sources[name] = ColumnDataSource(dict(NOTHING))
-        line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=1.6)
-        _hover(chart, line, [("time", "@x{0.[0]} s"), (name, "@y")])
-        glyphs[name] = [line]
-    legend(chart, glyphs)
-    return sources, chart
-
-
-def _pareto_chart(knobs: list[Knob]) -> tuple[dict[str, ColumnDataSource], ColumnDataSource, UIElement]:
-    chart = canvas("Throughput against interactivity", height=300)
-    chart.xaxis.axis_label, chart.yaxis.axis_label = "tokens/s of a user (1 / mean TPOT)", "output tokens/s of a GPU"
-    degrees = next((knob.options for knob in knobs if knob.name == "tp"), ())
-    names = [f"TP {degree}" for degree in degrees] or ["as chosen"]
-    sources: dict[str, ColumnDataSource] = {}
-    glyphs: dict[str, list[Any]] = {}
-    for name, colour in zip(names, SERIES[1:], strict=False):
-        sources[name] = ColumnDataSource({"x": [], "y": [], "rate": []})
-        line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=1.6)
-        points = chart.scatter("x", "y", source=sources[name], color=colour, size=6)
-        tips = [("", name), ("load", "@rate{0.[00]}"), ("a user's tokens/s", "@x{0.[0]}"), ("a GPU's", "@y{0.[0]}")]
-        _hover(chart, points, tips, "mouse")
-        glyphs[name] = [line, points]
-    star_source = ColumnDataSource(dict(NOTHING))
-    glyphs["as chosen"] = [chart.scatter("x", "y", source=star_source, marker="star", size=16, color=PREDICTED)]
-    legend(chart, glyphs)
-    return sources, star_source, chart
-
-
-def _afd_chart() -> tuple[dict[str, ColumnDataSource], ColumnDataSource, UIElement]:
-    chart = canvas("Attention and FFN apart (AFD)", height=300, x_axis_type="log")
-    chart.xaxis.axis_label = "attention instances per FFN instance, r"
-    chart.yaxis.axis_label = "output tokens/s of a GPU"
-    chart.y_range.start = 0
-    sources: dict[str, ColumnDataSource] = {}
-    glyphs: dict[str, list[Any]] = {}
-    labels = {"theory": "as published (eq. 6)", "barrier": "with barrier and pipeline"}
-    for (name, label), colour, dash in zip(labels.items(), SERIES[1:], ("dashed", "solid"), strict=False):
-        sources[name] = ColumnDataSource(dict(NOTHING))
-        line = chart.line("x", "y", source=sources[name], line_color=colour, line_width=2, line_dash=dash)
-        _hover(chart, line, [("r", "@x{0.[00]}"), (label, "@y{0.[0]}")])
-        glyphs[label] = [line]
-    star = ColumnDataSource({"x": []})
-    glyphs["r*"] = [chart.vspan(x="x", source=star, line_color=GOAL, line_dash="dotted", line_width=2)]
-    legend(chart, glyphs)
-    plain_ticks(chart)
-    chart.xaxis.ticker = [0.5, 1, 2, 4, 8, 16, 32]
-    return sources, star, chart

@@ -24,8 +24,7 @@ def view_of(inquiry: Inquiry) -> View:
 
 
 def points(view: View) -> int:
-    sources = [*view._latency.values(), *view._time.values(), *view._afd.values(), *view._pareto.values()]
-    return sum(len(each.data["x"]) for each in sources)
+    return sum(len(source.data["x"]) for chart in view.charts.values() for source in chart.curves.values())
 
 
 def test_an_error_leaves_no_number_of_an_earlier_answer(inquiry: Inquiry) -> None:
@@ -59,8 +58,8 @@ def test_titles_say_what_was_changed(inquiry: Inquiry) -> None:
 
 def test_an_ffn_of_several_gpus_counts_as_several(inquiry: Inquiry) -> None:
     choices = from_link(inquiry.knobs, {"model": "deepseek-v3", "gpu": "h200-sxm", "weights": "fp8"})
-    found: dict[str, Any] = _afd(inquiry, inquiry.knobs, choices)
-    assert found["cards"]["ffn"] > 1
-    best = found["theory"]["throughput_per_card_at_r_star"]
-    assert max(found["curves"]["theory"]) <= best * 1.0001
-    assert max(found["curves"]["theory"]) > 0.8 * best
+    bundle: dict[str, Any] = _afd(inquiry, inquiry.knobs, choices)
+    assert bundle["cards"]["ffn"] > 1
+    best = bundle["theory"]["throughput_per_card_at_r_star"]
+    assert max(bundle["curves"]["theory"]) <= best * 1.0001
+    assert max(bundle["curves"]["theory"]) > 0.8 * best
