@@ -54,11 +54,7 @@ def is_answer(path: Path) -> bool:
 
 
 def candidates_of_answer(path: Path, question: Question) -> list[Candidate]:
-    """The best deployment of a table, or those of the tables in a folder that `--save-dir` named.
-
-    Raises:
-        BadInput: no table, or no row that can be used.
-    """
+    """The best deployment of a table, or those of the tables in a folder that `--save-dir` named."""
     files = [path] if path.is_file() else sorted(file for depth in DEPTHS for file in path.glob(depth + BEST))
     if not files:
         raise BadInput(

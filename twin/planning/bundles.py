@@ -40,9 +40,6 @@ def with_bundles(spec: PlanSpec, prompts: Tokens, answers: Tokens, engine: Docum
 
     Args:
         prompts, answers: lengths of a sample of the requests. engine: the scenario's section. path: its file.
-
-    Raises:
-        BadInput: a ratio, a model or hardware that cannot be used.
     """
     lengths = JointEmpirical(np.maximum(prompts, 1), np.maximum(answers, 1))
     longest = int((prompts + answers).max())

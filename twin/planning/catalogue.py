@@ -57,11 +57,7 @@ class CatalogueQuestion:
 
 
 def scenario_of(question: CatalogueQuestion) -> Document:
-    """The scenario, with a section `plan`.
-
-    Raises:
-        BadInput: a model or a GPU that is not known, or no lengths.
-    """
+    """The scenario, with a section `plan`."""
     question = replace(question, model=name_on_command_line("models", "--model", question.model))
     model = any_model(question.model)
     keys = [name_on_command_line("hardware", "--gpu", name) for name in question.gpus]

@@ -31,9 +31,6 @@ def given_candidate(document: Document, path: Path, question: Question, name: st
 
     Args:
         document: of the file, whose own workload does not matter.
-
-    Raises:
-        BadInput: it cannot be checked, or has other pools than one of each role.
     """
     names = ("engine", "step_time", "system", "plugins")
     deployment = {name: value for name, value in document.items() if name in names}

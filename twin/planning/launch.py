@@ -64,9 +64,6 @@ def write_deployment(planner: Planner, folder: Path) -> None:
     """Write `scenario.yaml`, `launch.sh` with vLLM's command for each engine, and `serve_live.sh` into a folder.
 
     The folder is made. Paths in these files start from it.
-
-    Raises:
-        OSError: it cannot be written.
     """
     best = planner.best
     assert best is not None

@@ -75,11 +75,7 @@ class Planner:
     given: Sequence[Candidate] = ()
 
     def run(self) -> Plan:
-        """Find the plan.
-
-        Raises:
-            BadInput: no candidate is left to try.
-        """
+        """Find the plan."""
         question = self.question
         self.families, self.refused = estimate_families(question, self.given)
         _require_candidates(question, self.families, self.refused)
@@ -203,11 +199,7 @@ def _require_candidates(
 
 
 def find_max_load(question: Question, deployment: Candidate, simulations: Simulations) -> MaxLoad:
-    """The highest rate at which a deployment meets its goals, with an interval.
-
-    Raises:
-        BadInput: arrivals without a rate, or a deployment that cannot run.
-    """
+    """The highest rate at which a deployment meets its goals, with an interval."""
     if question.rate is None:
         expected = "expected arrivals with a rate, which --max-load changes"
         raise BadInput(expected, field="workload.arrivals.process", file=question.path)

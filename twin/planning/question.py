@@ -93,20 +93,12 @@ class Question:
         return {**workload, "arrivals": arrivals, "requests": math.ceil(requests * self.peak)}
 
     def plan(self, document: Document) -> ServingPlan:
-        """The simulation of a candidate's document.
-
-        Raises:
-            BadInput: settings that cannot be simulated.
-        """
+        """The simulation of a candidate's document."""
         scenario = check_scenario(document, {}, self.path)
         return make_plan(scenario, self.path.parent, self.trace, self.step_times)
 
     def at_rate(self, rate: float) -> Question:
-        """The same question at another rate of arrivals.
-
-        Raises:
-            BadInput: arrivals without a rate.
-        """
+        """The same question at another rate of arrivals."""
         workload = self.document["workload"]
         changed = {**workload, "arrivals": {**workload["arrivals"], "rate": rate}}
         return self._with_workload(changed, f"rate {rate:.6g}")
@@ -190,9 +182,6 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
 
     Args:
         trace: file whose lengths, and arrivals where the scenario replays, take the place of the scenario's.
-
-    Raises:
-        BadInput: a field that cannot be used, or a scenario without `plan`.
     """
     document = apply(document, settings)
     load_plugins(document, path)
@@ -229,11 +218,7 @@ def read_question(document: Document, settings: Settings, path: Path, trace: Pat
 
 
 def _refuse_unused(settings: Settings, spec: PlanSpec, path: Path) -> None:
-    """Refuse a changed `step_time` of the scenario where every kind of engine has its own.
-
-    Raises:
-        BadInput: it would change nothing.
-    """
+    """Refuse a changed `step_time` of the scenario where every kind of engine has its own."""
     names = [kind.name for kind in spec.engines if kind.step_time is not None]
     unused = next((key for key in settings if key.partition(".")[0] == "step_time"), None)
     if unused is not None and names and len(names) == len(spec.engines):

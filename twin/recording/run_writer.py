@@ -21,9 +21,6 @@ class RunWriter:
 
     Attributes:
         written: requests with their times. skipped: requests without, with the reason, in `skipped.jsonl`.
-
-    Raises:
-        BadInput: the folder has files.
     """
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:

@@ -58,11 +58,7 @@ class Scrape:
 
     @classmethod
     def of(cls, source: Path, at: float, text: str) -> Scrape:
-        """Read a page.
-
-        Raises:
-            BadInput: a line that is no sample, with its number.
-        """
+        """Read a page."""
         values: dict[str, float] = {}
         buckets: dict[str, dict[float, float]] = {}
         for number, line in enumerate(text.splitlines(), start=1):
@@ -107,11 +103,7 @@ def is_scrapes(run: Path) -> bool:
 
 
 def read_scrapes(folder: Path) -> list[Scrape]:
-    """The pages of a folder, in order of time.
-
-    Raises:
-        BadInput: fewer than two pages, or one that cannot be read.
-    """
+    """The pages of a folder, in order of time."""
     found = []
     for file in folder.iterdir():
         if named := FILE.fullmatch(file.name):
@@ -122,11 +114,7 @@ def read_scrapes(folder: Path) -> list[Scrape]:
 
 
 def between(first: Scrape, last: Scrape) -> Means:
-    """Means of the time between two pages.
-
-    Raises:
-        BadInput: pages of one instant, counts that fell (the server was restarted), or no request that finished.
-    """
+    """Means of the time between two pages."""
     growth = _Growth(first, last)
     finished = growth.of(FINISHED)
     if not finished:
@@ -154,11 +142,7 @@ def between(first: Scrape, last: Scrape) -> Means:
 
 
 class _Growth:
-    """Differences of two pages.
-
-    Raises:
-        BadInput: pages of one instant.
-    """
+    """Differences of two pages."""
 
     def __init__(self, first: Scrape, last: Scrape) -> None:
         self._first, self._last, self.seconds = first, last, last.at - first.at
@@ -166,11 +150,7 @@ class _Growth:
             raise BadInput("expected a later page than the one before", file=last.source)
 
     def of(self, name: str) -> float | None:
-        """The growth of a count; None if the page has no such count.
-
-        Raises:
-            BadInput: it fell.
-        """
+        """The growth of a count; None if the page has no such count."""
         if name not in self._last.values:
             return None
         more = self._last.values[name] - self._first.values.get(name, 0.0)
@@ -216,10 +196,6 @@ def record_scrapes(
 
     Returns:
         The number of pages.
-
-    Raises:
-        BadInput: the folder has files, or no page of metrics at the beginning.
-        OSError: the server stopped answering; pages before it are kept.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput("expected a folder that is empty or not there", field="--output", value=str(folder))

@@ -33,9 +33,6 @@ def record_spans(file: Path, output: Path) -> RunWriter:
 
     Returns:
         The closed writer, with its counts.
-
-    Raises:
-        BadInput: no spans of requests, or a file that is no OTLP-JSON.
     """
     spans = [span for span in _spans(file) if span.get("name") == SPAN]
     if not spans:

@@ -27,11 +27,7 @@ class Upstream:
 
     @classmethod
     def of(cls, url: str, flag: str) -> Upstream:
-        """The server at a URL.
-
-        Raises:
-            BadInput: no URL of a server. `flag`: the argument, for the message.
-        """
+        """The server at a URL."""
         expected = "expected a URL such as http://127.0.0.1:8000"
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -53,11 +49,7 @@ class Upstream:
         return http.client.HTTPConnection(self.host, self.port, timeout=seconds)
 
     def get(self, path: str, headers: dict[str, str], seconds: float = 10.0) -> str:
-        """The text of a page.
-
-        Raises:
-            OSError: the server does not answer, or with another status than 200.
-        """
+        """The text of a page."""
         connection = self.connect(seconds)
         try:
             connection.request("GET", self.path + path, headers=headers)
@@ -73,11 +65,7 @@ class Upstream:
 
 
 def served_models(server: Upstream, headers: dict[str, str], flag: str) -> list[str]:
-    """Names of the models that a server offers.
-
-    Raises:
-        BadInput: no server answers there.
-    """
+    """Names of the models that a server offers."""
     try:
         document = json.loads(server.get("/v1/models", headers))
         return [str(each["id"]) for each in document["data"]]

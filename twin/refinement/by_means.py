@@ -57,12 +57,7 @@ LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
 
 class MeanEvidence(Evidence):
-    """The mean time between tokens of the first half of three or more pages; the second half is predicted.
-
-    Raises:
-        BadInput: pages or a scenario that cannot be used; requests of other lengths than the scenario's; several
-            factors; a mean that says nothing of the chosen one.
-    """
+    """The mean time between tokens of the first half of three or more pages; the second half is predicted."""
 
     kind = "means"
     min_drift = SERVER

@@ -75,9 +75,6 @@ def read_measured_run(path: Path) -> MeasuredRun:
 
     `requests.jsonl` has a JSON object a line, with input_toks, output_toks, queued_ts, first_token_ts, last_token_ts in
     seconds of one clock; `meta.json` beside it may have the engine's settings.
-
-    Raises:
-        BadInput: naming the file, the line or field, and what was expected.
     """
     file = path / REQUESTS if path.is_dir() else path
     try:
@@ -93,11 +90,7 @@ def read_measured_run(path: Path) -> MeasuredRun:
 
 
 def read_meta(folder: Path) -> dict[str, Any] | None:
-    """The settings in a run's `meta.json`; None if there is none.
-
-    Raises:
-        BadInput: it is no JSON object.
-    """
+    """The settings in a run's `meta.json`; None if there is none."""
     file = folder / META
     if not file.is_file():
         return None

@@ -103,11 +103,7 @@ def read_settings(question: Question, meta: Mapping[str, Any], source: str) -> t
 
 
 def one_step_time(plan: ServingPlan) -> StepTime:
-    """The step times of all pools.
-
-    Raises:
-        BadInput: pools with different ones, or engines that hand requests to others.
-    """
+    """The step times of all pools."""
     if plan.decode_engines:
         raise BadInput("expected engines that prefill and decode: a request's time is compared with one engine's steps",
                        field="system.topology", value=plan.scenario.system.topology)  # fmt: skip

@@ -46,12 +46,7 @@ class Refinement:
 
 
 def refine(question: Question, advance: Advance = lambda text: None) -> Refinement:
-    """Learn a scenario's unknowns from a run, and predict the rest of it.
-
-    Raises:
-        BadInput: files that cannot be used, a model without unknowns, factors that the run cannot tell apart, or a run
-            that shows none of them.
-    """
+    """Learn a scenario's unknowns from a run, and predict the rest of it."""
     evidence: Evidence
     if is_step_log(question.run):
         evidence = StepEvidence(question, advance)
@@ -106,11 +101,7 @@ def _other_deployment(document: Mapping[str, Any], section: Mapping[str, Any]) -
 
 
 def _unknowns(step_time: StepTime, factors: Sequence[str]) -> list[Unknown]:
-    """The unknowns of these names, or all.
-
-    Raises:
-        BadInput: a model without unknowns, or a name that is none of them.
-    """
+    """The unknowns of these names, or all."""
     unknowns = list(step_time.unknowns())
     if not unknowns:
         raise BadInput("expected a source whose error is known: it has nothing to learn", field="step_time.source")
