@@ -58,7 +58,7 @@ class Bundles:
     """The kinds of one entry of `plan.bundles`.
 
     Args:
-        many: there are other entries, from which names must differ.
+        named: names have the GPU, since there are other entries.
     """
 
     spec: BundleSpec

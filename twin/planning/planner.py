@@ -80,9 +80,8 @@ class Planner:
         self.families, self.refused = estimate_families(question, self.given)
         _require_candidates(question, self.families, self.refused)
         self.horizon = horizon(question, self.families)
-        self.search = Search(
-            question, self.families, self.evaluator(question), self._confirmer(question), self.on_better
-        )  # fmt: skip
+        evaluator, confirmer = self.evaluator(question), self._confirmer(question)
+        self.search = Search(question, self.families, evaluator, confirmer, self.on_better)
         load: Load | None = None
         if question.spec.aim == "throughput":
             load = self._highest_throughput()

@@ -237,15 +237,14 @@ class Search:
 
     def _begin_with_error(self) -> None:
         """Restore all candidates that are not rejected, for the second search."""
-        drawn = [
-            under_draw(self._families, self.question.seed, draw) for draw in self.evaluator.worst_draws
-        ]  # fmt: skip
-        self._estimates = drawn[-1]
+        seed, draws = self.question.seed, self.evaluator.worst_draws
+        estimates = [under_draw(self._families, seed, draw) for draw in draws]
+        self._estimates = estimates[-1]
         # Those that are feasible are so at the best estimates.
         self.statuses = {name: entry for name, entry in self.statuses.items() if entry[0] != "feasible"}
         self._with_error, self._likely = True, set()
         self._restore()
-        self._prune(drawn)
+        self._prune(estimates)
 
     def _reopen(self) -> bool:
         """Reject an unconfirmed best candidate and restore those pruned because of it; False if nothing is left."""
@@ -349,10 +348,10 @@ class Search:
             groups.setdefault(_group(family.family), []).extend(family.candidates)
         if self.best is not None:
             del groups[_group(self.best.candidate.family)]
-        trials, given = [], []
+        trials, stated = [], []
         for candidates in groups.values():
             if candidates and candidates[0].family.given is not None:
-                given += [Trial(candidate) for candidate in candidates]
+                stated += [Trial(candidate) for candidate in candidates]
             elif candidates:
                 trial = self._cheapest(candidates) or self._next_likely(candidates) or self._closest(candidates)
                 trials += [] if trial is None else [trial]
@@ -360,7 +359,7 @@ class Search:
             trials.sort(key=self.distance)
         else:
             trials.sort(key=lambda trial: (trial.failed, self.key(trial.candidate)))
-        return trials[:limit] + given
+        return trials[:limit] + stated
 
     def distance(self, trial: Trial) -> tuple[float, ...]:
         """The ratio of the worst goal to its limit; in the second search an estimate of it under a bad draw."""

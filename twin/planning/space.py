@@ -110,7 +110,7 @@ class Candidate:
     def within(self, other: Candidate) -> bool:
         """True for a candidate of the same family none of whose pools is larger than the other's."""
         return self.family is other.family and all(
-            own <= limit for own, limit in zip(self.sizes, other.sizes, strict=True)
+            size <= limit for size, limit in zip(self.sizes, other.sizes, strict=True)
         )
 
 
@@ -229,8 +229,8 @@ def _resized(sections: Document, sizes: tuple[int, ...]) -> Document:
 def _pool(question: Question, family: Family, index: int, size: int) -> Document:
     kind, apart = family.kinds[index], family.layout != "colocated"
     common = {name: question.document[name] for name in ("engine", "step_time") if name in question.document}
-    own: Document = {"engine": dict(kind.engine)} | ({"step_time": kind.step_time} if kind.step_time else {})
-    (filled,) = fill_pools({**common, "system": {"pools": [own]}})["system"]["pools"]
+    section: Document = {"engine": dict(kind.engine)} | ({"step_time": kind.step_time} if kind.step_time else {})
+    (filled,) = fill_pools({**common, "system": {"pools": [section]}})["system"]["pools"]
     role = ("prefill", "decode")[index] if apart else "both"
     if "step_time" not in filled:
         raise BadInput("expected step times, of the engine or of the scenario", field=f"plan.engines.{kind.name}")

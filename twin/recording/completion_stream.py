@@ -33,8 +33,8 @@ class CompletionStream:
 
     def end(self) -> bytes:
         """Bytes that were no whole event."""
-        rest, self._rest = self._rest, b""
-        return rest
+        remainder, self._rest = self._rest, b""
+        return remainder
 
     def _read(self, event: bytes, now: float) -> bool:
         """Read one event; False if it is to be left out."""

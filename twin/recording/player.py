@@ -37,19 +37,19 @@ class Target:
 def prompts(trace: Trace, vocabulary: int, seed: int = 0) -> list[list[int]]:
     """Made-up prompts of the trace's lengths, as token ids. Equal prefix ids stand for equal tokens."""
     size = trace.prefix_block_tokens or 1
-    found = []
+    token_ids = []
     for row, length in enumerate(trace.prefill_tokens.tolist()):
         ids: list[int] = []
         for block in trace.prefix_blocks[row] if trace.prefix_blocks is not None else ():
             ids += _tokens([seed, 1, int(block) % 2**63], size, vocabulary)
         ids += _tokens([seed, 2, row], max(length, 1) - min(len(ids), max(length, 1)), vocabulary)
-        found.append(ids[: max(length, 1)])
-    return found
+        token_ids.append(ids[: max(length, 1)])
+    return token_ids
 
 
 def _tokens(seed: Sequence[int], count: int, vocabulary: int) -> list[int]:
-    drawn: list[int] = np.random.default_rng(list(seed)).integers(FIRST_ID, vocabulary, count).tolist()
-    return drawn
+    tokens: list[int] = np.random.default_rng(list(seed)).integers(FIRST_ID, vocabulary, count).tolist()
+    return tokens
 
 
 def play(

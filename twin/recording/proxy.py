@@ -96,10 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = self.server.upstream
         connection = upstream.connect()
         try:
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
-            headers = {name: value for name, value in headers.items() if name.lower() not in ("host", "content-length")}
-            if streamed:
-                headers = {name: value for name, value in headers.items() if name.lower() != "accept-encoding"}
+            dropped = HOP_BY_HOP | {"host", "content-length"} | ({"accept-encoding"} if streamed else set())
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
             connection.request(self.command, upstream.path + self.path, body or None, headers)
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:

@@ -64,13 +64,13 @@ class Scrape:
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip() or line.startswith("#"):
                 continue
-            found = _SAMPLE.fullmatch(line)
+            match = _SAMPLE.fullmatch(line)
             try:
-                name, labels, value = found[1], dict(_LABEL.findall(found[2] or "")), float(found[3])  # type: ignore[index]
+                name, labels, value = match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])  # type: ignore[index]
                 if name.endswith("_bucket"):
                     counts = buckets.setdefault(name.removesuffix("_bucket"), {})
-                    bound = float(labels["le"])
-                    counts[bound] = counts.get(bound, 0.0) + value
+                    edge = float(labels["le"])
+                    counts[edge] = counts.get(edge, 0.0) + value
                 else:
                     values[name] = values.get(name, 0.0) + value
             except (TypeError, ValueError, KeyError):
@@ -104,13 +104,13 @@ def is_scrapes(run: Path) -> bool:
 
 def read_scrapes(folder: Path) -> list[Scrape]:
     """The pages of a folder, in order of time."""
-    found = []
+    pages = []
     for file in folder.iterdir():
-        if named := FILE.fullmatch(file.name):
-            found.append(Scrape.of(file, float(named[1]), read_text(file)))
-    if len(found) < 2:
+        if match := FILE.fullmatch(file.name):
+            pages.append(Scrape.of(file, float(match[1]), read_text(file)))
+    if len(pages) < 2:
         raise BadInput("expected at least two files metrics-<seconds since 1970>.prom", file=folder)
-    return sorted(found, key=lambda scrape: scrape.at)
+    return sorted(pages, key=lambda scrape: scrape.at)
 
 
 def between(first: Scrape, last: Scrape) -> Means:
@@ -124,7 +124,7 @@ def between(first: Scrape, last: Scrape) -> Means:
     means: dict[str, float] = {}
     bounds: dict[str, tuple[float, float]] = {}
     for name, families in HISTOGRAMS.items():
-        family = next((each for each in families if growth.of(f"{each}_count")), None)
+        family = next((histogram for histogram in families if growth.of(f"{histogram}_count")), None)
         if family is None:
             continue
         count = growth.of(f"{family}_count") or 1.0
@@ -161,23 +161,23 @@ class _Growth:
     def bucket(self, family: str, share: float) -> tuple[float, float]:
         """The edges of the bucket with the observation of rank ⌈share · n⌉."""
         before, after = (page.buckets.get(family, {}) for page in (self._first, self._last))
-        counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+        counts = {edge: after[edge] - before.get(edge, 0.0) for edge in sorted(after)}
         rank, low = math.ceil(share * max(counts.values(), default=0.0)), 0.0
-        for bound, count in counts.items():
+        for edge, count in counts.items():
             if count >= rank:
-                return low, bound
-            low = bound
+                return low, edge
+            low = edge
         return low, math.inf
 
 
 def mean_gauges(scrapes: Sequence[Scrape]) -> dict[str, float]:
     """Requests that run and wait, and the share of the KV cache in use, averaged over pages that have them."""
-    found = {}
+    means = {}
     for name, gauge in (("running", RUNNING), ("waiting", WAITING), ("kv_cache_usage", CACHE)):
         values = [scrape.values[gauge] for scrape in scrapes if gauge in scrape.values]
         if values:
-            found[name] = sum(values) / len(values)
-    return found
+            means[name] = sum(values) / len(values)
+    return means
 
 
 def record_scrapes(
@@ -214,8 +214,8 @@ def record_scrapes(
         expected = f"expected a server that answers /metrics: {error}"
         raise BadInput(expected, field="--metrics", value=f"{server.host}:{server.port}") from None
     try:
-        while duration is None or (left := started + duration - time.monotonic()) > 0:
-            sleep(every if duration is None else min(every, left))
+        while duration is None or (remaining := started + duration - time.monotonic()) > 0:
+            sleep(every if duration is None else min(every, remaining))
             scrape()
     except KeyboardInterrupt:
         scrape()

@@ -87,8 +87,8 @@ def _documents(file: Path) -> Iterator[tuple[int | None, Document]]:
 
 def _attributes(span: Document) -> Document:
     """Attributes by name. OTLP-JSON writes 64-bit integers as text."""
-    found: Document = {}
+    attributes: Document = {}
     for entry in span.get("attributes", []):
         ((kind, value),) = entry["value"].items()
-        found[entry["key"]] = int(value) if kind == "intValue" else value
-    return found
+        attributes[entry["key"]] = int(value) if kind == "intValue" else value
+    return attributes

@@ -68,7 +68,7 @@ def served_models(server: Upstream, headers: dict[str, str], flag: str) -> list[
     """Names of the models that a server offers."""
     try:
         document = json.loads(server.get("/v1/models", headers))
-        return [str(each["id"]) for each in document["data"]]
+        return [str(model["id"]) for model in document["data"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"expected a server that answers /v1/models: {error}", field=flag,
                        value=f"{server.host}:{server.port}") from None  # fmt: skip
@@ -87,8 +87,8 @@ WANTED = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_u
 
 def cache_settings(metrics: str) -> dict[str, Any]:
     """The settings in the labels of `cache_config_info`, in Prometheus' text format."""
-    found = re.search(r"^vllm:cache_config_info\{([^}]*)\}", metrics, re.MULTILINE)
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+    match = re.search(r"^vllm:cache_config_info\{([^}]*)\}", metrics, re.MULTILINE)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1])) if match else {}
     values = {name: _value(labels[name]) for name in WANTED if name in labels}
     return {name: value for name, value in values.items() if value is not None}
 
