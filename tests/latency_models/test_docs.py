@@ -76,8 +76,8 @@ def reference() -> dict[str, str]:
 def test_the_reference_lists_every_field(heading: str) -> None:
     rows = re.findall(r"^\| (`.*?) \|", reference()[heading], re.MULTILINE)
     listed = [name.strip(" `") for row in rows for name in row.split(",")]
-    known = [field.alias or name for name, field in SECTIONS[heading].model_fields.items()]
-    assert listed == known
+    expected = [field.alias or name for name, field in SECTIONS[heading].model_fields.items()]
+    assert listed == expected
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
@@ -92,8 +92,8 @@ def test_the_reference_tells_each_default_and_what_may_be_left_out(heading: str)
             if isinstance(default, bool):
                 assert f"default {str(default).lower()}" in cells[2]
             elif isinstance(default, int | float) and not fields[name].is_required():
-                told = re.search(r"default (-?[0-9.e-]*[0-9])", cells[2])
-                assert (told and float(told[1]) == default) or name == "dense_intermediate_size"
+                message = re.search(r"default (-?[0-9.e-]*[0-9])", cells[2])
+                assert (message and float(message[1]) == default) or name == "dense_intermediate_size"
             elif isinstance(default, str) and default:
                 assert f"default `{default}`" in cells[2]
             if fields[name].is_required():

@@ -52,11 +52,11 @@ def test_a_single_point_is_level() -> None:
 
 @given(POINTS, POINTS, SIZES, st.floats(0, 10))
 def test_a_weighted_sum_is_the_sum_at_every_size(
-    one: dict[int, float], other: dict[int, float], size: float, weight: float
+    single: dict[int, float], another: dict[int, float], size: float, weight: float
 ) -> None:
-    first, second = Curve(one.items()), Curve(other.items())
+    first, second = Curve(single.items()), Curve(another.items())
     total = weighted_sum([(weight, first), (2.0, second)])
-    if size <= max(*one, *other):  # beyond that, a falling curve stays level while another may go on
+    if size <= max(*single, *another):  # beyond that, a falling curve stays level while another may go on
         assert total.at(size) == pytest.approx(weight * first.at(size) + 2 * second.at(size), rel=1e-6, abs=1e-12)
 
 

@@ -74,28 +74,30 @@ def test_a_model_is_the_same_however_it_is_spelt() -> None:
 
 def test_kernels_record_what_their_tables_say_and_their_model(tables: Path) -> None:
     say_device(tables)
-    made = ModelKernels.load(tables, small_model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
-    assert made.origin == Origin("NVIDIA H200", "vllm", "0.12.0", "small", 2)
-    assert ModelKernels.from_document(made.document()) == made
-    old = {name: value for name, value in made.document().items() if name != "origin"}
-    assert ModelKernels.from_document(old) == replace(made, origin=Origin())
+    result = ModelKernels.load(tables, small_model(), Placement(tensor_parallel=2, expert_tensor_parallel=2))
+    assert result.origin == Origin("NVIDIA H200", "vllm", "0.12.0", "small", 2)
+    assert ModelKernels.from_document(result.document()) == result
+    old = {name: value for name, value in result.document().items() if name != "origin"}
+    assert ModelKernels.from_document(old) == replace(result, origin=Origin())
 
 
 def test_an_unknown_bandwidth_is_said(tables: Path) -> None:
     assert not [note for note in ModelKernels.load(tables, small_model(), Placement()).notes if "kv_token" in note]
     (tables.parent / "systems" / "lab.yaml").unlink()
-    made = ModelKernels.load(tables, small_model(), Placement())
-    assert made.kv_token == 0.0
+    result = ModelKernels.load(tables, small_model(), Placement())
+    assert result.kv_token == 0.0
     assert [
-        note for note in made.notes if note.startswith("kv_token is 0, no bound on decode attention: no file in ../sys")
+        note
+        for note in result.notes
+        if note.startswith("kv_token is 0, no bound on decode attention: no file in ../sys")
     ]
 
 
 def test_profiled_tables_record_flags_in_their_provenance(profile: Path) -> None:
     (profile / "meta.yaml").unlink()
-    read = read_kernel_tables(profile)
-    assert read.origin == Origin(tensor_parallel=1)
-    recorded = read.recorded(H200)
+    content = read_kernel_tables(profile)
+    assert content.origin == Origin(tensor_parallel=1)
+    recorded = content.recorded(H200)
     assert recorded.origin == H200
     assert recorded.provenance.versions == {"vllm": "0.12.0"}
 
@@ -115,17 +117,18 @@ def test_tables_may_be_plain_text(tables: Path) -> None:
 
 def test_weights_in_fp8_say_what_else_runs_in_16_bits(tmp_path: Path) -> None:
     folder = kernels.make_tables(tmp_path / "lab_engine_1.0", formats=("fp8",))
-    told = r"gemm_dtype: expected GEMMs in float16 too: the output head and routers run in it .*, found fp8$"
-    with pytest.raises(BadInput, match=told):
+    message = r"gemm_dtype: expected GEMMs in float16 too: the output head and routers run in it .*, found fp8$"
+    with pytest.raises(BadInput, match=message):
         ModelKernels.load(folder, small_model(), Placement(weights="fp8"))
 
 
 def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_path: Path) -> None:
-    other = r"the folder looks like one of source"
-    with pytest.raises(BadInput, match=rf"expected a file dense.csv or dense.csv.gz; {other} aiconfigurator$"):
+    hint = r"the folder looks like one of source"
+    with pytest.raises(BadInput, match=rf"expected a file dense.csv or dense.csv.gz; {hint} aiconfigurator$"):
         read_kernel_tables(tables)
     with pytest.raises(
-        BadInput, match=rf"expected a file gemm_perf.parquet, gemm_perf.txt or gemm_perf.txt.gz; {other} kernel_tables$"
+        BadInput,
+        match=rf"expected a file gemm_perf.parquet, gemm_perf.txt or .*; {hint} kernel_tables$",
     ):
         read_tables(profile)
     (tmp_path / "empty").mkdir()
@@ -136,21 +139,21 @@ def test_a_folder_of_another_source_is_named(tables: Path, profile: Path, tmp_pa
 def test_an_import_says_what_it_records_and_what_is_not_known(
     tables: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = tmp_path / "made.yaml"
-    assert run(["calibrate", "import", str(profile), "--tensor-parallel", "2", "-o", str(made)]) == 0
-    assert read_kernel_tables(made).origin == Origin("Some GPU", "vllm", "0.19.0", "lab/tiny", 2)
+    result = tmp_path / "made.yaml"
+    assert run(["calibrate", "import", str(profile), "--tensor-parallel", "2", "-o", str(result)]) == 0
+    assert read_kernel_tables(result).origin == Origin("Some GPU", "vllm", "0.19.0", "lab/tiny", 2)
     assert capsys.readouterr().err == ""
     (profile / "meta.yaml").unlink()
     flags = ["--gpu", "NVIDIA H200", "--engine", "sglang", "--engine-version", "0.5"]
-    assert run(["calibrate", "import", str(profile), "-o", str(made), *flags]) == 0
-    assert read_kernel_tables(made).origin == Origin("NVIDIA H200", "sglang", "0.5", "", 1)
-    told = capsys.readouterr().err
-    assert "the tables do not say their model; --model records it" in told
-    assert "taken as 1 rank" in told
+    assert run(["calibrate", "import", str(profile), "-o", str(result), *flags]) == 0
+    assert read_kernel_tables(result).origin == Origin("NVIDIA H200", "sglang", "0.5", "", 1)
+    message = capsys.readouterr().err
+    assert "the tables do not say their model; --model records it" in message
+    assert "taken as 1 rank" in message
     (tmp_path / "small.yaml").write_text(_yaml(small_model()))
-    line = ["calibrate", "import", str(tables), "--model", str(tmp_path / "small.yaml"), "-o", str(made)]
+    line = ["calibrate", "import", str(tables), "--model", str(tmp_path / "small.yaml"), "-o", str(result)]
     assert run([*line, "--gpu", "Lab GPU"]) == 0
-    assert read_yaml(made)["origin"] == {"gpu": "Lab GPU", "model": "small", "tensor_parallel": 1}
+    assert read_yaml(result)["origin"] == {"gpu": "Lab GPU", "model": "small", "tensor_parallel": 1}
     assert "the tables do not say their engine version; --engine-version records it" in capsys.readouterr().err
 
 

@@ -13,12 +13,12 @@ HEAVY = {"numpy", "scipy", "pandas", "pyarrow", "matplotlib", "torch", "simpy"}
 def loaded_by(statement: str) -> set[str]:
     """Top-level packages in memory after a statement in a fresh interpreter."""
     code = f"{statement}; import sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(process.stdout.split())
 
 
 @pytest.mark.parametrize(
-    ("statement", "allowed"),
+    ("statement", "tolerance"),
     [
         ("import latency_models", set()),
         (
@@ -32,7 +32,7 @@ def loaded_by(statement: str) -> set[str]:
         ),
     ],
 )
-def test_loading_is_cheap(statement: str, allowed: set[str]) -> None:
+def test_loading_is_cheap(statement: str, tolerance: set[str]) -> None:
     loaded = loaded_by(statement)
-    assert loaded & HEAVY <= allowed
+    assert loaded & HEAVY <= tolerance
     assert not loaded & {"kernels", "twin", "live"}

@@ -56,9 +56,9 @@ def test_without_a_fit_parameters_are_certain_and_everything_is_covered() -> Non
 @given(st.tuples(*[st.floats(0, 1)] * 3), st.integers(1, 500), st.integers(0, 10**7))
 def test_the_line_of_decode_steps_is_that_of_their_durations(line: tuple[float, ...], decodes: int, kv: int) -> None:
     model = LinearStepTime(*line)
-    found = decode_line(model)
-    assert found is not None
-    fixed, slope = found(decodes)
+    result = decode_line(model)
+    assert result is not None
+    fixed, slope = result(decodes)
     assert model.decode_seconds(decodes, kv, 1, 4) == [fixed + slope * (kv + decodes * step) for step in range(4)]
 
 
@@ -77,10 +77,10 @@ def test_drafted_steps_take_as_long_as_each_of_them(model: StepTime) -> None:
     steps = DraftedSteps(decodes, 3)
     decodes[0].num_drafted, decodes[1].num_drafted = [3, 1], [0, 2]
     steps.rows, steps.kv_tokens, steps.longest = [5, 5], [731, 744], [400, 402]
-    sequences = tuple(each.sequence for each in decodes)
+    sequences = tuple(item.sequence for item in decodes)
     batches = [
         DecodeBatch((), sequences, 731, 400, draft_tokens=[3, 0]),
         DecodeBatch((), sequences, 744, 402, draft_tokens=[1, 2]),
     ]
-    assert [each.decode_tokens for each in batches] == steps.rows
-    assert model.drafted_seconds(steps) == [model.seconds(each) for each in batches]
+    assert [item.decode_tokens for item in batches] == steps.rows
+    assert model.drafted_seconds(steps) == [model.seconds(item) for item in batches]

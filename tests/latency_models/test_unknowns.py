@@ -12,11 +12,11 @@ FIT = tuple(Unknown(f"fit.{i}", "coefficients", "fitted") for i in range(3))
 
 
 def test_a_name_has_one_score_whatever_stands_beside_it() -> None:
-    alone = draw_scores([OVERHEAD], np.random.default_rng(3))
+    separate = draw_scores([OVERHEAD], np.random.default_rng(3))
     among = draw_scores([*FIT, OVERHEAD], np.random.default_rng(3))
-    assert among["overhead"] == alone["overhead"]
+    assert among["overhead"] == separate["overhead"]
     assert len(set(among.values())) == 4
-    assert draw_scores([OVERHEAD], np.random.default_rng(4)) != alone
+    assert draw_scores([OVERHEAD], np.random.default_rng(4)) != separate
 
 
 def test_scores_are_standard_normal_and_independent() -> None:

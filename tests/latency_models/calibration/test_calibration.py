@@ -217,8 +217,8 @@ def test_any_other_value_gives_another_hash(field: str, value: Any) -> None:
     content = changed(field, value)
     if field.endswith("points"):
         content["attention"]["fit"]["degrees"] = 9
-    other = checked(Calibration, content, None)
-    assert other.content_hash() != checked(Calibration, document(), None).content_hash()
+    second = checked(Calibration, content, None)
+    assert second.content_hash() != checked(Calibration, document(), None).content_hash()
 
 
 def test_the_unit_of_time_is_in_the_hash() -> None:
@@ -250,9 +250,9 @@ def test_table_4_as_others_copied_it() -> None:
         rows = list(csv.DictReader(file))
     assert {row["component"] for row in rows} == set(COMPONENTS)
     for row in rows:
-        found: Line = getattr(calibration, row["component"])
-        assert (found.alpha, found.beta) == (float(row["alpha"]), float(row["beta"]))
-        assert (found.alpha_unit, found.beta_unit) == (row["alpha_unit"], row["beta_unit"])
+        result: Line = getattr(calibration, row["component"])
+        assert (result.alpha, result.beta) == (float(row["alpha"]), float(row["beta"]))
+        assert (result.alpha_unit, result.beta_unit) == (row["alpha_unit"], row["beta_unit"])
 
 
 def test_a_step_is_the_layers_together() -> None:
@@ -286,9 +286,9 @@ def test_paths_start_from_the_base_and_need_not_end_in_yaml(tmp_path: Path) -> N
 
 def test_a_line_and_its_estimator_agree_to_the_last_bit() -> None:
     for name in COMPONENTS:
-        found: Line = getattr(load_calibration(PAPER), name)
+        result: Line = getattr(load_calibration(PAPER), name)
         sizes = np.random.default_rng(2).uniform(0, 1e6, 200)
-        assert [found.seconds(size) for size in sizes.tolist()] == to_estimator(found).predict(sizes).tolist()
+        assert [result.seconds(size) for size in sizes.tolist()] == to_estimator(result).predict(sizes).tolist()
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -303,8 +303,8 @@ def test_a_fit_survives_the_file_with_its_intervals(
     content = document()
     content[component] = to_line(fitted, component, "seconds")
     checked(Calibration, content, None).save(tmp_path / "fitted.yaml")
-    found: Line = getattr(load_calibration(tmp_path / "fitted.yaml"), component)
-    again = to_estimator(found)
+    result: Line = getattr(load_calibration(tmp_path / "fitted.yaml"), component)
+    again = to_estimator(result)
     np.testing.assert_array_equal(again.interval(sizes), fitted.interval(sizes))
     for name in (name for name in vars(fitted) if name.endswith("_")):
         np.testing.assert_array_equal(getattr(again, name), getattr(fitted, name), err_msg=name)

@@ -35,7 +35,7 @@ def test_qwen3_normalises_heads_and_names_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"model_type": "mamba"}, "model_type: got 'mamba', expected one of llama"),
         ({"hidden_size": None}, "hidden_size"),
@@ -47,11 +47,11 @@ def test_qwen3_normalises_heads_and_names_its_folder(tmp_path: Path) -> None:
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window: got 4096, expected null"),
     ],
 )
-def test_what_cannot_be_used_is_told(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_told(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     config = {key: value for key, value in (json.loads(TINY.read_text()) | change).items() if value is not None}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    with pytest.raises(BadInput, match=told):
+    with pytest.raises(BadInput, match=message):
         model_from_config(path)
 
 
@@ -114,8 +114,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_a_mixture_of_experts_is_its_built_in_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     apart = {"name", "source", "published_parameters", "checkpoints", "mtp_depth"}
-    found, known = any_model("config.json", tmp_path), load_model(name)
-    assert found.model_dump(exclude=apart) == known.model_dump(exclude=apart)
+    result, expected = any_model("config.json", tmp_path), load_model(name)
+    assert result.model_dump(exclude=apart) == expected.model_dump(exclude=apart)
 
 
 def test_any_model_is_a_name_a_file_or_a_config(tmp_path: Path) -> None:

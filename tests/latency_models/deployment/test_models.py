@@ -72,11 +72,11 @@ MTP = {"deepseek-v3": 15.31e9}
 
 def test_weights_take_the_bytes_of_their_safetensors() -> None:
     """Biases of gpt-oss, and scales in blocks, are what is left."""
-    known = {name: load_model(name) for name in builtin_names("models")}
-    stated = {name: model.checkpoints[0].bytes for name, model in known.items() if model.checkpoints[0].bytes}
+    expected = {name: load_model(name) for name in builtin_names("models")}
+    stated = {name: model.checkpoints[0].bytes for name, model in expected.items() if model.checkpoints[0].bytes}
     assert {"gpt-oss-20b", "gpt-oss-120b", "deepseek-v3", "llama-3.3-70b"} <= stated.keys()
     for name, size in stated.items():
-        computed = known[name].weight_bytes(known[name].formats()) + MTP.get(name, 0.0)
+        computed = expected[name].weight_bytes(expected[name].formats()) + MTP.get(name, 0.0)
         assert computed == pytest.approx(size, rel=2e-3), name
 
 

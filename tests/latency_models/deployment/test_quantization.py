@@ -99,7 +99,7 @@ def test_modelopts_own_file_beside_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"quant_method": "awq", "bits": 4}, "quantization_config.quant_method: got 'awq', expected one of fp8"),
         ({"quant_method": "gptq", "bits": 4}, "quantization_config.quant_method: got 'gptq'"),
@@ -116,15 +116,15 @@ def test_modelopts_own_file_beside_the_config(tmp_path: Path) -> None:
         ({"quant_method": "mxfp4"}, "quant_method: got 'mxfp4', expected linear layers of one format"),
     ],
 )
-def test_a_format_without_step_times_is_refused_by_its_name(section: Any, told: str, tmp_path: Path) -> None:
+def test_a_format_without_step_times_is_refused_by_its_name(section: Any, message: str, tmp_path: Path) -> None:
     path = config(tmp_path, section)
     model = any_model(path)  # its shapes are known all the same
     with pytest.raises(BadInput) as caught:
         model.formats()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
     spec = {"source": "roofline", "model": str(path), "hardware": "h200"}
     with pytest.raises(BadInput) as caught:
         RooflineSpec.model_validate(spec).build(tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     RooflineSpec.model_validate(spec | {"weights": "fp8"}).build(tmp_path)  # stated instead

@@ -39,8 +39,8 @@ CASES = {
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = request.param
-    return found
+    result: Case = request.param
+    return result
 
 
 def learnt(estimator: Estimator) -> dict[str, Any]:

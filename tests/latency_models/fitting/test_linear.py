@@ -68,11 +68,11 @@ def test_points_on_a_line_give_the_line_back(
 @settings(max_examples=50, deadline=None)
 def test_units_change_the_coefficients_and_nothing_else(scale: float, stretch: float) -> None:
     noisy = (3.0 * GRID + 100.0) * (1 + 0.02 * np.cos(GRID))
-    line, other = LinearLatency().fit(GRID, noisy), LinearLatency().fit(GRID * stretch, noisy * scale)
-    assert other.alpha_ == pytest.approx(line.alpha_ * scale / stretch, rel=1e-9)
-    assert other.beta_ == pytest.approx(line.beta_ * scale, rel=1e-9)
-    assert other.r_squared_ == pytest.approx(line.r_squared_, rel=1e-9)
-    assert other.heldout_median_error_ == pytest.approx(line.heldout_median_error_, rel=1e-6)
+    line, second = LinearLatency().fit(GRID, noisy), LinearLatency().fit(GRID * stretch, noisy * scale)
+    assert second.alpha_ == pytest.approx(line.alpha_ * scale / stretch, rel=1e-9)
+    assert second.beta_ == pytest.approx(line.beta_ * scale, rel=1e-9)
+    assert second.r_squared_ == pytest.approx(line.r_squared_, rel=1e-9)
+    assert second.heldout_median_error_ == pytest.approx(line.heldout_median_error_, rel=1e-6)
 
 
 def simulated(rng: np.random.Generator, relative: bool, sigma: float) -> Floats:
@@ -98,8 +98,8 @@ def test_intervals_hold_as_often_as_they_say(relative: bool, confidence: float) 
             line.beta_interval_[0] <= 20.0 <= line.beta_interval_[1],
             low[0] <= again <= high[0],
         ]
-    allowed = 3 * math.sqrt(confidence * (1 - confidence) / trials)
-    np.testing.assert_allclose(hits / trials, confidence, atol=allowed)
+    tolerance = 3 * math.sqrt(confidence * (1 - confidence) / trials)
+    np.testing.assert_allclose(hits / trials, confidence, atol=tolerance)
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -193,9 +193,9 @@ def test_the_held_out_error_is_that_of_a_line_through_the_other_points(relative:
     order = rng.permutation(len(sizes))
     sizes, times = sizes[order], times[order]
     out = {size for place, size in enumerate(sorted(set(sizes))[1:-1]) if place % round(1 / holdout) == 0}
-    seen = np.array([size not in out for size in sizes])
-    other = LinearLatency(relative=relative, holdout=0).fit(sizes[seen], times[seen])
-    errors = [abs(other.seconds(x) - t) / t for x, t in zip(sizes[~seen], times[~seen], strict=True)]
+    training = np.array([size not in out for size in sizes])
+    second = LinearLatency(relative=relative, holdout=0).fit(sizes[training], times[training])
+    errors = [abs(second.seconds(x) - t) / t for x, t in zip(sizes[~training], times[~training], strict=True)]
     line = LinearLatency(relative=relative, holdout=holdout).fit(sizes, times)
     assert line.heldout_median_error_ == pytest.approx(float(np.median(errors)), rel=1e-12)
 
@@ -213,8 +213,8 @@ def test_r_squared_by_hand() -> None:
     line = LinearLatency(relative=True).fit(sizes, times)
     weight = 1 / line.predict(sizes) ** 2
     mean = (weight * times).sum() / weight.sum()
-    left, total = (weight * (times - line.predict(sizes)) ** 2).sum(), (weight * (times - mean) ** 2).sum()
-    assert line.r_squared_ == pytest.approx(1 - left / total)
+    remaining, total = (weight * (times - line.predict(sizes)) ** 2).sum(), (weight * (times - mean) ** 2).sum()
+    assert line.r_squared_ == pytest.approx(1 - remaining / total)
     assert line.r_squared_ != pytest.approx(0.9, abs=1e-4)
 
 

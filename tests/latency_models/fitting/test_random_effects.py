@@ -23,19 +23,19 @@ def test_two_groups_by_hand() -> None:
 @pytest.mark.parametrize("between", [0.01, 0.03, 0.1])
 def test_the_variance_between_rounds_is_found_on_average(between: float) -> None:
     rng = np.random.default_rng(1)
-    found = [deviation_between(rounds(rng, between, 0.03)) ** 2 for _ in range(400)]
-    assert np.mean(found) == pytest.approx(between**2, rel=0.06)
+    result = [deviation_between(rounds(rng, between, 0.03)) ** 2 for _ in range(400)]
+    assert np.mean(result) == pytest.approx(between**2, rel=0.06)
 
 
 def test_another_round_lies_in_its_interval_as_often_as_it_says() -> None:
     """Student's t with as many degrees of freedom as rounds less one, 95 % of 2,000 further rounds."""
     rng, count = np.random.default_rng(2), 12
-    reach, held = student_quantile(0.95, count - 1), 0
+    reach, covered = student_quantile(0.95, count - 1), 0
     for _ in range(2000):
-        known = rounds(rng, 0.03, 0.02, count)
-        centre = np.mean([each.mean() for each in known])
-        held += abs(rng.normal(0, 0.03) - centre) <= reach * deviation_between(known) * (1 + 1 / count) ** 0.5
-    assert held / 2000 == pytest.approx(0.95, abs=0.015)
+        expected = rounds(rng, 0.03, 0.02, count)
+        centre = np.mean([item.mean() for item in expected])
+        covered += abs(rng.normal(0, 0.03) - centre) <= reach * deviation_between(expected) * (1 + 1 / count) ** 0.5
+    assert covered / 2000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_scatter_alone_is_no_variation_between_rounds() -> None:

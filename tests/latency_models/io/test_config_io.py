@@ -52,9 +52,9 @@ from workloads.errors import BadInput
     ],
 )
 def test_values(text: str, value: Any) -> None:
-    found = read_yaml_text(text)
-    assert found == value
-    assert type(found) is type(value)
+    result = read_yaml_text(text)
+    assert result == value
+    assert type(result) is type(value)
 
 
 def test_a_merged_key_is_no_repetition_whichever_mapping_is_read_first() -> None:

@@ -53,12 +53,12 @@ def test_values_are_instances_of_the_section() -> None:
     ],
 )
 def test_errors_are_those_of_a_section_that_is_imported_at_once(document: dict[str, Any]) -> None:
-    told = []
+    message = []
     for model in (File, Now):
         with pytest.raises(BadInput) as caught:
             checked(model, document, None)
-        told.append(str(caught.value))
-    assert told[0] == told[1]
+        message.append(str(caught.value))
+    assert message[0] == message[1]
 
 
 def test_errors_in_a_union_and_by_name_say_where_they_are() -> None:

@@ -54,13 +54,13 @@ def ec_tables() -> EcTables:
 
 
 def roofline(name: str, **section: object) -> StepTime:
-    given = {"source": "roofline", "model": name, "hardware": "h100-sxm", **section}
-    return checked(RooflineSpec, given, None).build(Path())
+    fields = {"source": "roofline", "model": name, "hardware": "h100-sxm", **section}
+    return checked(RooflineSpec, fields, None).build(Path())
 
 
 def afd_bundle() -> StepTime:
-    given = {"source": "afd_bundle", "model": "qwen3-30b-a3b", "hardware": "h100-sxm", "attention_instances": 3}
-    return checked(AfdBundleSpec, {**given, "context_cv": 0.5}, None).build(Path())
+    fields = {"source": "afd_bundle", "model": "qwen3-30b-a3b", "hardware": "h100-sxm", "attention_instances": 3}
+    return checked(AfdBundleSpec, {**fields, "context_cv": 0.5}, None).build(Path())
 
 
 def refined(prior: StepTime) -> StepTime:
@@ -116,16 +116,16 @@ def test_each_unknown_alone_moves_some_step_and_none_to_zero(model: StepTime) ->
 
 
 def test_draws_scatter_and_are_repeatable(model: StepTime) -> None:
-    drawn = np.log([durations(model.draw(np.random.default_rng(seed))) for seed in range(40)])
-    assert (drawn.std(axis=0) > 0.005).all()
-    assert np.log(durations(model.draw(np.random.default_rng(3)))).tolist() == drawn[3].tolist()
+    draws = np.log([durations(model.draw(np.random.default_rng(seed))) for seed in range(40)])
+    assert (draws.std(axis=0) > 0.005).all()
+    assert np.log(durations(model.draw(np.random.default_rng(3)))).tolist() == draws[3].tolist()
 
 
 def test_successive_steps_of_a_draw_are_each_one_to_the_last_bit(model: StepTime) -> None:
-    drawn = model.draw(np.random.default_rng(1))
+    draws = model.draw(np.random.default_rng(1))
     for lengths in ([100, 260, 50], [5000] * 40):
-        steps = drawn.decode_seconds(len(lengths), sum(lengths), max(lengths), 30)
-        one_by_one = [drawn.seconds(batch(lengths=[length + i for length in lengths])) for i in range(30)]
+        steps = draws.decode_seconds(len(lengths), sum(lengths), max(lengths), 30)
+        one_by_one = [draws.seconds(batch(lengths=[length + i for length in lengths])) for i in range(30)]
         assert steps == one_by_one
 
 

@@ -34,10 +34,10 @@ LINES = PassLatency(attention=(2e-8, 1e-4), ffn=(2e-6, 3e-4), communication=(1e-
 
 
 def bundle(base: Path = Path(), **section: object) -> BundleStepTime:
-    given: dict[str, Any] = {"source": "afd_bundle", "model": "qwen3-235b-a22b", "hardware": "gb200", "weights": "fp8"}
-    made = checked(AfdBundleSpec, {**given, "ffn_gpus": 4, **section}, None).build(base)
-    assert isinstance(made, BundleStepTime)
-    return made
+    fields: dict[str, Any] = {"source": "afd_bundle", "model": "qwen3-235b-a22b", "hardware": "gb200", "weights": "fp8"}
+    result = checked(AfdBundleSpec, {**fields, "ffn_gpus": 4, **section}, None).build(base)
+    assert isinstance(result, BundleStepTime)
+    return result
 
 
 def calibrated(folder: Path, **section: object) -> BundleStepTime:
@@ -62,14 +62,14 @@ def test_a_step_of_equal_contexts_is_the_closed_form(
     x: int, y: int, m: int, batch: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """m steps of the ring in the closed form, whose loads are at their mean, are one step of all sequences."""
-    made = calibrated(
+    result = calibrated(
         tmp_path_factory.mktemp("lines"), attention_instances=x, ffn_instances=y, microbatches=m, ffn_gpus=1
     )
     pairs = Independent(Geometric(200), Geometric(50))
     theory = CycleModel(LINES, batch, m, load_phases(pairs, batch, in_step=False))
     (law,) = theory.phases
     decodes = x * m * batch
-    (seconds,) = made.decode_seconds(decodes, round(law.mean * x * m), 1, 1)
+    (seconds,) = result.decode_seconds(decodes, round(law.mean * x * m), 1, 1)
     assert seconds == pytest.approx(m * theory.step_time_at_mean_load(x / y), rel=1e-3)
 
 
@@ -81,9 +81,9 @@ def test_the_wait_for_the_fullest_instance_is_that_of_the_simulated_bundle(x: in
     loads = np.arange(len(pmf))
     mean = float(pmf @ loads)
     cv = float(np.sqrt(pmf @ (loads - mean) ** 2)) / mean
-    made = calibrated(tmp_path, attention_instances=x, ffn_gpus=1, context_cv=cv)
+    result = calibrated(tmp_path, attention_instances=x, ffn_gpus=1, context_cv=cv)
     decodes = 2 * x * batch
-    (seconds,) = made.decode_seconds(decodes, round(decodes * mean), 1, 1)
+    (seconds,) = result.decode_seconds(decodes, round(decodes * mean), 1, 1)
 
     rng = np.random.default_rng(5)
     config = BundleConfig(x, 1, batch, LINES)
@@ -100,28 +100,28 @@ def test_the_wait_for_the_fullest_instance_is_that_of_the_simulated_bundle(x: in
 
 
 def test_the_largest_of_normal_numbers() -> None:
-    drawn = np.random.default_rng(0).standard_normal((200_000, 8)).max(axis=1).mean()
+    draws = np.random.default_rng(0).standard_normal((200_000, 8)).max(axis=1).mean()
     assert expected_largest(1) == 0
     assert expected_largest(2) == pytest.approx(1 / np.sqrt(np.pi), rel=2e-3)
-    assert expected_largest(8) == pytest.approx(drawn, rel=5e-3)
+    assert expected_largest(8) == pytest.approx(draws, rel=5e-3)
 
 
 def test_a_prompt_beside_decodes_passes_by_itself() -> None:
-    made, sequence = bundle(attention_instances=4), Sequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
+    result, sequence = bundle(attention_instances=4), Sequence(Request(0, 0.0, 1, 1), 0, one_shot=False)
     chunk = Chunk(sequence, 512, 0, True)
     decodes = [sequence] * 64
-    alone = made.seconds(Batch([chunk]))
-    both = made.seconds(Batch([chunk], decodes, 64 * 1000, 1000))
-    assert both == pytest.approx(alone + made.decode_seconds(64, 64 * 1000, 1000, 1)[0])
+    separate = result.seconds(Batch([chunk]))
+    together = result.seconds(Batch([chunk], decodes, 64 * 1000, 1000))
+    assert together == pytest.approx(separate + result.decode_seconds(64, 64 * 1000, 1000, 1)[0])
 
 
 def test_memory_is_that_of_the_attention_instances() -> None:
     model, hardware = load_model("qwen3-235b-a22b"), load_hardware("gb200")
     bytes_ = footprint(model, Deployment(ffn_cards=4, precision="fp8"))
-    one = (0.9 * hardware.memory_capacity - bytes_.attention_weights - RESERVED) / bytes_.kv_bytes_per_token
-    assert bundle(attention_instances=28).kv_tokens(0.9, 1) == pytest.approx(28 * one)
+    single = (0.9 * hardware.memory_capacity - bytes_.attention_weights - RESERVED) / bytes_.kv_bytes_per_token
+    assert bundle(attention_instances=28).kv_tokens(0.9, 1) == pytest.approx(28 * single)
     # The measured bundles hold about 839,400 tokens a GPU, of a share of the memory that is not stated.
-    assert one == pytest.approx(839_400, rel=0.06)
+    assert single == pytest.approx(839_400, rel=0.06)
 
 
 def test_errors_name_the_field() -> None:
@@ -138,38 +138,38 @@ def test_errors_name_the_field() -> None:
 
 
 def test_unknowns_are_wider_where_nothing_was_measured() -> None:
-    def widths(made: BundleStepTime) -> dict[str, float]:
-        return {each.name: each.deviation or 0.0 for each in made.unknowns()}
+    def widths(result: BundleStepTime) -> dict[str, float]:
+        return {item.name: item.deviation or 0.0 for item in result.unknowns()}
 
-    known, other = widths(bundle()), widths(bundle(hardware="h200-sxm"))
-    assert known.keys() < other.keys()
-    assert known["bundle_step"] < other["bundle_step"]
+    same_device, other_device = widths(bundle()), widths(bundle(hardware="h200-sxm"))
+    assert same_device.keys() < other_device.keys()
+    assert same_device["bundle_step"] < other_device["bundle_step"]
 
 
 def test_a_step_has_the_output_head_of_every_microbatch_and_the_host_of_one() -> None:
     """Where attention sets the step, the head adds a read of its weights for each microbatch, and the host nothing."""
-    made = bundle(attention_instances=2)
-    model, hardware, stages = made.model, made.hardware, made.stages
+    result = bundle(attention_instances=2)
+    model, hardware, stages = result.model, result.hardware, result.stages
     decodes, kv = 512, 512 * 200_000
-    (seconds,) = made.decode_seconds(decodes, kv, 200_000, 1)
+    (seconds,) = result.decode_seconds(decodes, kv, 200_000, 1)
     fixed, token, _ = stages.attention(decodes / 4)
     attention = model.layers * (2 * fixed + token * kv / 2)
     assert seconds == pytest.approx(attention + 2 * stages.head(decodes / 4), rel=1e-9)
-    read = 2 * model.vocabulary * model.hidden_size / hardware.memory_bandwidth
-    assert stages.head(1) == pytest.approx(read)
+    content = 2 * model.vocabulary * model.hidden_size / hardware.memory_bandwidth
+    assert stages.head(1) == pytest.approx(content)
 
-    (one,) = made.decode_seconds(1, 1, 1, 1)
+    (single,) = result.decode_seconds(1, 1, 1, 1)
     fixed, token, _ = stages.attention(0.5)
     layers = model.layers * (fixed + token * 2 / 2 + stages.ffn(1) + stages.exchange(0.5))
-    assert one == pytest.approx(layers + stages.head(0.5) + stages.host(0.5), rel=1e-6)
+    assert single == pytest.approx(layers + stages.head(0.5) + stages.host(0.5), rel=1e-6)
 
 
 def test_reading_caches_hides_sequences_beyond_the_fitted_ones() -> None:
     """The same tokens in four times as many sequences take longer by their rows, not by a fixed time for each."""
-    made = bundle(attention_instances=2)
-    stages = made.stages
-    few, many = (stages.attention(count) for count in (25, 100))
+    result = bundle(attention_instances=2)
+    stages = result.stages
+    smaller, larger = (stages.attention(count) for count in (25, 100))
     rows = [stages.attention(count)[2] - 2.6e-7 * count for count in (25, 100)]
-    assert few[0] - rows[0] == pytest.approx(many[0] - rows[1]) == pytest.approx(25 * 2.6e-7)
-    (short,) = made.decode_seconds(8000, 8000, 1, 1)  # two microbatches on each of two attention instances
-    assert short >= made.model.layers * 2 * stages.attention(2000)[2]
+    assert smaller[0] - rows[0] == pytest.approx(larger[0] - rows[1]) == pytest.approx(25 * 2.6e-7)
+    (short,) = result.decode_seconds(8000, 8000, 1, 1)  # two microbatches on each of two attention instances
+    assert short >= result.model.layers * 2 * stages.attention(2000)[2]

@@ -58,8 +58,8 @@ def make_tables(
         rows["gemm"] += [
             f"{dtype},{m},{n},{k},{gemm_time(m, n, k) * 1e3!r}" for m in (1, 8192) for n in sizes for k in sizes
         ]
-    for many, few, dim in heads:
-        kind = f"{many},{few},{dim},float16,float16"
+    for larger, smaller, dim in heads:
+        kind = f"{larger},{smaller},{dim},float16,float16"
         rows["context_attention"] += [
             f"1,{tokens},{kind},0,{context_time(tokens) * 1e3!r}" for tokens in (16, 16384)
         ] + [f"2,16,{kind},0,99.0", f"1,16,{kind},128,99.0"]  # batches and prefixes, which steps are not made of

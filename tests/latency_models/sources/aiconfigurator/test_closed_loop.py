@@ -27,28 +27,28 @@ def stepped(step_time: StepTime, concurrency: int, isl: int, osl: int, rounds: i
     """
     sequence = Sequence(Request(0, 0.0, 1, 1), 0, False)
     generated = {number: 1 + number * (osl - 1) // concurrency for number in range(concurrency)}
-    sent = dict.fromkeys(generated, 0.0)
-    first, waiting, now = dict(sent), list[int](), 0.0
+    transfer = dict.fromkeys(generated, 0.0)
+    first, waiting, now = dict(transfer), list[int](), 0.0
     ttft: list[float] = []
     tpot: list[float] = []
     number = concurrency
     while len(tpot) < rounds * concurrency:
         prompts = [Chunk(sequence, isl, 0, True)] if waiting else []
-        kv = sum(isl + done for done in generated.values())
+        kv = sum(isl + process for process in generated.values())
         running = cast("Many[Sequence]", range(len(generated)))
         now += step_time.seconds(MixedBatch(prompts, running, kv, kv))
-        for one in list(generated):
-            generated[one] += 1
-            if generated[one] >= osl:
-                del generated[one]
-                ttft.append(first[one] - sent[one])
-                tpot.append((now - first[one]) / (osl - 1))
+        for single in list(generated):
+            generated[single] += 1
+            if generated[single] >= osl:
+                del generated[single]
+                ttft.append(first[single] - transfer[single])
+                tpot.append((now - first[single]) / (osl - 1))
                 waiting.append(number)
-                sent[number] = now
+                transfer[number] = now
                 number += 1
         if prompts:
-            one = waiting.pop(0)
-            generated[one], first[one] = 1, now
+            single = waiting.pop(0)
+            generated[single], first[single] = 1, now
     return float(np.mean(ttft[concurrency:])), float(np.mean(tpot[concurrency:]))
 
 
@@ -57,30 +57,30 @@ def stepped(step_time: StepTime, concurrency: int, isl: int, osl: int, rounds: i
 )
 def test_a_loop_that_is_stepped_through_agrees(concurrency: int, isl: int, osl: int) -> None:
     ttft, tpot = stepped(STEP, concurrency, isl, osl)
-    found = closed_loop(STEP, concurrency, isl, osl)
-    assert found.tpot == pytest.approx(tpot, rel=0.02)
-    assert found.ttft == pytest.approx(ttft, rel=0.02)
+    result = closed_loop(STEP, concurrency, isl, osl)
+    assert result.tpot == pytest.approx(tpot, rel=0.02)
+    assert result.ttft == pytest.approx(ttft, rel=0.02)
 
 
 def test_a_life_is_its_own_steps_and_every_prompt() -> None:
-    found = closed_loop(STEP, 16, 1000, 100, ahead=3)
-    assert found.decode_step == pytest.approx(10e-3 + 20e-6 * found.decoding + 1e-8 * found.decoding * 1050)
-    assert found.prompt == pytest.approx(20e-6 * 1000)
-    assert found.ttft == pytest.approx(found.decode_step + 4 * found.prompt)
-    assert found.tpot == pytest.approx(found.decode_step + 12 * found.prompt / 99)
-    assert found.ttft + 99 * found.tpot == pytest.approx(100 * found.decode_step + 16 * found.prompt)
+    result = closed_loop(STEP, 16, 1000, 100, ahead=3)
+    assert result.decode_step == pytest.approx(10e-3 + 20e-6 * result.decoding + 1e-8 * result.decoding * 1050)
+    assert result.prompt == pytest.approx(20e-6 * 1000)
+    assert result.ttft == pytest.approx(result.decode_step + 4 * result.prompt)
+    assert result.tpot == pytest.approx(result.decode_step + 12 * result.prompt / 99)
+    assert result.ttft + 99 * result.tpot == pytest.approx(100 * result.decode_step + 16 * result.prompt)
 
 
 def test_nobody_is_ahead_of_the_only_request_nor_more_than_there_are() -> None:
-    alone = closed_loop(STEP, 1, 1000, 100, ahead=5)
-    assert alone.tpot == alone.decode_step
+    separate = closed_loop(STEP, 1, 1000, 100, ahead=5)
+    assert separate.tpot == separate.decode_step
     assert closed_loop(STEP, 4, 1000, 100, ahead=50) == closed_loop(STEP, 4, 1000, 100, ahead=3)
 
 
 def test_long_prompts_go_in_chunks() -> None:
     quadratic = LinearStepTime(1e-3, 0.0, 0.0, 1e-6)
-    whole, chunked = (closed_loop(quadratic, 4, 3000, 50, max_batched_tokens=room) for room in (8192, 1000))
-    assert chunked.prompt == pytest.approx(whole.prompt)  # attention over all of it, in however many parts
+    complete, chunked = (closed_loop(quadratic, 4, 3000, 50, max_batched_tokens=room) for room in (8192, 1000))
+    assert chunked.prompt == pytest.approx(complete.prompt)  # attention over all of it, in however many parts
 
     class Launches(LinearStepTime):
         """Half a second more for each step with prompts."""
@@ -94,10 +94,10 @@ def test_long_prompts_go_in_chunks() -> None:
 
 def test_requests_that_the_cache_cannot_hold_wait_for_their_first_token() -> None:
     free = closed_loop(CONSTANT, 10, 1000, 200)
-    held = closed_loop(CONSTANT, 20, 1000, 200, kv_capacity=11_000)
-    assert held.residents == 10
-    assert held.tpot == free.tpot
-    assert held.ttft == pytest.approx(free.ttft + 200 * 10e-3)
+    covered = closed_loop(CONSTANT, 20, 1000, 200, kv_capacity=11_000)
+    assert covered.residents == 10
+    assert covered.tpot == free.tpot
+    assert covered.ttft == pytest.approx(free.ttft + 200 * 10e-3)
     assert closed_loop(CONSTANT, 20, 1000, 200, kv_capacity=5.0).residents == 1
 
 

@@ -87,9 +87,9 @@ def test_attention_replicas_feed_their_rows_to_one_set_of_experts(tables: Path) 
 
 
 def test_an_expert_layer_of_vllm_takes_at_least_what_256_rows_take(tables: Path) -> None:
-    read = read_tables(tables)
+    content = read_tables(tables)
     trtllm, vllm = (
-        compose(replace(read, origin=replace(read.origin, engine=engine)), model(EXPERTS), Placement())
+        compose(replace(content, origin=replace(content.origin, engine=engine)), model(EXPERTS), Placement())
         for engine in ("trtllm", "vllm")
     )
     for rows in (1, 255, 256, 500):

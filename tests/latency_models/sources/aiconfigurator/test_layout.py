@@ -75,9 +75,9 @@ def test_the_layout_between_has_a_folder_for_each_version(tables: Path, tmp_path
             (folder / path.name).write_bytes(path.read_bytes())
     data = tmp_path / "systems" / "data"
     assert systems(data) == {"lab": {"vllm": ["0.8.5", "0.12.0"]}}
-    found = packaged_tables(data, "lab", "vllm")
-    assert (found.version, found.notes) == ("0.12.0", ())
-    assert read_tables(found).gemms == read_tables(tables).gemms
+    result = packaged_tables(data, "lab", "vllm")
+    assert (result.version, result.notes) == ("0.12.0", ())
+    assert read_tables(result).gemms == read_tables(tables).gemms
 
 
 def test_a_later_version_never_fills_a_gap(data: Path) -> None:
@@ -87,16 +87,16 @@ def test_a_later_version_never_fills_a_gap(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("query", "message"),
     [
         (("h300", "vllm", None), "--system: got 'h300', expected one of lab"),
         (("lab", "sglang", None), "--backend: got 'sglang', expected one of vllm"),
         (("lab", "vllm", "0.7.0"), "--version: got '0.7.0', expected one of 0.24.0"),
     ],
 )
-def test_tables_that_are_not_there(data: Path, asked: tuple[str, str, str | None], message: str) -> None:
+def test_tables_that_are_not_there(data: Path, query: tuple[str, str, str | None], message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        packaged_tables(data, *asked)
+        packaged_tables(data, *query)
     assert str(caught.value) == message
 
 
@@ -131,9 +131,9 @@ def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_tells_the_format(name: str, weights: str) -> None:
-    found, told = model_and_format(name)
-    assert found.name == name.lower().rpartition("/")[2].removesuffix("-fp8")
-    assert told == weights
+    result, message = model_and_format(name)
+    assert result.name == name.lower().rpartition("/")[2].removesuffix("-fp8")
+    assert message == weights
 
 
 @pytest.mark.parametrize(

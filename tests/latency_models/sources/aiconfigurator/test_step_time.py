@@ -55,8 +55,8 @@ def test_prompts_together_are_launched_once() -> None:
 
 
 def test_a_mixed_step_is_its_decodes_and_what_prompts_add() -> None:
-    alone = step().seconds(batch(4, 2000))
-    assert step().seconds(batch(4, 2000, [(110, 0, True)])) - alone == pytest.approx(110 + 0.5 + 12)
+    separate = step().seconds(batch(4, 2000))
+    assert step().seconds(batch(4, 2000, [(110, 0, True)])) - separate == pytest.approx(110 + 0.5 + 12)
 
 
 def test_corrections_apply_to_what_they_name() -> None:
@@ -81,10 +81,10 @@ def test_no_decode_reads_its_cache_faster_than_the_memory() -> None:
 def test_successive_decode_steps_are_each_one_to_the_last_bit(
     decodes: int, mean_kv: int, steps: int, decode: float, per_sequence: float
 ) -> None:
-    asked: StepTime = step(decode=decode, per_sequence=per_sequence)
+    query: StepTime = step(decode=decode, per_sequence=per_sequence)
     kv = decodes * mean_kv
-    one_by_one = [asked.seconds(batch(decodes, kv + decodes * more)) for more in range(steps)]
-    assert asked.decode_seconds(decodes, kv, kv, steps) == one_by_one
+    one_by_one = [query.seconds(batch(decodes, kv + decodes * more)) for more in range(steps)]
+    assert query.decode_seconds(decodes, kv, kv, steps) == one_by_one
 
 
 def test_a_published_engine_is_within_what_such_hardware_does(real_tables: Path) -> None:

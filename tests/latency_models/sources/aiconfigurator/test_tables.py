@@ -26,8 +26,8 @@ KIND = AttentionKind("float16", "float16", 4, 2, 64)
 def test_a_gemm_is_in_seconds_and_says_whether_its_shape_was_measured(
     tables: Path, n: int, k: int, measured: bool
 ) -> None:
-    curve, known = read_tables(tables).gemm("float16", n, k)
-    assert known is measured
+    curve, expected = read_tables(tables).gemm("float16", n, k)
+    assert expected is measured
     for m in (1, 100, 8192):
         assert curve.at(m) == pytest.approx(gemm_time(m, n, k))
 
@@ -47,8 +47,8 @@ def test_a_shape_missing_from_the_grid_is_made_of_its_neighbours(tables: Path) -
 
 
 def test_attention_is_of_one_prompt_uncached_and_of_whole_contexts(tables: Path) -> None:
-    read = read_tables(tables)
-    context, generation = read.context_attention(KIND), read.generation_attention(KIND)
+    content = read_tables(tables)
+    context, generation = content.context_attention(KIND), content.generation_attention(KIND)
     for tokens in (16, 1000, 16384):
         assert context.at(tokens) == pytest.approx(context_time(tokens))
     for count, cached in ((1, 2), (8, 3000), (100, 65536)):  # isl + step
@@ -56,9 +56,9 @@ def test_attention_is_of_one_prompt_uncached_and_of_whole_contexts(tables: Path)
 
 
 def test_experts_and_all_reduces_inside_graphs(tables: Path) -> None:
-    read = read_tables(tables)
-    assert read.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 1, 2)).at(500) == pytest.approx(expert_time(500))
-    assert read.reduction(4).at(5000) == pytest.approx(all_reduce_time(5000))
+    content = read_tables(tables)
+    assert content.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 1, 2)).at(500) == pytest.approx(expert_time(500))
+    assert content.reduction(4).at(5000) == pytest.approx(all_reduce_time(5000))
 
 
 def test_the_system_file_beside_the_tables_describes_the_device(tables: Path) -> None:
@@ -71,22 +71,22 @@ def test_without_system_file_experts_or_all_reduce_the_rest_is_read(tables: Path
     (tables.parent / "systems" / "lab.yaml").unlink()
     for name in ("moe", "custom_allreduce"):
         (tables / f"{name}_perf.txt.gz").unlink()
-    read = read_tables(tables)
-    assert (read.device, read.experts, read.all_reduce) == (None, {}, {})
+    content = read_tables(tables)
+    assert (content.device, content.experts, content.all_reduce) == (None, {}, {})
     with pytest.raises(BadInput, match=r"custom_allreduce_perf.txt.gz: devices: got 2, expected one of none"):
-        read.reduction(2)
+        content.reduction(2)
 
 
 def test_what_is_not_in_the_tables_is_told_with_what_is(tables: Path) -> None:
-    read = read_tables(tables)
+    content = read_tables(tables)
     with pytest.raises(BadInput, match=r"gemm_perf.txt.gz: weights: got 'fp4', expected one of float16"):
-        read.gemm("fp4", 64, 64)
+        content.gemm("fp4", 64, 64)
     with pytest.raises(BadInput, match="context_attention"):
-        read.context_attention(AttentionKind("fp8", "float16", 4, 2, 64))
+        content.context_attention(AttentionKind("fp8", "float16", 4, 2, 64))
     with pytest.raises(BadInput, match="generation_attention"):
-        read.generation_attention(AttentionKind("float16", "float16", 3, 1, 64))
+        content.generation_attention(AttentionKind("float16", "float16", 3, 1, 64))
     with pytest.raises(BadInput, match="moe"):
-        read.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 8, 1))
+        content.expert_layer(ExpertKind("float16", 256, 128, 2, 8, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,15 @@ def test_a_broken_gzip_file_is_told(tables: Path) -> None:
 
 
 def test_the_published_tables_are_read_whole(real_tables: Path) -> None:
-    read = read_tables(real_tables / "h100_sxm_vllm_0.12.0")
-    assert {name: len(shapes) for name, shapes in read.gemms.items()} == {"float16": 440, "fp8": 440, "fp8_block": 360}
-    assert read.device is not None
-    assert read.device.memory_bandwidth == 3.35e12
+    content = read_tables(real_tables / "h100_sxm_vllm_0.12.0")
+    assert {name: len(shapes) for name, shapes in content.gemms.items()} == {
+        "float16": 440,
+        "fp8": 440,
+        "fp8_block": 360,
+    }
+    assert content.device is not None
+    assert content.device.memory_bandwidth == 3.35e12
     # By hand: `fp8,8192,65536,10240,7.548380533854167` is among the first lines.
-    assert read.gemm("fp8", 65536, 10240)[0].at(8192) == pytest.approx(7.548380533854167e-3)
+    assert content.gemm("fp8", 65536, 10240)[0].at(8192) == pytest.approx(7.548380533854167e-3)
     graph = 0.004586560130119323e-3  # of two lines for 2 devices and 128 elements, the one inside a graph
-    assert read.reduction(2).at(128) == pytest.approx(graph)
+    assert content.reduction(2).at(128) == pytest.approx(graph)

@@ -73,9 +73,9 @@ def test_iteration_latency_is_linear_in_the_density(density: float) -> None:
 
 
 def test_layers_by_name_add_what_each_of_them_costs() -> None:
-    chosen = Selection(layers={"qkv": [0, 3], "down": [1]})
+    selection = Selection(layers={"qkv": [0, 3], "down": [1]})
     extra = [2 * 2e-4 + 1e-4, 2 * 3e-4 + 1e-4, 2 * 1e-4 + 1e-4]
-    assert tables().iteration(chosen) == pytest.approx([w + e for w, e in zip(PLAIN, extra, strict=True)])
+    assert tables().iteration(selection) == pytest.approx([w + e for w, e in zip(PLAIN, extra, strict=True)])
     everywhere = Selection(layers={kind: [0, 1, 2, 3] for kind in LAYER_TYPES})
     assert tables().iteration(everywhere) == pytest.approx(FULL)
 
@@ -94,8 +94,8 @@ def test_between_the_points_it_is_linear_and_beyond_them_it_says_so() -> None:
 
 def test_another_selection_on_the_same_tables() -> None:
     model = EcTables(tables(), Selection(density=0.0), passes="joint", pad_to=32)
-    other = model.select(Selection(density=1.0))
-    assert (other.at(16), other.passes, other.pad_to) == (pytest.approx(FULL[1]), "joint", 32)
+    second = model.select(Selection(density=1.0))
+    assert (second.at(16), second.passes, second.pad_to) == (pytest.approx(FULL[1]), "joint", 32)
     assert model.at(16) == pytest.approx(PLAIN[1])
 
 
@@ -155,7 +155,7 @@ def _set(path: str, value: Any) -> Callable[[Document], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (_set("tokens", [2, 16, 64]), ["tokens[0]", "expected 1", "2"]),
         (_set("tokens", [1, 64, 64]), ["tokens", "increase", "64 after 64"]),
@@ -172,7 +172,7 @@ def _set(path: str, value: Any) -> Callable[[Document], None]:
     ],
 )  # fmt: skip
 def test_a_file_that_breaks_the_schema_is_refused_by_field_and_value(
-    change: Callable[[Document], None], said: list[str], tmp_path: Path
+    change: Callable[[Document], None], message: list[str], tmp_path: Path
 ) -> None:
     document = copy.deepcopy(DOCUMENT)
     change(document)
@@ -183,8 +183,8 @@ def test_a_file_that_breaks_the_schema_is_refused_by_field_and_value(
     line = str(caught.value)
     assert line.startswith(str(file))
     assert "\n" not in line
-    for each in said:
-        assert each in line, line
+    for item in message:
+        assert item in line, line
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selection", "said"),
+    ("selection", "message"),
     [
         ({}, "either density or layers"),
         ({"density": 0.1, "layers": {}}, "either density or layers"),
@@ -203,8 +203,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"layers": {"mlp": [1]}}, "mlp"),
     ],
 )
-def test_a_selection_that_is_none(selection: Document, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_a_selection_that_is_none(selection: Document, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         checked(Selection, selection, Path("s.yaml"))
 
 

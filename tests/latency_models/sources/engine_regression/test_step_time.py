@@ -61,28 +61,28 @@ def test_a_known_law_with_a_knee_is_recovered_from_noisy_steps() -> None:
 
 def test_what_one_two_and_three_rows_take_is_told_apart() -> None:
     # As small products are on a CPU: a vector, a few rows, and from there on by the row.
-    known = {1: 0.008, 2: 0.015, 3: 0.020}
+    expected = {1: 0.008, 2: 0.015, 3: 0.020}
     rng = np.random.default_rng(11)
     steps = [
-        Step(rows, 16 * rows, 0, rows, 0, rows, known.get(rows, 0.020 + 0.0006 * (rows - 3)) * rng.lognormal(0, 0.1))
+        Step(rows, 16 * rows, 0, rows, 0, rows, expected.get(rows, 0.020 + 0.0006 * (rows - 3)) * rng.lognormal(0, 0.1))
         for rows in rng.integers(1, 17, 3000).tolist()
     ]
     model = EngineRegression().fit(steps)
-    for rows, seconds in known.items():
+    for rows, seconds in expected.items():
         assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(seconds, rel=0.03)
 
 
 def test_more_rows_may_take_less() -> None:
     # As measured on an AMD EPYC: three rows take longer than four, and those left over after whole strips cost extra.
-    known = {1: 0.0112, 2: 0.0203, 3: 0.0278, 4: 0.0175, 7: 0.0228, 8: 0.0213}
+    reference = {1: 0.0112, 2: 0.0203, 3: 0.0278, 4: 0.0175, 7: 0.0228, 8: 0.0213}
     rng = np.random.default_rng(13)
     steps = [
-        Step(rows, 16 * rows, 0, rows, 0, rows, known.get(rows, 0.015 + 0.0008 * rows) * rng.lognormal(0, 0.05))
+        Step(rows, 16 * rows, 0, rows, 0, rows, reference.get(rows, 0.015 + 0.0008 * rows) * rng.lognormal(0, 0.05))
         for rows in rng.integers(1, 65, 12000).tolist()
     ]
     model = EngineRegression().fit(steps)
-    for rows in (*known, 9, 31, 32, 60, 64):
-        expected = known.get(rows, 0.015 + 0.0008 * rows)
+    for rows in (*reference, 9, 31, 32, 60, 64):
+        expected = reference.get(rows, 0.015 + 0.0008 * rows)
         assert model.predict([Step(rows, 16 * rows, 0, rows, 0, rows)])[0] == pytest.approx(expected, rel=0.015)
 
 
@@ -107,8 +107,8 @@ def test_stalls_do_not_bend_it() -> None:
 def test_a_run_of_decode_steps_equals_asking_for_each() -> None:
     model = EngineRegression(block_size=16).fit(drawn(500, 5, 0.02))
     sequences = [Sequence(Request(i, 0.0, 10, 5), i, one_shot=False) for i in range(7)]
-    each = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
-    assert model.decode_seconds(7, 7 * 30, 40, 60) == each
+    item = [model.seconds(DecodeBatch((), sequences, 7 * (30 + i), 40 + i)) for i in range(60)]
+    assert model.decode_seconds(7, 7 * 30, 40, 60) == item
 
 
 def test_a_batch_is_seen_with_its_chunks() -> None:
@@ -136,9 +136,9 @@ def test_caches_that_a_step_takes_cost_time(tmp_path: Path) -> None:
     assert (describe(batch, 16).transfers, describe(batch, 16).received) == (2, 500)
     rng = np.random.default_rng(8)
     steps = [
-        replace(step, transfers=taken, received=(tokens := taken * int(rng.integers(1, 300))),
-                seconds=step.seconds + 5e-4 * taken + 2e-6 * tokens)
-        for step, taken in zip(drawn(2000, 9, 0.01), rng.integers(0, 3, size=2000).tolist(), strict=True)
+        replace(step, transfers=total, received=(tokens := total * int(rng.integers(1, 300))),
+                seconds=step.seconds + 5e-4 * total + 2e-6 * tokens)
+        for step, total in zip(drawn(2000, 9, 0.01), rng.integers(0, 3, size=2000).tolist(), strict=True)
     ]  # fmt: skip
     model = EngineRegression().fit(steps)
     assert model.slopes_["transfers"] == pytest.approx(5e-4, rel=0.1)

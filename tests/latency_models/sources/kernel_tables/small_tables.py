@@ -124,16 +124,16 @@ def load(folder: Path, model: Model = TINY, **settings: object) -> KernelTableSt
 def batch(chunks: Iterable[tuple[int, int]] = (), lengths: Iterable[int] = ()) -> Batch:
     """A batch of (tokens, context) chunks, none the last of its prompt, and of decodes that attend to these lengths."""
     sequence, lengths = Sequence(Request(0, 0.0, 1, 1), 0, False), list(lengths)
-    made = [Chunk(sequence, tokens, context, False) for tokens, context in chunks]
+    result = [Chunk(sequence, tokens, context, False) for tokens, context in chunks]
     decodes = [sequence] * len(lengths)
-    return Batch(made, decodes, sum(lengths), max(lengths, default=0))
+    return Batch(result, decodes, sum(lengths), max(lengths, default=0))
 
 
 def rows_seconds(rows: int, layers: int = 3) -> float:
     """Linear layers of a step, by hand."""
     once = sum(dense_time(layer, rows) for layer in ("embedding", "final_layernorm"))
-    each = ("qkv_proj", "qk_norm", "o_proj", "gate_up_proj", "act_fn", "down_proj")
-    layer = sum(dense_time(name, rows) for name in each) + 2 * dense_time("layernorm", rows)
+    item = ("qkv_proj", "qk_norm", "o_proj", "gate_up_proj", "act_fn", "down_proj")
+    layer = sum(dense_time(name, rows) for name in item) + 2 * dense_time("layernorm", rows)
     return 1e-6 * (once + layers * layer)
 
 

@@ -37,7 +37,7 @@ def flat_skew(pure: float = ALPHA, mixed: float = ALPHA) -> SkewFit:
     )
 
 
-class Told:
+class Flags:
     """The flags raised."""
 
     def __init__(self) -> None:
@@ -48,22 +48,22 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def flags() -> Flags:
+    return Flags()
 
 
 @pytest.fixture
-def attention(folder: Path, told: Told) -> AttentionTimes:
+def attention(folder: Path, flags: Flags) -> AttentionTimes:
     """In microseconds, without a correction for uneven decodes."""
-    return AttentionTimes(read_kernel_tables(folder).attention, None, 1.0, told)
+    return AttentionTimes(read_kernel_tables(folder).attention, None, 1.0, flags)
 
 
 @pytest.mark.parametrize(("count", "length"), [(1, 17), (4, 129), (3, 100), (8, 1025), (6, 700)])
-def test_decodes_alone(attention: AttentionTimes, told: Told, count: int, length: int) -> None:
+def test_decodes_alone(attention: AttentionTimes, flags: Flags, count: int, length: int) -> None:
     """A decode that attends to `length` tokens has one fewer in the cache."""
-    found = attention.decode(count, count * length, length)
-    assert found == pytest.approx(decode_time(count, length - 1))
-    assert not told.axes
+    result = attention.decode(count, count * length, length)
+    assert result == pytest.approx(decode_time(count, length - 1))
+    assert not flags.axes
 
 
 def test_below_the_smallest_history_time_is_flat(attention: AttentionTimes) -> None:
@@ -71,9 +71,9 @@ def test_below_the_smallest_history_time_is_flat(attention: AttentionTimes) -> N
 
 
 @pytest.mark.parametrize(("chunk", "context"), [(16, 0), (64, 128), (256, 512), (256, 300)])
-def test_one_prompt_alone(attention: AttentionTimes, told: Told, chunk: int, context: int) -> None:
+def test_one_prompt_alone(attention: AttentionTimes, flags: Flags, chunk: int, context: int) -> None:
     assert attention.mixed(batch([(chunk, context)])) == pytest.approx(prefill_time(chunk, context))
-    assert not told.axes
+    assert not flags.axes
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_one_prompt_alone(attention: AttentionTimes, told: Told, chunk: int, con
     [(64, 128, 4, 129), (100, 0, 2, 17), (160, 320, 3, 577), (256, 512, 8, 1025)],
 )
 def test_a_prompt_beside_decodes(
-    attention: AttentionTimes, told: Told, chunk: int, context: int, count: int, length: int
+    attention: AttentionTimes, flags: Flags, chunk: int, context: int, count: int, length: int
 ) -> None:
-    found = attention.mixed(batch([(chunk, context)], [length] * count))
-    assert found == pytest.approx(mixed_time(chunk, context, count, length - 1))
-    assert not told.axes
+    result = attention.mixed(batch([(chunk, context)], [length] * count))
+    assert result == pytest.approx(mixed_time(chunk, context, count, length - 1))
+    assert not flags.axes
 
 
-def test_uneven_decodes_cost_a_share_of_the_way_to_the_longest(folder: Path, told: Told) -> None:
-    attention = AttentionTimes(read_kernel_tables(folder).attention, flat_skew(), 1.0, told)
+def test_uneven_decodes_cost_a_share_of_the_way_to_the_longest(folder: Path, flags: Flags) -> None:
+    attention = AttentionTimes(read_kernel_tables(folder).attention, flat_skew(), 1.0, flags)
     lengths = [101, 201, 401, 901]
     mean, longest = 400.0, 900.0
     even, worst = decode_time(4, mean), decode_time(4, longest)
@@ -99,36 +99,36 @@ def test_uneven_decodes_cost_a_share_of_the_way_to_the_longest(folder: Path, tol
     assert attention.decode(4, 4 * 401, 401) == pytest.approx(decode_time(4, mean))
 
 
-def test_a_chunk_of_one_token_may_be_the_longest_decode(folder: Path, told: Told) -> None:
-    attention = AttentionTimes(read_kernel_tables(folder).attention, flat_skew(), 1.0, told)
+def test_a_chunk_of_one_token_may_be_the_longest_decode(folder: Path, flags: Flags) -> None:
+    attention = AttentionTimes(read_kernel_tables(folder).attention, flat_skew(), 1.0, flags)
     assert attention.mixed(batch([(1, 900)], [101, 101])) == attention.decode(3, 1103, 901)
 
 
 def test_a_chunk_of_one_token_is_a_decode(attention: AttentionTimes) -> None:
-    alone = attention.mixed(batch([(1, 100)], [101, 101]))
-    assert alone == attention.decode(3, 303, 101)
-    beside = attention.mixed(batch([(1, 128), (64, 0)], [129, 129]))
-    assert beside == attention.mixed(batch([(64, 0)], [129] * 3))
+    separate = attention.mixed(batch([(1, 100)], [101, 101]))
+    assert separate == attention.decode(3, 303, 101)
+    joint = attention.mixed(batch([(1, 128), (64, 0)], [129, 129]))
+    assert joint == attention.mixed(batch([(64, 0)], [129] * 3))
 
 
 def test_chunks_at_one_context_cost_what_one_chunk_of_their_work_costs(attention: AttentionTimes) -> None:
     """64 + 64 tokens at 128: W = 2 · 64 · 160, so that 128 tokens have it at context 96."""
-    found = attention.mixed(batch([(64, 128), (64, 128)]))
-    assert found == pytest.approx(attention.mixed(batch([(128, 96)])))
+    result = attention.mixed(batch([(64, 128), (64, 128)]))
+    assert result == pytest.approx(attention.mixed(batch([(128, 96)])))
 
 
 def test_fresh_prompts_together_have_less_work_than_one_of_their_length(attention: AttentionTimes) -> None:
     """Two of 128 tokens at 0 are 256 tokens at -64: as far below 256 at 0 as 256 at 64 is above."""
-    found = attention.mixed(batch([(128, 0), (128, 0)]))
-    assert found == pytest.approx(2 * prefill_time(256, 0) - prefill_time(256, 64))
-    assert prefill_time(128, 0) < found < prefill_time(256, 0)
+    result = attention.mixed(batch([(128, 0), (128, 0)]))
+    assert result == pytest.approx(2 * prefill_time(256, 0) - prefill_time(256, 64))
+    assert prefill_time(128, 0) < result < prefill_time(256, 0)
 
 
 def test_beside_decodes_further_chunks_add_what_they_add_to_prompts(attention: AttentionTimes) -> None:
     largest = attention.mixed(batch([(128, 0)], [129] * 4))
     together, first = attention.mixed(batch([(128, 0), (64, 128)])), attention.mixed(batch([(128, 0)]))
-    found = attention.mixed(batch([(64, 128), (128, 0)], [129] * 4))
-    assert found == pytest.approx(largest + together - first)
+    result = attention.mixed(batch([(64, 128), (128, 0)], [129] * 4))
+    assert result == pytest.approx(largest + together - first)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_beside_decodes_further_chunks_add_what_they_add_to_prompts(attention: A
 )
 def test_beyond_the_table_lines_go_on_and_are_flagged(
     attention: AttentionTimes,
-    told: Told,
+    flags: Flags,
     chunks: list[tuple[int, int]],
     lengths: list[int],
     axis: str,
@@ -162,24 +162,24 @@ def test_beyond_the_table_lines_go_on_and_are_flagged(
         low, high = prefill_time(64, chunks[0][1]), prefill_time(256, chunks[0][1])
         expected = low + (high - low) * (chunks[0][0] - 64) / 192
         assert attention.mixed(batch(chunks)) == pytest.approx(expected)
-    assert told.axes == {axis: value}
+    assert flags.axes == {axis: value}
 
 
-def test_a_corner_that_did_not_fit_into_memory_is_flagged(tmp_path: Path, told: Told) -> None:
+def test_a_corner_that_did_not_fit_into_memory_is_flagged(tmp_path: Path, flags: Flags) -> None:
     """Without the largest decodes at the longest histories, for decodes alone and beside a prompt."""
     folder = make_tables(tmp_path / "kernels_tp1")
     path = folder / "attention.csv"
     path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if ",8,1024," not in line))
-    attention = AttentionTimes(read_kernel_tables(folder).attention, None, 1.0, told)
+    attention = AttentionTimes(read_kernel_tables(folder).attention, None, 1.0, flags)
     assert attention.decode(4, 4 * 1001, 1001) == pytest.approx(decode_time(4, 1000))
     assert attention.mixed(batch([(64, 0)], [1001] * 4)) == pytest.approx(mixed_time(64, 0, 4, 1000))
     assert attention.decode(8, 8 * 101, 101) == pytest.approx(decode_time(8, 100))
-    assert not told.axes
+    assert not flags.axes
     assert attention.decode(8, 8 * 1001, 1001) == pytest.approx(decode_time(8, 1000))
-    assert told.axes == {"attention.kv_decode": 1000}
-    told.axes.clear()
+    assert flags.axes == {"attention.kv_decode": 1000}
+    flags.axes.clear()
     assert attention.mixed(batch([(64, 0)], [901] * 6)) == pytest.approx(mixed_time(64, 0, 6, 900))
-    assert told.axes == {"attention.kv_decode": 900}
+    assert flags.axes == {"attention.kv_decode": 900}
 
 
 # -- the written-out lookups against the definition ----------------------------------------------------------------
@@ -200,10 +200,10 @@ def multilinear(grid: Grid, point: tuple[float, ...]) -> float:
     return float(sum(weight * Fraction(time) for weight, time in corners))
 
 
-def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, told: Told) -> None:
+def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, flags: Flags) -> None:
     """Inside the table, between its points and beyond its end."""
     table = read_kernel_tables(folder).attention
-    attention = AttentionTimes(table, None, 1.0, told)
+    attention = AttentionTimes(table, None, 1.0, flags)
     regimes = table.regimes
     source = random.Random(7)
     for _ in range(200):
@@ -219,8 +219,8 @@ def test_lookups_equal_the_weighted_sum_over_all_corners(folder: Path, told: Tol
                 (chunk, context, count, history),
             ),
         )
-        for found, points, point in expected:
-            assert found == pytest.approx(multilinear(make_grid(points, 1.0), point), rel=1e-12)
+        for result, points, point in expected:
+            assert result == pytest.approx(multilinear(make_grid(points, 1.0), point), rel=1e-12)
 
 
 def test_a_run_equals_single_lookups_to_the_last_bit(folder: Path) -> None:
@@ -232,10 +232,10 @@ def test_a_run_equals_single_lookups_to_the_last_bit(folder: Path) -> None:
         count, steps = source.randint(1, 12), source.randint(0, 900)
         lengths = [source.randint(1, 1200) for _ in range(count)]
         kv, longest = sum(lengths), max(lengths)
-        by_run, one_by_one = Told(), Told()
+        by_run, one_by_one = Flags(), Flags()
         run = AttentionTimes(tables.attention, tables.skew, 1.0, by_run)
         single = AttentionTimes(tables.attention, tables.skew, 1.0, one_by_one)
-        found = run.decode_run(count, kv, longest, steps, 3.0)
-        assert found == [3.0 + single.decode(count, kv + count * i, longest + i) for i in range(steps)]
+        result = run.decode_run(count, kv, longest, steps, 3.0)
+        assert result == [3.0 + single.decode(count, kv + count * i, longest + i) for i in range(steps)]
         if steps:
             assert by_run.axes == one_by_one.axes

@@ -51,11 +51,11 @@ def test_what_is_read(folder: Path) -> None:
     assert tables.skew.alphas("pure", 4) == [0.5] * 6
 
 
-@pytest.mark.parametrize("said", ["skew_profile: {enabled: false}", "skew_profile: false"])
-def test_shots_that_the_notes_disable_are_not_used(folder: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["skew_profile: {enabled: false}", "skew_profile: false"])
+def test_shots_that_the_notes_disable_are_not_used(folder: Path, message: str) -> None:
     """A profiler may leave another machine's shots behind; its notes say so."""
     notes = add_skew(folder) / "meta.yaml"
-    notes.write_text(f"{notes.read_text()}\n{said}\n")
+    notes.write_text(f"{notes.read_text()}\n{message}\n")
     assert read_kernel_tables(folder).skew is None
     notes.write_text(notes.read_text().replace("false", "perhaps"))
     with pytest.raises(BadInput, match=r"meta.yaml: skew_profile.enabled: got 'perhaps', expected true or false"):

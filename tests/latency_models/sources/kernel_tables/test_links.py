@@ -32,23 +32,23 @@ def section(**fields: Any) -> Communication:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Communication:
+def measured(tmp_path: Path) -> Communication:
     (tmp_path / "mine.yaml").write_text(write_yaml(FILE))
     return resolve(section(link="mine.yaml"), tmp_path)
 
 
-def test_measured_times_rise_and_are_straight_between(mine: Communication) -> None:
+def test_measured_times_rise_and_are_straight_between(measured: Communication) -> None:
     """3000 bytes lie after a jump down, which is levelled: no longer message is quicker."""
     for size, seconds in ((10, 1e-5), (1000, 1e-5), (1500, 2e-5), (2000, 3e-5), (3000, 3e-5), (4000, 3e-5)):
-        assert mine.all_reduce(2, size / 2) == pytest.approx(seconds)
-    assert mine.all_reduce(2, 4000) == pytest.approx(6e-5)
-    assert mine.all_gather(2, 1000) == pytest.approx(1.5e-5)
-    assert mine.all_reduce(4, 1000 / 1.5) == pytest.approx(3e-5)  # 1.5 times the bytes of a link between two
+        assert measured.all_reduce(2, size / 2) == pytest.approx(seconds)
+    assert measured.all_reduce(2, 4000) == pytest.approx(6e-5)
+    assert measured.all_gather(2, 1000) == pytest.approx(1.5e-5)
+    assert measured.all_reduce(4, 1000 / 1.5) == pytest.approx(3e-5)  # 1.5 times the bytes of a link between two
 
 
-def test_all_times_of_a_link_are_scaled(mine: Communication) -> None:
+def test_all_times_of_a_link_are_scaled(measured: Communication) -> None:
     preset = resolve(section(link="pcie5"), Path())
-    for link in (mine, preset, section(latency=1e-6, bandwidth=1e9, source="x")):
+    for link in (measured, preset, section(latency=1e-6, bandwidth=1e9, source="x")):
         for ranks in (2, 4):
             slower = link.scaled(1.5)
             assert slower.all_reduce(ranks, 5000) == pytest.approx(1.5 * link.all_reduce(ranks, 5000))
@@ -85,8 +85,8 @@ def test_presets_are_in_the_order_of_their_links() -> None:
     assert times == sorted(times)
 
 
-def test_a_guess_is_called_one(mine: Communication) -> None:
-    assert note(mine) is None
+def test_a_guess_is_called_one(measured: Communication) -> None:
+    assert note(measured) is None
     stated = note(section(latency=1e-6, bandwidth=1e9, source="a data sheet"))
     assert stated == (
         "the link between ranks is a guess (± 35 %; a data sheet): measure an all-reduce, or refine on a short run"
@@ -95,40 +95,40 @@ def test_a_guess_is_called_one(mine: Communication) -> None:
     assert note(section(latency=1e-6, bandwidth=1e9, source="a bench", spread=0.1)) is None
 
 
-def test_a_model_says_that_its_link_is_a_guess_and_draws_it(tmp_path: Path, mine: Communication) -> None:
+def test_a_model_says_that_its_link_is_a_guess_and_draws_it(tmp_path: Path, measured: Communication) -> None:
     tables = make_tables(tmp_path / "tp2")
     guessed = load(tables, tensor_parallel=2, communication=section(link="pcie4"))
-    known = load(tables, tensor_parallel=2, communication=section(link=str(tmp_path / "mine.yaml")))
-    deployments = [model.measured_deployment() for model in (guessed, known)]
-    assert [bool(each and each.notes) for each in deployments] == [True, False]
-    (link,) = (unknown for unknown in known.unknowns() if unknown.name == "link")
+    expected = load(tables, tensor_parallel=2, communication=section(link=str(tmp_path / "mine.yaml")))
+    deployments = [model.measured_deployment() for model in (guessed, expected)]
+    assert [bool(item and item.notes) for item in deployments] == [True, False]
+    (link,) = (unknown for unknown in expected.unknowns() if unknown.name == "link")
     assert link.deviation == 0.07
     step = batch(lengths=[100, 200])
-    assert known.vary({"link": 1.0}).seconds(step) > known.seconds(step)
+    assert expected.vary({"link": 1.0}).seconds(step) > expected.seconds(step)
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"latency": 1e-6}, "communication.bandwidth: required field is missing; or give a link"),
         ({"link": "pcie5", "latency": 1e-6}, "communication.link: got 'pcie5', expected either a link or its numbers"),
     ],
 )
-def test_a_link_or_its_numbers(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadInput, match=told):
+def test_a_link_or_its_numbers(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         section(**fields)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"all_reduce": [{"ranks": 2, "bytes": [2, 1], "seconds": [1.0, 2.0]}]}, "expected rising bytes"),
         ({"kind": "guessed"}, "kind: got 'guessed'"),
     ],
 )
-def test_broken_files_are_one_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_broken_files_are_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "mine.yaml").write_text(write_yaml({**FILE, **change}))
-    with pytest.raises(BadInput, match=re.escape(told)):
+    with pytest.raises(BadInput, match=re.escape(message)):
         resolve(section(link="mine.yaml"), tmp_path)
     with pytest.raises(BadInput, match=r"did you mean nvlink5"):
         resolve(section(link="nvlink"), tmp_path)

@@ -42,15 +42,15 @@ def test_every_measured_point_comes_back(real_tables: KernelTables) -> None:
 def test_chunks_together_cost_no_less_than_the_dearest(real_tables: KernelTables) -> None:
     """A few tokens on a long context keep a few cores busy for long; a fresh prompt beside them changes nothing."""
     attention = AttentionTimes(real_tables.attention, None, 1.0, lambda axis, value: None)
-    alone, fresh = attention.mixed(batch([(16, 8192)])), attention.mixed(batch([(1000, 0)]))
-    assert fresh < alone == attention.mixed(batch([(16, 8192), (1000, 0)]))
+    separate, fresh = attention.mixed(batch([(16, 8192)])), attention.mixed(batch([(1000, 0)]))
+    assert fresh < separate == attention.mixed(batch([(16, 8192), (1000, 0)]))
 
 
 def test_where_they_come_from_and_how_far_interpolation_is_off(real_tables: KernelTables) -> None:
-    found = describe(real_tables)
-    assert found["provenance"]["device"] == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
-    assert found["ranges"]["attention.kv_decode"] == (0.0, 16384.0)
-    held_out = found["held_out"]
+    result = describe(real_tables)
+    assert result["provenance"]["device"] == "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    assert result["ranges"]["attention.kv_decode"] == (0.0, 16384.0)
+    held_out = result["held_out"]
     assert set(held_out) == {
         "dense.tokens", "per_sequence.sequences", "attention.decode.n_decode", "attention.decode.kv_decode",
         "attention.prefill.prefill_chunk", "attention.prefill.kv_prefill", "attention.mixed.prefill_chunk",
@@ -58,7 +58,7 @@ def test_where_they_come_from_and_how_far_interpolation_is_off(real_tables: Kern
     }  # fmt: skip
     assert all(error["median"] < 0.02 for error in held_out.values())
     assert all(error["p90"] < 0.2 for error in held_out.values())
-    skew = found["skew"]
+    skew = result["skew"]
     # Halfway to the neighbours' α, 3.1 %; 2.7 % without, and 3.9 in place of 3.7 % between the measured sizes.
     assert skew["heldout_median_error"] < 0.035 < 0.045 < skew["uncorrected_median_error"]
     assert skew["heldout_p90_error"] < 0.13 < 0.2 < skew["uncorrected_p90_error"]

@@ -49,13 +49,13 @@ def test_a_peak_at_one_number_of_decodes_is_no_batchs_beside_it() -> None:
     """α 0.1 but at 64, a tile's end: half of the peak is left. Where the neighbours see nothing, little is."""
     sizes = (8, 16, 32, 64, 128)
     peak = fit_skew(joined(*(shots(0.5 if size == 64 else 0.1, decodes=size) for size in sizes)))
-    alone = fit_skew(joined(*(shots(0.5 if size == 64 else 0.0, decodes=size) for size in sizes)))
+    separate = fit_skew(joined(*(shots(0.5 if size == 64 else 0.0, decodes=size) for size in sizes)))
     even = fit_skew(joined(*(shots(0.1, decodes=size) for size in sizes)))
     assert peak is not None
-    assert alone is not None
+    assert separate is not None
     assert even is not None
     assert peak.alphas("pure", 64) == pytest.approx([0.3] * 6)
-    assert alone.alphas("pure", 64) == [0.0] * 6
+    assert separate.alphas("pure", 64) == [0.0] * 6
     assert even.alphas("pure", 64) == pytest.approx([0.1] * 6)
     assert peak.alphas("pure", 16) == pytest.approx([0.1] * 6)
 

@@ -46,22 +46,22 @@ def moe_time(tokens: float, experts: float, ep: int = 1) -> float:
 
 
 def test_a_decode_step(folder: Path) -> None:
-    found = load(folder).seconds(batch(lengths=[101, 101]))
-    assert found == pytest.approx(rows_seconds(2) + head_seconds(2) + 3e-6 * decode_time(2, 100))
+    result = load(folder).seconds(batch(lengths=[101, 101]))
+    assert result == pytest.approx(rows_seconds(2) + head_seconds(2) + 3e-6 * decode_time(2, 100))
 
 
 def test_a_mixed_step_counts_prompts_that_are_not_done_as_rows_of_the_head(folder: Path) -> None:
-    found = load(folder).seconds(batch([(100, 50)], [101, 101]))
-    assert found == pytest.approx(rows_seconds(102) + head_seconds(3) + 3e-6 * mixed_time(100, 50, 2, 100))
+    result = load(folder).seconds(batch([(100, 50)], [101, 101]))
+    assert result == pytest.approx(rows_seconds(102) + head_seconds(3) + 3e-6 * mixed_time(100, 50, 2, 100))
 
 
 def test_time_between_kernels_and_between_steps(folder: Path) -> None:
     """Three layers of 8 linear kernels and 2 of attention, embedding, last norm, head and sampler."""
-    one = batch(lengths=[101])
-    plain = load(folder).seconds(one)
-    assert load(folder, overhead=1e-3).seconds(one) == pytest.approx(plain + 1e-3)
-    assert load(folder, kernel_gap=1e-6).seconds(one) == pytest.approx(plain + 34e-6)
-    assert load(folder, time_scale=2.0).seconds(one) == pytest.approx(2 * plain)
+    single = batch(lengths=[101])
+    plain = load(folder).seconds(single)
+    assert load(folder, overhead=1e-3).seconds(single) == pytest.approx(plain + 1e-3)
+    assert load(folder, kernel_gap=1e-6).seconds(single) == pytest.approx(plain + 34e-6)
+    assert load(folder, time_scale=2.0).seconds(single) == pytest.approx(2 * plain)
 
 
 def test_rows_are_read_upward_where_points_are_as_close_as_tiles(tmp_path: Path) -> None:
@@ -89,18 +89,18 @@ def test_layers_that_other_models_lack_or_have(tmp_path: Path) -> None:
     """Whatever a table has that is not known by name counts once a layer."""
     layers = {name: PER_ROW[name] for name in ("qkv_proj", "qk_norm", "down_proj")}
     folder = make_tables(tmp_path / "kernels_tp1", layers=layers)
-    found = load(folder).seconds(batch(lengths=[101]))
+    result = load(folder).seconds(batch(lengths=[101]))
     rows = 3e-6 * sum(dense_time(layer, 1) for layer in layers)
-    assert found == pytest.approx(rows + head_seconds(1) + 3e-6 * decode_time(1, 100))
+    assert result == pytest.approx(rows + head_seconds(1) + 3e-6 * decode_time(1, 100))
 
 
 def test_rows_beyond_the_table_go_on_along_its_upper_half(folder: Path) -> None:
     model = load(folder)
     fresh = batch([(256, 0), (256, 0), (256, 0)])
-    found = model.seconds(fresh)
+    result = model.seconds(fresh)
     assert model.outside() == {"attention.prefill_chunk": 768, "dense.tokens": 768}
     together = AttentionTimes(model.tables.attention, None, 3e-6, lambda axis, value: None).mixed(fresh)
-    assert found == pytest.approx(rows_seconds(768) + head_seconds(3) + together)
+    assert result == pytest.approx(rows_seconds(768) + head_seconds(3) + together)
 
 
 def test_the_farthest_value_is_remembered(folder: Path) -> None:
@@ -128,24 +128,24 @@ def test_runs_of_decodes_equal_single_steps_to_the_last_bit(folder: Path, expert
 
 
 def test_copies_share_tables_but_not_what_lay_outside(folder: Path) -> None:
-    one = load(folder)
-    other = copy.deepcopy(one)
+    single = load(folder)
+    second = copy.deepcopy(single)
     far = batch([(64, 3)], [100_000, 512])
-    assert other.seconds(far) == one.seconds(far)
-    assert one.outside() == other.outside() != {}
+    assert second.seconds(far) == single.seconds(far)
+    assert single.outside() == second.outside() != {}
     third = copy.deepcopy(load(folder))
     third.seconds(batch(lengths=[5000] * 3))
-    assert one.outside() != third.outside()
-    assert other.tables is one.tables
+    assert single.outside() != third.outside()
+    assert second.tables is single.tables
 
 
 def test_loading_the_file_gives_the_same_times_as_the_folder(folder: Path, tmp_path: Path) -> None:
     add_skew(folder)
     again = KernelTables.from_document(read_kernel_tables(folder).document())
     settings = KernelTableSettings(model="tiny")
-    one, other = load(folder), KernelTableStepTime(again, settings, TINY)
+    single, second = load(folder), KernelTableStepTime(again, settings, TINY)
     for some in (batch([(64, 3)], [77, 512]), batch(lengths=[5, 900]), batch([(30, 0), (31, 9)])):
-        assert one.seconds(some) == other.seconds(some)
+        assert single.seconds(some) == second.seconds(some)
 
 
 # -- several ranks -------------------------------------------------------------------------------------------------
@@ -154,10 +154,10 @@ def test_loading_the_file_gives_the_same_times_as_the_folder(folder: Path, tmp_p
 def test_collectives_of_tensor_parallel_ranks(tmp_path: Path) -> None:
     """Two ranks: seven all-reduces of 2 rows of 100, each element once, and 2 rows of 1,000 logits, half a time."""
     model = load(make_tables(tmp_path / "kernels_tp2"), tensor_parallel=2, communication=LINK)
-    alone = load(make_tables(tmp_path / "kernels_tp1"))
+    separate = load(make_tables(tmp_path / "kernels_tp1"))
     two = batch(lengths=[101, 101])
     collectives = 7 * (1e-5 + 200 * 2 / 1e9) + 1e-5 + 2000 * 2 / 2 / 1e9
-    assert model.seconds(two) == pytest.approx(alone.seconds(two) + collectives)
+    assert model.seconds(two) == pytest.approx(separate.seconds(two) + collectives)
 
 
 def test_ring_collectives() -> None:
@@ -186,11 +186,11 @@ def test_ranks_that_share_experts(folder: Path) -> None:
     """Experts of both ranks see the tokens of both; rows cross to the experts and back in each of three layers."""
     settings = {"data_parallel": 2, "expert_parallel": True, "communication": LINK}
     model = load(add_experts(folder), MOE, **settings)
-    one, three = batch(lengths=[101]), batch(lengths=[101, 101, 101])
+    single, three = batch(lengths=[101]), batch(lengths=[101, 101, 101])
     ffn = 3e-6 * sum(dense_time(layer, 3) for layer in ("gate_up_proj", "act_fn", "down_proj"))
     experts = 3e-6 * moe_time(4, distinct_experts(8, 2, 4, 2), 2) + 3 * 2 * (1e-5 + 4 * 100 * 2 / 2 / 1e9)
     expected = rows_seconds(3) - ffn + head_seconds(3) + 3e-6 * decode_time(3, 100) + experts
-    assert model.group_seconds(GroupBatch([one, three], 1)) == pytest.approx(expected)
+    assert model.group_seconds(GroupBatch([single, three], 1)) == pytest.approx(expected)
     assert model.seconds(batch(lengths=[101, 101])) == model.rank_seconds(batch(lengths=[101, 101]), 4)
 
 
@@ -219,7 +219,7 @@ def test_experts_of_one_rank_are_divided(folder: Path) -> None:
     rows = [f"{n},{a},{20 + 2 * n + 5 * a}" for n in (1, 64) for a in (1, 8)]
     (folder / "moe.csv").write_text("\n".join(["tokens,activated_experts,time_us", *rows]) + "\n")
     link = {"latency": 0.0, "bandwidth": 1e15, "source": "no time", "spread": 0.1}
-    one, step = load(folder, MOE), batch(lengths=[20] * 16)
+    single, step = load(folder, MOE), batch(lengths=[20] * 16)
     two = load(folder, MOE, expert_parallel=True, data_parallel=2, communication=link)
     deployment = two.measured_deployment()
     assert deployment is not None
@@ -228,8 +228,8 @@ def test_experts_of_one_rank_are_divided(folder: Path) -> None:
     def experts(tokens: float, active: float) -> float:
         return 1e-6 * MOE.layers * (20 + 2 * tokens + 5 * active)
 
-    rest = one.seconds(step) - experts(16, distinct_experts(8, 2, 16, 1))
-    assert two.seconds(step) == pytest.approx(rest + experts(16, distinct_experts(8, 2, 32, 2)), rel=1e-6)
+    remainder = single.seconds(step) - experts(16, distinct_experts(8, 2, 16, 1))
+    assert two.seconds(step) == pytest.approx(remainder + experts(16, distinct_experts(8, 2, 32, 2)), rel=1e-6)
 
 
 def test_experts_that_were_not_measured(folder: Path) -> None:
@@ -264,8 +264,8 @@ def test_settings_that_are_refused(settings: dict[str, object], expected: str) -
 
 
 def test_the_model_may_be_named(folder: Path) -> None:
-    named = load_kernel_tables(folder, KernelTableSettings(model="llama-3.1-8b"))
-    assert named.model.layers == 32
+    by_name = load_kernel_tables(folder, KernelTableSettings(model="llama-3.1-8b"))
+    assert by_name.model.layers == 32
     with pytest.raises(BadInput, match="expected a path or one of"):
         load_kernel_tables(Path("kernels_tp1"), KernelTableSettings(model="lama-3.1-8b"), base=folder.parent)
 

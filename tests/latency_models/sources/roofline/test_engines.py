@@ -43,9 +43,9 @@ def test_weights_of_all_devices_are_the_models() -> None:
 
 def test_windows_keep_little_of_a_sequence() -> None:
     model, hardware = load_model("gpt-oss-120b"), load_hardware("h100-sxm")
-    few, many = (device_memory(model, hardware, Placement(experts="mxfp4"), max_num_seqs=n) for n in (1, 257))
-    assert few.kv_bytes_per_token == 2 * 8 * 64 * 2 * 18
-    assert few.free - many.free == 256 * 128 * 2 * 8 * 64 * 2 * 18
+    smaller, larger = (device_memory(model, hardware, Placement(experts="mxfp4"), max_num_seqs=n) for n in (1, 257))
+    assert smaller.kv_bytes_per_token == 2 * 8 * 64 * 2 * 18
+    assert smaller.free - larger.free == 256 * 128 * 2 * 8 * 64 * 2 * 18
 
 
 def test_an_option_builds_and_has_blocks() -> None:
@@ -57,8 +57,8 @@ def test_an_option_builds_and_has_blocks() -> None:
     }  # fmt: skip
     assert option.engine() == {"num_gpu_blocks": option.num_gpu_blocks, "block_size": BLOCK_SIZE}
     assert option.num_gpu_blocks == int(option.memory.kv_tokens) // BLOCK_SIZE
-    built = checked(RooflineSpec, option.step_time, None).build(Path())
-    assert built.kv_tokens(0.9, 256) == pytest.approx(option.memory.kv_tokens)
+    result = checked(RooflineSpec, option.step_time, None).build(Path())
+    assert result.kv_tokens(0.9, 256) == pytest.approx(option.memory.kv_tokens)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_a_cache_too_small_for_the_longest_request_is_no_engine() -> None:
 def test_placements_are_powers_of_two_and_experts_are_also_spread() -> None:
     dense = placements("llama-3.1-70b")
     assert [placement.tensor_parallel for placement in dense] == [1, 2, 4, 8]
-    sparse = [(each.tensor_parallel, each.data_parallel) for each in placements("qwen3-30b-a3b", most_devices=4)]
+    sparse = [(item.tensor_parallel, item.data_parallel) for item in placements("qwen3-30b-a3b", most_devices=4)]
     assert sparse == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
-    assert {(each.weights, each.experts) for each in placements("gpt-oss-120b")} == {("bf16", "mxfp4")}
-    assert {(each.weights, each.experts) for each in placements("deepseek-v3")} == {("fp8", "fp8")}
-    assert {each.weights for each in placements("deepseek-v3", weights="bf16")} == {"bf16"}
-    assert {each.devices for each in placements("llama-3.1-70b", pipelines=True)} == {1, 2, 4, 8}
+    assert {(item.weights, item.experts) for item in placements("gpt-oss-120b")} == {("bf16", "mxfp4")}
+    assert {(item.weights, item.experts) for item in placements("deepseek-v3")} == {("fp8", "fp8")}
+    assert {item.weights for item in placements("deepseek-v3", weights="bf16")} == {"bf16"}
+    assert {item.devices for item in placements("llama-3.1-70b", pipelines=True)} == {1, 2, 4, 8}
 
 
 def test_an_unknown_name_is_no_option_but_an_error() -> None:

@@ -30,7 +30,7 @@ BATCHES: list[Batch] = [
 
 def times(model: Model, hardware: Hardware, placement: Placement) -> list[float]:
     step_time = RooflineStepTime(model, hardware, placement, built_in_efficiency())
-    return [step_time.seconds(each) for each in BATCHES]
+    return [step_time.seconds(item) for item in BATCHES]
 
 
 def placements(model: Model, hardware: Hardware) -> Iterator[Placement]:

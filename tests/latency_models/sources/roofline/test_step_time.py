@@ -41,8 +41,8 @@ def model_of(name: str = "llama-3.1-8b", hardware: str = "h100-sxm", **placement
 
 
 def built(**section: Any) -> RooflineStepTime:
-    given = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"} | section
-    step_time = checked(RooflineSpec, given, None).build(Path())
+    fields = {"source": "roofline", "model": "llama-3.1-8b", "hardware": "h100-sxm"} | section
+    step_time = checked(RooflineSpec, fields, None).build(Path())
     assert isinstance(step_time, RooflineStepTime)
     return step_time
 
@@ -108,9 +108,9 @@ def test_windows_bound_the_attention_of_long_contexts() -> None:
 
 
 def test_devices_share_weights_and_pay_for_all_reduces() -> None:
-    one, four = model_of(), model_of(tensor_parallel=4)
-    alone, shared = (model.decode_seconds(1, 1, 1, 1)[0] for model in (one, four))
-    assert alone / 4 < shared < alone / 3.9
+    single, four = model_of(), model_of(tensor_parallel=4)
+    separate, shared = (model.decode_seconds(1, 1, 1, 1)[0] for model in (single, four))
+    assert separate / 4 < shared < separate / 3.9
     slow = model_of(hardware="l40s", tensor_parallel=4)
     chunk = batch([(4096, 0)])
     message = 2 * 32 * 1.5 * 4096 * 4096 * 2 / 3.2e10
@@ -118,28 +118,28 @@ def test_devices_share_weights_and_pay_for_all_reduces() -> None:
 
 
 def test_pipeline_stages_add_messages_and_no_speed() -> None:
-    one, two = model_of(), model_of(pipeline_parallel=2)
-    sent = 2 * 4096 * 2 / 4.5e11  # hidden states and the residual
-    assert two.decode_seconds(1, 1, 1, 1)[0] - one.decode_seconds(1, 1, 1, 1)[0] == pytest.approx(sent)
+    single, two = model_of(), model_of(pipeline_parallel=2)
+    transfer = 2 * 4096 * 2 / 4.5e11  # hidden states and the residual
+    assert two.decode_seconds(1, 1, 1, 1)[0] - single.decode_seconds(1, 1, 1, 1)[0] == pytest.approx(transfer)
 
 
 def test_draws_scale_each_part_and_the_whole_step() -> None:
     step_time = built()
     assert step_time.can_draw
-    known = {unknown.name: unknown for unknown in step_time.unknowns()}
-    assert known.keys() == {*ABOUT, WHOLE_STEP} - {
+    expected = {unknown.name: unknown for unknown in step_time.unknowns()}
+    assert expected.keys() == {*ABOUT, WHOLE_STEP} - {
         "experts_kernels",
         "all_reduce_kernels",
     }  # a dense model on one device
     (estimate,) = step_time.decode_seconds(4, 400, 100, 1)
     (slow,) = step_time.vary({WHOLE_STEP: 1.0}).decode_seconds(4, 400, 100, 1)
-    assert slow == pytest.approx(estimate * known[WHOLE_STEP].factor(1.0))
+    assert slow == pytest.approx(estimate * expected[WHOLE_STEP].factor(1.0))
     assert step_time.vary({}).decode_seconds(4, 400, 100, 1) == [estimate]
-    drawn = [step_time.draw(np.random.default_rng(seed)).decode_seconds(4, 400, 100, 1)[0] for seed in range(400)]
+    draws = [step_time.draw(np.random.default_rng(seed)).decode_seconds(4, 400, 100, 1)[0] for seed in range(400)]
     # Linear layers are most of the step, so that their factor and that of the whole nearly add up.
-    deviations = [known[name].deviation or 0.0 for name in (WHOLE_STEP, "linear_kernels")]
-    assert np.std(np.log(drawn)) == pytest.approx(np.hypot(*deviations), rel=0.25)
-    assert np.mean(np.log(drawn)) == pytest.approx(np.log(estimate), abs=0.05)
+    deviations = [expected[name].deviation or 0.0 for name in (WHOLE_STEP, "linear_kernels")]
+    assert np.std(np.log(draws)) == pytest.approx(np.hypot(*deviations), rel=0.25)
+    assert np.mean(np.log(draws)) == pytest.approx(np.log(estimate), abs=0.05)
 
 
 def test_no_draw_is_faster_than_the_weights_are_read() -> None:
@@ -147,11 +147,11 @@ def test_no_draw_is_faster_than_the_weights_are_read() -> None:
     step_time = built(model="llama-3.3-70b", hardware="h200-sxm", weights="fp8")
     memory = device_memory(load_model("llama-3.3-70b"), step_time.hardware, step_time.placement)
     embedding = 2.0 * step_time.model.vocabulary * step_time.model.hidden_size
-    least = (memory.weights - embedding) / step_time.hardware.memory_bandwidth
+    minimum = (memory.weights - embedding) / step_time.hardware.memory_bandwidth
     lowest = dict.fromkeys((*ABOUT, WHOLE_STEP), -5.0)
     bound = step_time.vary(lowest)
     (seconds,) = bound.decode_seconds(1, 1000, 1000, 1)
-    assert least < seconds < 1.03 * least
+    assert minimum < seconds < 1.03 * minimum
     assert bound.decode_seconds(3, 300, 100, 20)[7] == bound.seconds(batch(lengths=[107] * 3))
     flops = 2 * 8000 * (step_time.model.parameters - step_time.model.vocabulary * step_time.model.hidden_size * 2)
     assert bound.seconds(batch([(8000, 0)])) > flops / step_time.hardware.flops("fp8")
@@ -161,25 +161,25 @@ def test_the_error_is_that_of_the_measured_chip_format_and_family() -> None:
     """Most of its variance is the whole step's, and each part has at most the rest."""
 
     def deviations(**section: Any) -> dict[str, tuple[float, str]]:
-        return {one.name: (one.deviation or 0.0, one.basis) for one in built(**section).unknowns()}
+        return {single.name: (single.deviation or 0.0, single.basis) for single in built(**section).unknowns()}
 
-    measured, other = deviations(weights="fp8"), deviations(model="qwen3-30b-a3b", weights="fp8")
+    measured, second = deviations(weights="fp8"), deviations(model="qwen3-30b-a3b", weights="fp8")
     group = built_in_efficiency().engine.group("h100-sxm", "fp8", "dense")
     assert group is not None
     assert group.spread < 0.15
     assert measured[WHOLE_STEP] == (pytest.approx(group.spread * STEP_SHARE**0.5), "fitted")
     assert all(deviation <= measured[WHOLE_STEP][0] for deviation, basis in measured.values() if basis == "fitted")
-    assert other[WHOLE_STEP] == (pytest.approx(built_in_efficiency().engine.spread * STEP_SHARE**0.5), "held out")
+    assert second[WHOLE_STEP] == (pytest.approx(built_in_efficiency().engine.spread * STEP_SHARE**0.5), "held out")
 
 
 def test_a_device_that_was_not_measured_is_less_certain_and_says_so() -> None:
-    known, foreign = built(), built(hardware="mi300x")
-    ours, theirs = ({each.name: each for each in model.unknowns()}["linear_kernels"] for model in (known, foreign))
-    assert (ours.basis, theirs.basis) == ("fitted", "held out")
-    assert (theirs.deviation or 0) > (ours.deviation or 0) > 0
+    native, foreign = built(), built(hardware="mi300x")
+    ours, away = ({item.name: item for item in model.unknowns()}["linear_kernels"] for model in (native, foreign))
+    assert (ours.basis, away.basis) == ("fitted", "held out")
+    assert (away.deviation or 0) > (ours.deviation or 0) > 0
     assert any("kernels of mi300x were not measured" in note for note in foreign.notes())
     # Elementwise kernels were measured on one device alone.
-    assert [note for note in known.notes() if "not measured," in note] == [
+    assert [note for note in native.notes() if "not measured," in note] == [
         "kernels of h100-sxm were not measured, others' efficiencies are used: elementwise kernels"
     ]
     assert foreign.measured_deployment().measured is False
@@ -221,14 +221,14 @@ def test_stages_and_messages_sum_to_the_step() -> None:
     four = model_of(pipeline_parallel=4)
     mixed = batch([(700, 300), (64, 0)], lengths=[450] * 20)
     shares = [0.25] * 4
-    found = four.stage_seconds(mixed, shares)
+    result = four.stage_seconds(mixed, shares)
     message = four.send_seconds(mixed.tokens)
     assert message is not None
-    assert sum(found) + 3 * message == pytest.approx(four.seconds(mixed), rel=1e-12)
-    assert found[1] == found[2] < found[3]
-    one = model_of()
-    assert one.stage_seconds(mixed, [1.0]) == [one.seconds(mixed)]
-    assert one.send_seconds(10) is None
+    assert sum(result) + 3 * message == pytest.approx(four.seconds(mixed), rel=1e-12)
+    assert result[1] == result[2] < result[3]
+    single = model_of()
+    assert single.stage_seconds(mixed, [1.0]) == [single.seconds(mixed)]
+    assert single.send_seconds(10) is None
     # A layer is a layer: three quarters of them take three times as long, without the ends.
     long, short = four.stage_seconds(mixed, [0.0, 0.75, 0.25, 0.0])[1:3]
     assert long == pytest.approx(3 * short)
@@ -238,13 +238,13 @@ def test_the_stage_with_the_least_memory_bounds_the_cache() -> None:
     """Three stages have 11, 11 and 10 of 32 layers, and the first has the embedding besides."""
     model, hardware = load_model("llama-3.1-8b"), load_hardware("l40s")
     memory = device_memory(model, hardware, Placement(pipeline_parallel=3))
-    one = device_memory(model, hardware, Placement())
+    single = device_memory(model, hardware, Placement())
     embedding = model.vocabulary * model.hidden_size * 2.0
-    layer = (one.weights - 2 * embedding) / model.layers
+    layer = (single.weights - 2 * embedding) / model.layers
     assert memory.weights == pytest.approx(11 * layer + embedding)
-    assert memory.kv_bytes_per_token == pytest.approx(one.kv_bytes_per_token * 11 / 32)
+    assert memory.kv_bytes_per_token == pytest.approx(single.kv_bytes_per_token * 11 / 32)
     free = [
         0.9 * hardware.memory_capacity - RESERVED - n * layer - e * embedding for n, e in ((11, 1), (11, 0), (10, 1))
     ]
-    tokens = [each / (n * one.kv_bytes_per_token / 32) for each, n in zip(free, (11, 11, 10), strict=True)]
+    tokens = [item / (n * single.kv_bytes_per_token / 32) for item, n in zip(free, (11, 11, 10), strict=True)]
     assert memory.kv_tokens == pytest.approx(min(tokens))

@@ -36,14 +36,14 @@ HEADER = (
 def steps(**columns: Any) -> StepLog:
     """Steps with these columns; the others are of one run, numbered from 0, far apart, without prompts."""
     count = len(next(iter(columns.values())))
-    given = {
+    fields = {
         "run": np.full(count, "r"),
         "workload": np.full(count, "w"),
         "step": np.arange(count) * 10,
         "seconds": np.ones(count),
         **{name: np.zeros(count, dtype=np.int64) for name in ("prompts", "prompt_tokens", "decodes", "kv_tokens")},
     }
-    return StepLog(**{**given, **{name: np.asarray(column) for name, column in columns.items()}})
+    return StepLog(**{**fields, **{name: np.asarray(column) for name, column in columns.items()}})
 
 
 def columns(log: StepLog) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def test_the_covariance_is_what_repeated_fits_show() -> None:
 
 def test_draws_scatter_as_the_covariance_says_and_stay_physical() -> None:
     model, rng = StepRegression(late=False).fit(made_up(noise=0.01)), np.random.default_rng(3)
-    drawn = np.array([coefficients(model.vary(of_the_fit(model, rng))) for _ in range(400)])
+    draws = np.array([coefficients(model.vary(of_the_fit(model, rng))) for _ in range(400)])
     centre, deviation = np.array(coefficients(model)), np.sqrt(np.diag(model.covariance_))
-    assert (np.abs(drawn.mean(axis=0) - centre) < 4 * deviation / 20).all()
-    assert drawn.std(axis=0) / deviation == pytest.approx(1, abs=0.15)
-    assert (drawn >= 0).all()
+    assert (np.abs(draws.mean(axis=0) - centre) < 4 * deviation / 20).all()
+    assert draws.std(axis=0) / deviation == pytest.approx(1, abs=0.15)
+    assert (draws >= 0).all()
     again = StepRegression(late=False).fit(made_up(noise=0.01)).draw(np.random.default_rng(3))
     assert coefficients(again) == coefficients(model.draw(np.random.default_rng(3))) != coefficients(model)
 
@@ -161,8 +161,8 @@ def test_what_the_curve_misses_is_not_taken_for_resident_tokens() -> None:
     prices = np.array([fit.per_kv_token_ for fit in fits])
     assert np.mean([straight(log) for log in logs]) > 42e-9
     assert np.mean(prices) == pytest.approx(27e-9, rel=0.15)
-    held = np.abs(prices - 27e-9) < 1.645 * np.array([np.sqrt(fit.covariance_[3, 3]) for fit in fits])
-    assert 0.8 <= held.mean() <= 1.0
+    covered = np.abs(prices - 27e-9) < 1.645 * np.array([np.sqrt(fit.covariance_[3, 3]) for fit in fits])
+    assert 0.8 <= covered.mean() <= 1.0
 
 
 def test_equal_rows_say_nothing_where_none_are_equal() -> None:
@@ -186,10 +186,10 @@ def test_prompts_that_were_never_logged_cost_a_row_give_or_take_a_factor_of_two(
 def test_a_draw_predicts_like_any_other_and_leaves_its_origin_alone() -> None:
     model = StepRegression(late=False).fit(made_up(noise=0.01))
     before = coefficients(model)
-    drawn = model.draw(np.random.default_rng(0))
-    assert isinstance(drawn, StepRegression)
-    assert coefficients(model) == before != coefficients(drawn)
-    assert drawn.seconds(batch(5, 5000)) == pytest.approx(model.seconds(batch(5, 5000)), rel=0.05)
+    draws = model.draw(np.random.default_rng(0))
+    assert isinstance(draws, StepRegression)
+    assert coefficients(model) == before != coefficients(draws)
+    assert draws.seconds(batch(5, 5000)) == pytest.approx(model.seconds(batch(5, 5000)), rel=0.05)
 
 
 def test_coefficients_are_never_negative() -> None:
@@ -333,12 +333,20 @@ def written(tmp_path: Path, *rows: str) -> Path:
 
 
 def test_a_log_is_read_in_seconds_and_tokens(tmp_path: Path) -> None:
-    read = read_step_log(written(tmp_path, "e,chat,3,17500.5,1,20,90,0.25,1000", "e,chat,9,16000,0,21,0,0.5,1000"))
-    assert read.seconds.tolist() == pytest.approx([17.5005e-3, 16e-3])
-    assert read.kv_tokens.tolist() == [250 * 16, 500 * 16]
-    assert (read.prompts.tolist(), read.prompt_tokens.tolist(), read.decodes.tolist()) == ([1, 0], [90, 0], [20, 21])
-    assert (read.run.tolist(), read.workload.tolist(), read.step.tolist()) == (["e", "e"], ["chat", "chat"], [3, 9])
-    assert read.decode_only.tolist() == [False, True]
+    log = read_step_log(written(tmp_path, "e,chat,3,17500.5,1,20,90,0.25,1000", "e,chat,9,16000,0,21,0,0.5,1000"))
+    assert log.seconds.tolist() == pytest.approx([17.5005e-3, 16e-3])
+    assert log.kv_tokens.tolist() == [250 * 16, 500 * 16]
+    assert (log.prompts.tolist(), log.prompt_tokens.tolist(), log.decodes.tolist()) == (
+        [1, 0],
+        [90, 0],
+        [20, 21],
+    )
+    assert (log.run.tolist(), log.workload.tolist(), log.step.tolist()) == (
+        ["e", "e"],
+        ["chat", "chat"],
+        [3, 9],
+    )
+    assert log.decode_only.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -370,9 +378,9 @@ def test_later_steps_of_a_real_engine(published: StepLog) -> None:
     first, later = published.split(0.5)
     model = StepRegression().fit(first)
     for workload in ("codegen", "general"):
-        chosen = later.where(later.decode_only & (later.workload == workload))
-        assert len(chosen) > 100
-        assert np.median(np.abs(model.predict(chosen) / chosen.seconds - 1)) < 0.02
+        selection = later.where(later.decode_only & (later.workload == workload))
+        assert len(selection) > 100
+        assert np.median(np.abs(model.predict(selection) / selection.seconds - 1)) < 0.02
     every = np.abs(model.errors(later, typical_prompt=8))
     assert len(every) == len(later)
     assert np.median(every) < 0.02
@@ -382,9 +390,9 @@ def test_steps_of_twice_the_fitted_batch(published: StepLog) -> None:
     """Measured when this was written: 2.4 %, and 5.4 % with the price of a token from the whole line."""
     ran = published.executed()
     model = StepRegression(late=False).fit(ran.where(ran.decodes <= 45))
-    asked = ran.where(ran.decodes >= 90)
-    assert len(asked) >= 10
-    assert np.median(np.abs(model.predict(asked) / asked.seconds - 1)) < 0.04
+    query = ran.where(ran.decodes >= 90)
+    assert len(query) >= 10
+    assert np.median(np.abs(model.predict(query) / query.seconds - 1)) < 0.04
     assert model.per_kv_token_ == pytest.approx(80 * 2 * 8 * 128 * 2 / 4 / 3.35e12, rel=0.4)
 
 
